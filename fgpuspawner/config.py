@@ -65,7 +65,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
     c.FGPU.finds_nodes = spawner_class.capabilities.finds_nodes
     found = FGPU.from_config(c).checked()
     _use_hub(c, found, spawner_class)
-    _use_service(c, found, spawner_class.able(c))
+    _use_service(c, found, spawner_class.capabilities)
     if JupyterHub.initialized():
         # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
@@ -101,7 +101,7 @@ def _header(app: Any) -> dict[str, object]:
     return {
         "name": settings.site_name,
         "group_scopes": [admin_of(group) for group in settings.resource_groups()],
-        "pages": navigation.entries(app.spawner_class.able(app.config), admin=True),
+        "pages": navigation.entries(app.spawner_class.capabilities, admin=True),
         "header_css": (STATIC / "header.css").read_text(),
         "header_js": (STATIC / "header.js").read_text(),
     }

@@ -67,7 +67,7 @@ def examined(path: str) -> list[str]:
     with quiet():
         settings, app = checked_like_the_hub(config, path)
     spawner_class: type[QueuedSpawner] = app.spawner_class
-    able = spawner_class.able(config)
+    able = spawner_class.capabilities
     catalogue = load_catalogue(settings.catalogue_path())
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}

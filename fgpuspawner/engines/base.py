@@ -46,8 +46,7 @@ class Capabilities:
     an image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
     are enforced, not only counted. ``apart``: sessions run as users of their own, whom the engine keeps apart;
     ``networks``: also on the network. ``machines``: nodes may be other machines. ``finds_nodes``: the engine says which
-    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found. ``saving_needs``:
-    the setting without which it saves no images.
+    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found.
     """
 
     kind: str
@@ -58,7 +57,6 @@ class Capabilities:
     machines: bool = False
     finds_nodes: bool = False
     saves_images: bool = False
-    saving_needs: str = ""
     fetches_images: bool = False
     warm_pool: bool = False
     queue: WhoseQueue = WhoseQueue.OURS
@@ -66,8 +64,6 @@ class Capabilities:
     @property
     def why_not_saved(self) -> str:
         """Why sessions cannot be saved as images, in words."""
-        if self.saving_needs:
-            return f"sessions cannot be saved as images here until an administrator sets {self.saving_needs}"
         return f"sessions here are {self.kind}, which cannot be saved as images"
 
     def to_json(self) -> str:

@@ -26,7 +26,7 @@ def check_hub(app: Any, settings: FGPU) -> None:
         BadSettings: one line that names the setting and what would work.
     """
     public = urlparse(app.bind_url)
-    able = app.spawner_class.able(app.config)
+    able = app.spawner_class.capabilities
     engines = [spec["name"] for spec in settings.nodes if spec.get("engine")]
     if engines and not able.machines:
         raise BadSettings(
@@ -62,11 +62,6 @@ def check_hub(app: Any, settings: FGPU) -> None:
     for service in app.services:
         if service["name"] == SERVICE and "FGPU_SETTINGS" in service.get("environment", {}):
             _check_given(json.loads(service["environment"]["FGPU_SETTINGS"]), settings)
-            if service["environment"].get("FGPU_ENGINE") != able.to_json():
-                late = app.spawner_class.capabilities.saving_needs
-                raise BadSettings(
-                    f"{late}: set after configure(c), so the service does not know it; set it before"
-                )
     if able.apart and not app.subdomain_host:
         log.warning(
             "All users' servers share the Hub's origin: a page of one user's server can act as its "

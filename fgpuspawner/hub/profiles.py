@@ -85,7 +85,7 @@ def facts_of(
     named = {spec["name"] for spec in settings.nodes} | known.keys()
     return Facts(
         settings=settings,
-        able=spawner_class.able(app.config),
+        able=spawner_class.capabilities,
         bound=app.bind_url,
         # The Hub takes "https:" away where it has no certificate itself. What its proxy has it does not know.
         public=app.public_url

@@ -49,12 +49,11 @@ def entries(
     engine: Capabilities, *, admin: bool, of_group: bool = False, pages: Iterable[Entry] = PAGES
 ) -> tuple[Entry, ...]:
     """Return what the navigation shows, everybody's pages first. ``of_group``: to who administers a resource group."""
-    # To an administrator the page says what to set.
-    saves = engine.saves_images or (admin and bool(engine.saving_needs))
     shown = [
         entry
         for entry in pages
-        if (admin or not entry.admin or (of_group and entry.of_group)) and (saves or not entry.of_saved)
+        if (admin or not entry.admin or (of_group and entry.of_group))
+        and (engine.saves_images or not entry.of_saved)
     ]
     return tuple(sorted(shown, key=lambda entry: entry.admin))
 

@@ -128,11 +128,6 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         raise NotImplementedError
 
     @classmethod
-    def able(cls, config: Config) -> Capabilities:
-        """Return what the engine can do as it is set up: no less than `capabilities`."""
-        return cls.capabilities
-
-    @classmethod
     def set_up(cls, c: Any) -> None:
         """Set in the Hub's configuration what the engine needs there. Blocks.
 

@@ -102,7 +102,7 @@ while :; do sleep 3600 & wait $! || true; done
 '
 
 make_place() {
-    mkdir -p "$run"/{pki,logs,pids,cni,registries,kubelet,containerd}
+    mkdir -p "$run"/{pki,logs,pids,cni,kubelet,containerd}
     ip link add "$bridge" type bridge
     ip addr add "$node_ip/24" dev "$bridge"
     ip link set "$bridge" up
@@ -174,7 +174,7 @@ give_up() {
 }
 
 install_parts() {
-    local packages=(etcd-server containernetworking-plugins gcc libc6-dev iproute2 openssl curl docker-registry) reason
+    local packages=(etcd-server containernetworking-plugins gcc libc6-dev iproute2 openssl curl) reason
     # Docker has it, or brings one of its own, beside which Debian's cannot be.
     command -v containerd >/dev/null || packages+=(containerd)
     # shellcheck disable=SC2034  # packages.sh writes its log there
@@ -312,8 +312,6 @@ state = "$run/containerd/state"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "$run/cni"
-  [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "$run/registries"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 END

@@ -141,9 +141,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-def test_every_decision_has_a_number_of_its_own_in_order() -> None:
+def test_every_decision_has_a_number_of_its_own() -> None:
     names = sorted(path.name for path in (DOCS / "decisions").glob("*.md") if path.name != "README.md")
-    assert [name[:4] for name in names] == [f"{n:04d}" for n in range(1, len(names) + 1)]
+    assert len({name[:4] for name in names}) == len(names)
     for name in names:
         text = (DOCS / "decisions" / name).read_text(encoding="utf-8")
         assert text.startswith(f"# {name[:4]} ")

@@ -112,33 +112,13 @@ def test_a_start_may_take_as_long_as_the_queue_lets_it_also_where_kubespawner_ha
     assert configured(KubernetesFGPUSpawner, c)["start_timeout"] == 3600 + 300 + 60
 
 
-@pytest.mark.parametrize("given", ["fgpu/private", "registry.example.org", "registry.example.org/private:1"])
-def test_a_registry_for_saved_sessions_is_a_host_and_a_repository(given: str, tmp_path: Path) -> None:
-    c = Config()
-    c.KubernetesFGPUSpawner.private_registry = given
-    assert refusal(tmp_path, c).startswith(
-        f"c.KubernetesFGPUSpawner.private_registry is {given!r}; give a host"
+@pytest.mark.parametrize("name", ["private_registry", "registry_credentials", "kai_queue"])
+def test_a_setting_of_pods_that_was_removed_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    c = Config({"KubernetesFGPUSpawner": {name: "x"}})
+    assert refusal(tmp_path, c).startswith(f"c.KubernetesFGPUSpawner.{name} is no longer a setting: ")
+
+
+def test_sessions_in_pods_cannot_be_saved_as_images() -> None:
+    assert KubernetesFGPUSpawner.capabilities.why_not_saved == (
+        "sessions here are pods, which cannot be saved as images"
     )
-    c.KubernetesFGPUSpawner.private_registry = "registry.example.org/private"
-    checked(tmp_path, c)
-
-
-def test_what_the_pages_have_to_know_of_saving_is_set_before_configure(tmp_path: Path) -> None:
-    c = Config()
-    configure(c, runtime="kubernetes", data_dir=str(tmp_path / "data"))
-    c.KubernetesFGPUSpawner.private_registry = "registry.example.org/private"
-    app = JupyterHub(config=c)
-    app.hub = None
-    app.proxy = app.proxy_class(parent=app, app=app)
-    with pytest.raises(BadSettings, match="private_registry: set after configure"):
-        check_hub(app, FGPU.from_config(c).checked())
-
-
-def test_without_a_registry_the_pages_say_what_an_administrator_sets() -> None:
-    assert KubernetesFGPUSpawner.able(Config()).why_not_saved == (
-        "sessions cannot be saved as images here until an administrator sets c.KubernetesFGPUSpawner.private_registry"
-    )
-    private = {"private_registry": "registry.example.org/private"}
-    able = KubernetesFGPUSpawner.able(Config({"KubernetesFGPUSpawner": private}))
-    assert able.saves_images
-    assert not able.saving_needs

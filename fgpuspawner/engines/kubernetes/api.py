@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -18,8 +17,6 @@ from kubernetes_asyncio.config import ConfigException, load_kube_config
 from kubernetes_asyncio.stream import WsApiClient
 from kubernetes_asyncio.stream.ws_client import (
     ERROR_CHANNEL,
-    STDERR_CHANNEL,
-    STDIN_CHANNEL,
     STDOUT_CHANNEL,
     WsResponse,
 )
@@ -46,7 +43,6 @@ NOT_LOGGED_IN, GONE = 401, 410
 RENEWED_EVERY_S = 10.0
 """A token is asked for anew no more often than so: an API that refuses every one is not logged in to for ever."""
 LOOK_EVERY_S = 0.05
-SAID_BYTES = 2**15
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 """What kubectl shows: a row of each object."""
 NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ConfigException)
@@ -68,14 +64,6 @@ class Expired(FGPUError):
     """What was watched is too long ago: it has to be listed again."""
 
     code = "watch_expired"
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """How a command ended that was run in a pod; None where it could not be run. ``words``: the end of its errors."""
-
-    status: int | None
-    words: str = ""
 
 
 def configuration(**settings: Any) -> Configuration:
@@ -323,57 +311,38 @@ class Api:
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
         """Run a command in a pod's container; return its exit status and what it prints, little more than so many bytes.
 
-        ``pod`` is its path in the API."""
-        output = bytearray()
-        status: int | None = None
-        async with contextlib.aclosing(self.printed(pod, container, command)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, bytes):
-                    output += piece
-                else:
-                    status = piece.status
-                if len(output) > most_bytes:
-                    break
-        return Answer(bytes(output[: most_bytes + 1]), status)
-
-    async def printed(
-        self, pod: str, container: str, command: Sequence[str], *, said: bytes | None = None
-    ) -> AsyncGenerator[bytes | Exited]:
-        """Run a command in a pod's container; yield what it prints, as it comes, and at last how it ended.
-
-        ``said`` is given to it; it has to know where that ends. Of a command that could not be run, or whose connection
-        was cut, no status is known, or nothing is said of how it ended."""
+        ``pod`` is its path in the API. A command that could not be run, or whose connection was
+        cut, has no status.
+        """
         token = self._token
         try:
-            channel = await self._opened(pod, container, command, said=said)
+            channel = await self._opened(pod, container, command)
         except Refused as e:
             if e.status != NOT_LOGGED_IN or not self._may_log_in_again(token):
                 raise
-            channel = await self._opened(pod, container, command, said=said)
-        given, words = said or b"", b""
+            channel = await self._opened(pod, container, command)
+        output = bytearray()
+        status: int | None = None
         try:
-            for at in range(0, len(given), SAID_BYTES):
-                await channel.send_bytes(bytes([STDIN_CHANNEL]) + given[at : at + SAID_BYTES])
             async for message in channel:
                 data = message.data if isinstance(message.data, bytes) else str(message.data).encode()
                 if data[:1] == bytes([STDOUT_CHANNEL]):
-                    yield data[1:]
-                elif data[:1] == bytes([STDERR_CHANNEL]):
-                    words = (words + data[1:])[-LONGEST_WORDS:]
+                    output += data[1:]
                 elif data[:1] == bytes([ERROR_CHANNEL]):
-                    yield Exited(_exit_status(data[1:]), words.decode(errors="replace"))
+                    status = _exit_status(data[1:])
+                if len(output) > most_bytes:
+                    break
         except NO_ANSWER as e:
             raise _silent(e) from e
         finally:
             await channel.close()
+        return Answer(bytes(output[: most_bytes + 1]), status)
 
     async def _opened(
-        self, pod: str, container: str, command: Sequence[str], *, said: bytes | None
+        self, pod: str, container: str, command: Sequence[str]
     ) -> aiohttp.ClientWebSocketResponse[Any]:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
-        if said is not None:
-            query.append(("stdin", "true"))
         if self._commands is None:
             self._commands = WsApiClient(self._configuration)
         headers: dict[str, str] = {}

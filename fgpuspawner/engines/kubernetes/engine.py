@@ -10,7 +10,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import Configuration
 
-from fgpu_scheduler import HOLDING, EndCause, Observed, PrivateImage, Queue, Seen, Session
+from fgpu_scheduler import HOLDING, EndCause, Observed, Queue, Seen, Session
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines import marks
@@ -25,15 +25,11 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
     NotBound,
-    SavedImage,
-    SaveSpec,
 )
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
 from fgpuspawner.engines.kubernetes.dialects.base import name_of
-from fgpuspawner.engines.kubernetes.images.registry import Access, Name
-from fgpuspawner.engines.kubernetes.images.saver import ImageSaver
 from fgpuspawner.engines.kubernetes.kept import node_kept, own_kept
 from fgpuspawner.engines.kubernetes.leases import Leases
 from fgpuspawner.engines.kubernetes.mirror import Mirror
@@ -80,7 +76,6 @@ class KubernetesEngine(Engine):
         apart=True,
         machines=True,
         finds_nodes=True,
-        saving_needs="c.KubernetesFGPUSpawner.private_registry",
     )
 
     def __init__(
@@ -92,8 +87,6 @@ class KubernetesEngine(Engine):
         stop_timeout_s: int,
         dialect: Dialect,
         lease_image: str = "",
-        private_registry: Name | None = None,
-        registry_access: Access | None = None,
     ) -> None:
         self._installation = installation
         self._configuration = configuration
@@ -114,16 +107,6 @@ class KubernetesEngine(Engine):
         self._owner = inventory.Owner(installation.id, namespace)
         self._silent = Failures(log, "What runs in the cluster cannot be seen now")
         self._api = Api(configuration)
-        self._saver: ImageSaver | None = None
-        if private_registry is not None:
-            self._saver = ImageSaver(
-                self._api,
-                pods=f"{self._own}/pods",
-                installation=installation.id,
-                target=private_registry,
-                access=registry_access or Access(),
-                architecture_of=self._architecture_of,
-            )
         self._pods: Mirror[Manifest] | None = None
         self._nodes: Mirror[Manifest] | None = None
         self._others: Mirror[inventory.Taken] | None = None
@@ -620,26 +603,3 @@ class KubernetesEngine(Engine):
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         raise EngineSilent(NOT_ASKED)
-
-    # -- images ---------------------------------------------------------------------------------------
-
-    def _architecture_of(self, node_id: str) -> str:
-        node = {} if self._nodes is None else self._nodes.found.get(node_id) or {}
-        return str(((node.get("metadata") or {}).get("labels") or {}).get("kubernetes.io/arch", ""))
-
-    async def save_image(self, spec: SaveSpec) -> SavedImage:
-        if self._saver is None:
-            return await super().save_image(spec)
-        return await self._saver.save(spec)
-
-    async def rename_image(self, image: PrivateImage, reference: str) -> bool:
-        # Pods name it by its digest.
-        return True
-
-    async def delete_image(self, image: PrivateImage) -> None:
-        if self._saver is None:
-            log.warning(
-                "Image %s stays in its registry: %s is empty", image.name, self.capabilities.saving_needs
-            )
-            return
-        await self._saver.delete(image)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubespawner import KubeSpawner
-from traitlets import Enum, Integer, List, Unicode, default
+from traitlets import Enum, Integer, Unicode, default
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.base import Capabilities, EngineSilent, Held, Installation, LaunchFailed, Safeguard
+from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
-from fgpuspawner.engines.kubernetes.images.registry import Access
-from fgpuspawner.engines.kubernetes.images.saver import reference_of, target_of
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.sample import sample_pod
 from fgpuspawner.images.model import Image
@@ -39,7 +36,14 @@ NOT_USED = {
     "services_enabled": "the proxy reaches sessions at their pods' addresses",
 }
 """Settings of KubeSpawner that would be passed over without a word, and what there is in their place."""
-REMOVED = {"kai_queue": 'there is no dialect for KAI-Scheduler; on its nodes use dialect = "lease"'}
+_NOT_SAVED = "sessions in pods cannot be saved as images; build them (docs/kubernetes.md)"
+REMOVED = {
+    "kai_queue": 'there is no dialect for KAI-Scheduler; on its nodes use dialect = "lease"',
+    "private_registry": _NOT_SAVED,
+    "registry_credentials": _NOT_SAVED,
+    "registry_ca_file": _NOT_SAVED,
+    "insecure_registries": _NOT_SAVED,
+}
 """Each setting of an earlier version, and what to do now."""
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
 """Settings that may be functions, and say what a session may do."""
@@ -103,40 +107,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         """
     ).tag(config=True)
 
-    private_registry = Unicode(
-        help="""The repository, with its registry's host, for the images that users save their sessions as. Empty: they
-        cannot save any.
-
-        Set it before ``configure``. Nodes have to be able to fetch from it (``c.KubeSpawner.image_pull_secrets``).
-
-        Example: ``c.KubernetesFGPUSpawner.private_registry = "registry.example.org/fgpu/private"``
-        """
-    ).tag(config=True)
-
-    registry_credentials = Unicode(
-        help="""A file with the registries' passwords, as ``docker login`` writes it, or of a pull secret.
-
-        It is read each time, and must let the Hub push to ``private_registry`` and pull the catalogue's images.
-
-        Example: ``c.KubernetesFGPUSpawner.registry_credentials = "/etc/fgpu/registry/.dockerconfigjson"``
-        """
-    ).tag(config=True)
-
-    registry_ca_file = Unicode(
-        help="""A file with the certificates that registries are trusted by. Empty: those of the system.
-
-        Example: ``c.KubernetesFGPUSpawner.registry_ca_file = "/etc/fgpu/ca.crt"``
-        """
-    ).tag(config=True)
-
-    insecure_registries = List(
-        Unicode(),
-        help="""Hosts of registries that are asked without TLS: everybody between can read and change what is sent.
-
-        Example: ``c.KubernetesFGPUSpawner.insecure_registries = ["10.0.0.5:5000"]``
-        """,
-    ).tag(config=True)
-
     stop_timeout_s = Integer(
         10,
         min=1,
@@ -186,20 +156,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 f"c.FGPU.fgpu_step is less than a whole GPU; with dialect {dialect.name!r} sessions have whole "
                 "devices: use c.FGPU.fgpu_per_gpu = 1 and c.FGPU.fgpu_step = 1"
             )
-
-        private = str(own.get("private_registry") or "")
-        if private and target_of(private) is None:
-            raise BadSettings(
-                f"c.KubernetesFGPUSpawner.private_registry is {private!r}; give a host and a repository without a tag, "
-                'such as "registry.example.org/fgpu/private"'
-            )
-
-    @classmethod
-    def able(cls, config: Config) -> Capabilities:
-        """Return what pods can do, with or without a registry to save them in."""
-        if not configured(cls, config).get("private_registry"):
-            return cls.capabilities
-        return replace(cls.capabilities, saves_images=True, saving_needs="")
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
@@ -278,12 +234,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             cls.reached(installation.config),
             dialect=dialect,
             lease_image=str(own.get("lease_image", "")),
-            private_registry=target_of(str(own.get("private_registry") or "")),
-            registry_access=Access(
-                str(own.get("registry_credentials") or ""),
-                str(own.get("registry_ca_file") or ""),
-                frozenset(own.get("insecure_registries") or ()),
-            ),
             namespace=cls.where(installation.config),
             stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )
@@ -295,7 +245,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
             )
         request = self.session.request
-        self.image = self._named(image)
+        self.image = image.reference
         self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
         self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
         uid = self.uid(self) if callable(self.uid) else self.uid
@@ -310,17 +260,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             user=DEFAULT_USER if uid is None else int(uid),
             stop_timeout_s=self.stop_timeout_s,
         )
-
-    def _named(self, image: Image) -> str:
-        """Return what pods call an image."""
-        if not image.owner:
-            return image.reference
-        if not self.private_registry:
-            raise LaunchFailed(
-                f"{image.slug} is in a registry, and c.KubernetesFGPUSpawner.private_registry is empty; ask an "
-                "administrator"
-            )
-        return reference_of(self.private_registry, image.digest)
 
 
 def _as_api(model: Any) -> Manifest:

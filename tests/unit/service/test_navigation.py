@@ -20,12 +20,6 @@ def test_where_no_session_can_be_saved_no_page_of_saved_images_is_offered() -> N
     assert addresses["containers"] - addresses["local processes"] == {"private-images"}
 
 
-def test_where_an_administrator_could_have_sessions_saved_they_are_offered_the_page_that_says_so() -> None:
-    pods = Capabilities("pods", saving_needs="c.X.registry")
-    offered = {admin: "private-images" in {e.address for e in entries(pods, admin=admin)} for admin in (0, 1)}
-    assert offered == {False: False, True: True}
-
-
 def test_the_current_page_is_found_by_its_own_address_and_by_those_that_belong_to_it() -> None:
     found = {
         path: current(path, SOME) for path in ("", "end/12", "map", "map/0", "admin/queue/3", "mapping", "no")

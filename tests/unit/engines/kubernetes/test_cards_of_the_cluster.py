@@ -77,11 +77,6 @@ def test_libfgpu_is_refused_where_it_could_not_be_told_the_gpu(dialect: str, hol
         check(dialect, isolation="auto")
 
 
-def test_the_queue_of_kai_is_no_longer_a_setting() -> None:
-    with pytest.raises(BadSettings, match=r'kai_queue is no longer a setting: .* use dialect = "lease"'):
-        KubernetesFGPUSpawner.check_settings(Config({"KubernetesFGPUSpawner": {"kai_queue": "lab"}}), FGPU())
-
-
 def test_instances_are_given_whole_so_nobody_may_choose_a_part_of_one() -> None:
     with pytest.raises(BadSettings, match=r"use c.FGPU.fgpu_per_gpu = 1 and c.FGPU.fgpu_step = 1"):
         check("mig", isolation="none")
