@@ -1,14 +1,16 @@
-"""The command ``fgpu status``: capacity, sessions and the queue, as the scheduler's database says."""
+"""The command ``fgpu status``: how Hub and proxy are, and what the scheduler's database says."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fgpu_scheduler import (
     HOLDING,
+    FGPUError,
     Forecast,
     Free,
     Policy,
@@ -18,7 +20,16 @@ from fgpu_scheduler import (
     free,
     outlook,
 )
-from fgpuspawner.cli.command import JsonReport, add_command, add_config_or_db, named, read_only
+from fgpuspawner.cli.command import (
+    JsonReport,
+    Report,
+    add_command,
+    add_config_or_db,
+    named,
+    one_line,
+    read_only,
+)
+from fgpuspawner.cli.units import unit_states
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of
 from fgpuspawner.text.tables import printable, table
@@ -28,18 +39,33 @@ Json = dict[str, Any]
 
 
 def add_to(commands: Any) -> None:
-    about = "Print capacity, sessions and the queue."
-    parser = add_command(commands, run, "status", "capacity, sessions and queue", about)
+    about = "Print whether Hub and proxy run under systemd, capacity, sessions and the queue."
+    parser = add_command(commands, run, "status", "Hub, capacity, sessions and queue", about)
     add_config_or_db(parser)
 
 
 def run(given: argparse.Namespace) -> list[str]:
-    """Return capacity, sessions and queue, as lines or as JSON."""
-    url, policy, settings = named(given)
-    found = read_status(url, policy, now_s=int(time.time()))
-    if settings is not None:
-        found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
-    return JsonReport(found) if given.json else status_lines(found)
+    """Return Hub and proxy, capacity, sessions and queue, as lines or as JSON.
+
+    The status is 1 where the unit of Hub or proxy fails or is stopped.
+    """
+    units = [] if given.db else unit_states()
+    well = all(u.state in ("running", "starting") for u in units)
+    try:
+        url, policy, settings = named(given)
+        found = read_status(url, policy, now_s=int(time.time()))
+        if settings is not None:
+            found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
+        lines = status_lines(found)
+    except FGPUError as e:
+        # A setting that ends the Hub ends this command too. How the units are is then still told.
+        if well:
+            raise
+        found, lines = {"version": 1, "error": one_line(str(e))}, [f"Not known: {one_line(str(e))}"]
+    if units:
+        found["services"] = [asdict(unit) for unit in units]
+        lines = ["Services", *(f"  {unit.words()}" for unit in units), "", *lines]
+    return JsonReport(found, status=not well) if given.json else Report(lines, status=not well)
 
 
 def read_status(url: str, policy: Policy, *, now_s: int) -> Json:

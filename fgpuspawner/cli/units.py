@@ -6,12 +6,77 @@ import contextlib
 import grp
 import os
 import pwd
+import re
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from fgpuspawner.text.tables import printable
 
 HUB, PROXY = "jupyterhub.service", "jupyterhub-proxy.service"
 """As `fgpu setup` writes them."""
+FAILS_WITHIN_S = 60.0
+"""A unit that was restarted and runs for a shorter time is not known to work."""
+LINES = 200
+ERROR = re.compile(r"fgpuspawner: |\[[EC] |[\d:.]+ \[ConfigProxy\] error|\s*[\w.]+(Error|Exception): ")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """How a unit is: "running", "starting", "restarting", "failed" or "stopped"; with the reason where it is known."""
+
+    name: str
+    state: str
+    restarts: int = 0
+    reason: str = ""
+
+    def words(self) -> str:
+        """Return the state as one line."""
+        times = f" ({self.restarts} time{'s' * (self.restarts != 1)})" if self.restarts else ""
+        why = f": {self.reason}" if self.reason else ""
+        if self.state == "failed":
+            name = self.name.removesuffix(".service")
+            why += f"; systemd tries no more. Mend it, then: systemctl reset-failed {name}; systemctl start {name}"
+        return f"{self.name}: {self.state}{times}{why}"
+
+
+def unit_states() -> list[UnitState]:
+    """Return how the units of Hub and proxy are; empty where systemd has none of them."""
+    return [_state(name, found) for name in (HUB, PROXY) if (found := unit(name))]
+
+
+def _state(name: str, found: Mapping[str, str]) -> UnitState:
+    restarts, active = int(found["NRestarts"]), found["ActiveState"]
+    runs_s = time.monotonic() - int(found["ActiveEnterTimestampMonotonic"]) / 1e6
+    if active == "active" and not (restarts and runs_s < FAILS_WITHIN_S):
+        return UnitState(name, "running", restarts)
+    if active == "activating" and not restarts and found["SubState"] != "auto-restart":
+        return UnitState(name, "starting")
+    if active not in ("active", "activating", "failed"):
+        return UnitState(name, "stopped")
+    killed = found["Result"] not in ("success", "exit-code")
+    reason = f"ended, as systemd says, by {found['Result']}" if killed else _last_error(name)
+    return UnitState(name, "failed" if active == "failed" else "restarting", restarts, reason)
+
+
+def _last_error(name: str) -> str:
+    """Return the last error that a unit's programs logged, or else their last line; empty where it cannot be read."""
+    words = [
+        "journalctl",
+        f"_SYSTEMD_UNIT={name}",
+        "--output=cat",
+        "--no-pager",
+        "--quiet",
+        f"--lines={LINES}",
+    ]
+    with contextlib.suppress(FileNotFoundError):
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+        lines = [COLOURS.sub("", line).strip() for line in reversed(done.stdout.splitlines())]
+        return printable(next((line for line in lines if ERROR.match(line)), lines[0] if lines else ""))
+    return ""
 
 
 def unit(name: str) -> dict[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import socket
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -77,6 +79,9 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         level=logging.ERROR,
     )
     runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+    runtime.background.run(
+        _tell_systemd(app, os.environ.pop("NOTIFY_SOCKET", "")), failed="systemd is not told"
+    )
 
 
 def _note_the_end(app: Any, runtime: Runtime) -> None:
@@ -155,3 +160,11 @@ async def _bound_bodies(app: Any) -> None:
     # Its application is made when it is about to serve.
     await asyncio.shield(app._start_future)
     bound_bodies(app.tornado_application)
+
+
+async def _tell_systemd(app: Any, address: str) -> None:
+    """Tell systemd that the Hub answers, if its unit is of ``Type=notify``."""
+    await asyncio.shield(app._start_future)
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.sendto(b"READY=1", address.replace("@", "\0", 1))

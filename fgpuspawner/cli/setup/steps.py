@@ -19,6 +19,7 @@ from fgpuspawner.cli.setup.answers import Answers, to_json
 from fgpuspawner.cli.setup.files import CONFIG, DAEMON, FIREWALL, HUB, PROXY, File, units
 from fgpuspawner.cli.setup.machine import Machine
 from fgpuspawner.cli.setup.record import Record, digest
+from fgpuspawner.cli.units import unit_states
 
 AS_IT_IS, KEEP = "as it is", "keep"
 UP_WITHIN_S = 120
@@ -237,7 +238,13 @@ class Setup:
         def start() -> None:
             self.machine.systemctl("enable", unit)
             if self.machine.is_real:
-                self.machine.systemctl("restart", unit)
+                # Else one that failed too often is not started.
+                self.machine.tried("systemctl", "reset-failed", unit)
+                if self.machine.tried("systemctl", "restart", unit).returncode:
+                    said = next(
+                        (u.words() for u in unit_states() if u.name == unit), f"{unit} does not start"
+                    )
+                    raise BadSettings(f"{said}; then run fgpu setup again")
                 if unit == HUB:
                     until_up(answers)
 

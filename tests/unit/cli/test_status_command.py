@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +221,80 @@ def test_what_the_database_says_is_told_and_changed_also_while_the_engine_is_dow
     config = ("--config", str(path))
     assert fgpu(capsys, "status", *config)[0] == 0
     assert fgpu(capsys, "node", "local", "cordon", *config)[0] == 0
+
+
+SYSTEMCTL = """#!/bin/sh
+case "$2" in
+jupyterhub.service) printf '{hub}';;
+*) printf 'LoadState=not-found\\nActiveState=inactive\\n';;
+esac
+"""
+JOURNAL = """#!/bin/sh
+cat <<'END'
+[E 2026-11-23 23:32:09 fgpu] The database cannot be read
+fgpuspawner: \x1b[31mc.FGPU.fgpu_per_gpu\x1b[0m is 0; one GPU must be worth more than 0 fGPU, such as 2
+[I 2026-11-23 23:33:08 JupyterHub app:12] Bye
+END
+"""
+WHY = "fgpuspawner: c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2"
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "result", "restarts", "ran_s", "said"),
+    [
+        ("active", "running", "success", 0, 2, "running"),
+        ("active", "running", "success", 1, 3600, "running (1 time)"),
+        ("active", "running", "success", 5, 2, f"restarting (5 times): {WHY}"),
+        ("activating", "start", "success", 0, 0, "starting"),
+        ("activating", "start", "success", 5, 0, f"restarting (5 times): {WHY}"),
+        ("activating", "auto-restart", "exit-code", 0, 0, f"restarting: {WHY}"),
+        (
+            *("activating", "auto-restart", "oom-kill", 2, 0),
+            "restarting (2 times): ended, as systemd says, by oom-kill",
+        ),
+        ("inactive", "dead", "success", 0, 0, "stopped"),
+        (
+            *("failed", "failed", "exit-code", 60, 0),
+            f"failed (60 times): {WHY}; systemd tries no more. Mend it, then: systemctl reset-failed jupyterhub; "
+            "systemctl start jupyterhub",
+        ),
+    ],
+)
+def test_status_says_whether_the_hubs_unit_runs_and_why_it_does_not(
+    active: str,
+    sub: str,
+    result: str,
+    restarts: int,
+    ran_s: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # No systemd runs where tests do: what it says is in its own form.
+    since = int((time.monotonic() - ran_s) * 1e6)
+    hub = f"LoadState=loaded\\nActiveState={active}\\nSubState={sub}\\nResult={result}\\nNRestarts={restarts}\\n"
+    hub += f"ActiveEnterTimestampMonotonic={since}\\n"
+    for name, text in (("systemctl", SYSTEMCTL.replace("{hub}", hub)), ("journalctl", JOURNAL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "data").mkdir()
+    filled(f"sqlite:///{tmp_path}/data/fgpu.sqlite")
+    config = Path(write_config(tmp_path))
+    status, out, _ = fgpu(capsys, "status", "--config", str(config))
+    assert out.startswith(f"Services\n  jupyterhub.service: {said}\n\nSIMULATED")
+    assert status == (0 if said.startswith(("running", "starting")) else 1)
+    (found,) = json.loads(fgpu(capsys, "status", "--config", str(config), "--json")[1])["services"]
+    assert found["restarts"] == restarts
+    # What ends the Hub can keep the command from reading more; it tells what it knows.
+    config.write_text(config.read_text().replace("configure(c,", "configure(c, fgpu_per_gpu=0,"))
+    if status:
+        status, out, _ = fgpu(capsys, "status", "--config", str(config))
+        assert (status, out.split("\n\n")) == (
+            1,
+            [
+                f"Services\n  jupyterhub.service: {said}",
+                f"Not known: {WHY.removeprefix('fgpuspawner: ')}\n",
+            ],
+        )
