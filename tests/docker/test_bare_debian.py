@@ -44,7 +44,15 @@ def test_every_line_of_the_page_works_and_leads_to_a_students_first_cell(bare: B
     print(*(f"{step.seconds:7.1f} s  {step.line}" for step in steps), sep="\n")
     assert bare.a_cell_of("ann", "__import__('os').environ['FGPU_AMOUNT']") == "'0.5'"
     assert bare.root("systemctl", "--failed", "--quiet", "--no-legend").strip() == ""
-    checked = bare.root(
-        "/opt/fgpu/bin/fgpu", "services", "status", "--config", "/etc/jupyterhub/jupyterhub_config.py"
-    )
-    assert "hub" in checked
+    fgpu, config = "/opt/fgpu/bin/fgpu", "/etc/jupyterhub/jupyterhub_config.py"
+    assert "jupyterhub.service: running\n" in bare.root(fgpu, "status", "--config", config)
+    # What root restores is the Hub's: it starts.
+    bare.root(fgpu, "backup", "/root/backup.tar.gz", "--config", config)
+    bare.root("systemctl", "stop", "jupyterhub")
+    bare.root(fgpu, "restore", "/root/backup.tar.gz", "--config", config)
+    bare.root("systemctl", "start", "jupyterhub", "fgpu-backup")
+    # A Hub that cannot start is told as such, with the reason.
+    bare.root("sed", "--in-place", 's/fgpu_per_gpu="2"/fgpu_per_gpu="0"/', config)
+    bare.root("sh", "-c", "! systemctl restart jupyterhub")
+    said = bare.root("sh", "-c", f"! {fgpu} status --config {config}")
+    assert "jupyterhub.service: restarting: fgpuspawner: c.FGPU.fgpu_per_gpu is 0; " in said
