@@ -421,9 +421,17 @@ class Engine(Launcher):
 
     @abstractmethod
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self,
+        session: Session,
+        command: Sequence[str],
+        *,
+        told: Mapping[str, str],
+        timeout_s: float,
+        as_other_user: bool = False,
     ) -> Answer:
         """Run one of the probes within the session and return what it prints. Cancelled, it may take its time.
+
+        ``as_other_user``: as a user whose processes the session cannot signal, where the engine can do that.
 
         Raises:
             LaunchFailed: it could not be run at all.

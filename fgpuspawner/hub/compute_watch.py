@@ -1,10 +1,10 @@
-"""Who computes without libfgpu: what the driver says of a session's processes, against libfgpu's account of them.
+"""Finds processes that compute without libfgpu: compares the driver's samples with libfgpu's account of the session.
 
-Neither says enough alone. Whom libfgpu holds may be above the share for a while: kernels of seconds, what is lent. Who
-has no slot may compute nothing. So the account is asked for only where a session computed more than its share, and only
-processes without a slot count against it, or with one that could not read its changed limits. To ask takes a program
-that is started in a container, so what is answered is believed: of processes that each look has seen since, and each time
-twice as long.
+Neither says enough alone. A process that libfgpu holds may be above the share for a while: kernels of seconds, lent
+compute. A process without a slot may compute nothing. So the account is asked for only where a session computed more
+than its share, and then each process must be proved to be held: it has a slot, or it had one and has ended. The others
+count against the session, and so does a session that does not answer. To ask takes a program that is started in a
+container, so an answer is believed for a while: of processes that each look has seen since, and each time twice as long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fgpuspawner.isolation.drivers import Place
 from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.looks import Look, running_on
 from fgpuspawner.isolation.nvml_reader import DeviceUse
-from fgpuspawner.isolation.report import Slots
+from fgpuspawner.isolation.report import BadReport, Slots
 
 log = logging.getLogger("fgpu.watchdog")
 
@@ -31,15 +31,18 @@ TOLERANCE_PERCENT = 10
 STRIKE_AFTER_S = 5.0
 """From one strike to the next, and until the look after one."""
 LOOKS_EVERY_S = 5
-"""As a mean: no two looks are further apart than four times that, so that who is around is ended within 30 s."""
+"""As a mean. No two looks are further apart than four times that, so a program without libfgpu is ended within 30 s."""
 BELIEVED_S = 60.0
-"""At most, of what a session's account said; at first as long as it takes to the next look. As long may one who was held
-compute around libfgpu by executing another program."""
-MOST_PROCESSES = 256
-"""Of one session: those that computed most."""
+"""The longest that an answer is believed; the first one until the next look. For so long a process that libfgpu held can
+compute without it, by executing another program."""
+MOST_PROCESSES = 1024
+"""Processes of one session that are asked for: those that computed most. The others must have a slot."""
 
 Ask = Callable[[Session, Sequence[int]], Awaitable[Slots]]
-"""Returns who of a session holds a slot, and which of these of its processes run."""
+"""Returns which processes of a session hold a slot, and which of these run.
+
+Raises BadReport where the session itself kept it from being told, and other FGPUErrors otherwise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,15 @@ class Computed:
     share: int
     percents: Mapping[int, float]
 
+    @property
+    def percent(self) -> int:
+        """All of them together, of the GPU."""
+        return round(min(100.0, sum(self.percents.values())))
+
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Processes of a session that compute without libfgpu, so that it gets more than its share."""
+    """Processes of a session that are not proved to be held by libfgpu, and compute more than its share."""
 
     uuid: str
     percent: int
@@ -97,11 +105,47 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A session that computes more than its share, and did not answer which of its processes libfgpu holds."""
+
+    computed: Computed
+    why: str
+
+    @property
+    def _amounts(self) -> str:
+        return (
+            f"{self.computed.percent} % of GPU {self.computed.uuid} with a share of {self.computed.share} %"
+        )
+
+    @property
+    def words(self) -> str:
+        """What it does, for the log."""
+        return f"computed {self._amounts}, and does not tell whether libfgpu holds it: {self.why}"
+
+    @property
+    def advice(self) -> tuple[str, str, str]:
+        """What its owner is told at a strike."""
+        return (
+            f"this session computed {self._amounts}, and the check of its programs got no answer ({self.why})",
+            "so",
+            "End programs that stop other programs, or that leave no processor time or memory for others",
+        )
+
+    @property
+    def ended(self) -> str:
+        """What its owner is told when it was ended."""
+        return (
+            f"your session was ended because it computed {self._amounts}, and the check of its programs got no answer "
+            f"({self.why}), also after a warning"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Believed:
-    """Of whom of a session it is believed until when that libfgpu holds them."""
+    """Processes of a session of which it is believed, until an instant, that libfgpu holds them."""
 
     placement: Placement
-    slots: frozenset[int]
+    held: frozenset[int]
     for_s: float
     until_s: float
 
@@ -139,21 +183,16 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
 
 
 def around(
-    computed: Computed,
-    *,
-    slots: Collection[int],
-    running: Collection[int],
-    behind: Collection[int] = frozenset(),
+    computed: Computed, *, held: Collection[int], behind: Collection[int] = frozenset()
 ) -> Around | None:
-    """Return who computed without a slot, if that made it too much. Pure.
+    """Return the processes that are not proved to be ``held``, if these made it too much. Pure.
 
-    What is held counts as the share at most. Who has ended has given its slot back. Who is ``behind`` is not in
-    ``slots``.
+    What is held counts as the share at most. A process that is ``behind`` is not in ``held``.
     """
-    without = {p: sm for p, sm in computed.percents.items() if p in running and p not in slots}
+    without = {p: sm for p, sm in computed.percents.items() if p not in held}
     alone = sum(without.values())
-    held = min(computed.share, sum(computed.percents.values()) - alone)
-    if alone + held <= computed.share + TOLERANCE_PERCENT:
+    by_libfgpu = min(computed.share, sum(computed.percents.values()) - alone)
+    if alone + by_libfgpu <= computed.share + TOLERANCE_PERCENT:
         return None
     pids = tuple(sorted(without))
     return Around(computed.uuid, round(alone), computed.share, pids, behind=any(p in behind for p in pids))
@@ -179,7 +218,7 @@ class ComputeWatch:
         self._silent: set[str] = set()
 
     async def saw(self, look: Look, live: Sequence[Session]) -> None:
-        """Ask who is held, of sessions that computed too much. A session that does not answer keeps nobody waiting."""
+        """Ask the sessions that computed too much which processes are held. None waits for another's answer."""
         self._judge.keep(live)
         self._believed = {s.id: self._believed[s.id] for s in live if s.id in self._believed}
         there = running_on(look.devices, live)
@@ -213,24 +252,24 @@ class ComputeWatch:
             for process in use.processes
             if look.owners.get(process.pid) == session.id
         }
-        self._believed[session.id] = replace(believed, slots=believed.slots & seen)
+        self._believed[session.id] = replace(believed, held=believed.held & seen)
 
     def _is_believed(self, session: Session, look: Look, computed: Sequence[Computed]) -> bool:
-        """Return whether libfgpu holds all that made it too much, by an answer that is still believed."""
+        """Return whether an earlier answer, still believed, proves that libfgpu holds what made it too much."""
         believed = self._believed.get(session.id)
         return (
             believed is not None
             and believed.placement == session.placement
             and look.at_s < believed.until_s
-            and all(around(one, slots=believed.slots, running=one.percents) is None for one in computed)
+            and all(around(one, held=believed.held) is None for one in computed)
         )
 
-    def _believe(self, session: Session, look: Look, slots: frozenset[int]) -> None:
+    def _believe(self, session: Session, look: Look, held: frozenset[int]) -> None:
         before = self._believed.get(session.id)
         again = before is not None and before.placement == session.placement and look.at_s >= before.until_s
         for_s = min(BELIEVED_S, 2 * before.for_s) if before is not None and again else LOOKS_EVERY_S
         assert session.placement is not None
-        self._believed[session.id] = Believed(session.placement, slots, for_s, look.at_s + for_s)
+        self._believed[session.id] = Believed(session.placement, held, for_s, look.at_s + for_s)
 
     async def _look_closer(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
         try:
@@ -241,8 +280,11 @@ class ComputeWatch:
     async def _judge_closely(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
         asked = sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES]
+        offence: Around | Unanswered | None
         try:
             found = await self._ask(session, asked)
+        except BadReport as e:
+            offence = Unanswered(computed[0], str(e))
         except FGPUError as e:
             log.warning(
                 "Session %d computes more than its share, and it cannot be told whether around libfgpu: %s",
@@ -251,12 +293,12 @@ class ComputeWatch:
             )
             await self._judge.judge(session.id, look.at_s, None, known=False)
             return
-        behind = frozenset(found.behind)
-        slots = frozenset(found.slots) - behind
-        offences = (around(one, slots=slots, running=found.running, behind=behind) for one in computed)
-        offence = next((o for o in offences if o is not None), None)
+        else:
+            behind = frozenset(found.behind)
+            held = (frozenset(found.slots) | frozenset(found.lately) - frozenset(found.running)) - behind
+            offence = next((o for one in computed if (o := around(one, held=held, behind=behind))), None)
         if offence is None:
-            self._believe(session, look, slots.intersection(asked))
+            self._believe(session, look, held.intersection(asked))
         else:
             self._believed.pop(session.id, None)
         await self._judge.judge(session.id, look.at_s, offence, known=True)

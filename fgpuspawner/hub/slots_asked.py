@@ -1,4 +1,4 @@
-"""Asking whom of a session libfgpu counts: inside its container, or here of what is a local process."""
+"""Asks which processes of a session libfgpu counts: inside its container, or here if it is a local process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fgpu_scheduler import Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
-from fgpuspawner.engines.base import Engine
+from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN
 from fgpuspawner.isolation.facts import clean_environment
 from fgpuspawner.isolation.manager import Isolation
@@ -19,10 +19,11 @@ WITHIN_S = 20
 
 
 async def slots_of(engine: Engine, isolation: Isolation, session: Session, processes: Sequence[int]) -> Slots:
-    """Return who of a session holds a slot of libfgpu's account, and which of these processes run.
+    """Return which processes of a session hold a slot of libfgpu's account, and which of ``processes`` run.
 
     Raises:
-        BadReport, LaunchFailed: it cannot be told.
+        BadReport: the probe was started in the session, and gave no report in time.
+        LaunchFailed, EngineSilent: the engine did not start it.
     """
     nonce, own = secrets.token_hex(16), isolation.folder(session.id)
     inside = engine.capabilities.own_root
@@ -31,11 +32,13 @@ async def slots_of(engine: Engine, isolation: Isolation, session: Session, proce
     try:
         async with asyncio.timeout(WITHIN_S):
             if inside:
-                answer = await engine.probe(session, command, told={}, timeout_s=WITHIN_S)
+                answer = await engine.probe(session, command, told={}, timeout_s=WITHIN_S, as_other_user=True)
             else:
                 answer = await in_a_thread_of_its_own(_run, [str(own / command[0]), *command[1:]])
     except (OSError, subprocess.SubprocessError) as e:
         # TimeoutError is an OSError.
+        if engine.is_away(session):
+            raise EngineSilent("its machine does not answer") from e
         raise BadReport(f"the account of libfgpu could not be asked for ({e or 'no answer in time'})") from e
     return read_slots(answer, nonce)
 

@@ -125,7 +125,9 @@ def compare(look: Look, allowances: Mapping[int, Mapping[str, Allowance]], *, to
             elif session_id in allowances:
                 if process.used_bytes is None:
                     unknown.add(session_id)
-                used.setdefault(session_id, []).append(process.used_bytes or 0)
+                # One that has ended holds nothing, and is allowed nothing for its context.
+                if process.used_bytes != 0:
+                    used.setdefault(session_id, []).append(process.used_bytes or 0)
         for session_id, amounts in sorted(used.items()):
             own = allowances[session_id].get(uuid, Allowance(0))
             allowed_mib = own.limit_mib + tolerance_mib + own.context_mib * len(amounts)

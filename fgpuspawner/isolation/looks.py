@@ -67,6 +67,8 @@ class Looks:
         self._wanted: Mapping[Place, frozenset[int]] = {}
         self._hurried: set[Place] = set()
         self._due_at_s: dict[Place, float] = {}
+        self._owners: dict[Place, Mapping[int, int]] = {}
+        """Those of the last look: of a process that has ended since, nothing else tells the session."""
         self._threads: dict[Place, threading.Thread] = {}
         self._closed = False
 
@@ -162,7 +164,9 @@ class Looks:
                 return Look(place, time.monotonic(), dict.fromkeys(uuids, words), {})
             found = self._drivers.reader(place).look_here(uuids, since_us)
             uses = [use for use in found.values() if isinstance(use, DeviceUse)]
-            owners = self._drivers.owners(place, sorted({p.pid for use in uses for p in use.processes}))
+            pids = sorted({p.pid for use in uses for p in use.processes})
+            known = {**self._owners.get(place, {}), **self._drivers.owners(place, pids)}
+            owners = self._owners[place] = {pid: known[pid] for pid in pids if pid in known}
         except FGPUError as e:
             found = dict.fromkeys(uuids, str(e))
         except Exception as e:

@@ -130,6 +130,8 @@ class Nvml:
         self.watched: dict[str, ctypes.c_void_p] = {}
         """Of each device whose errors are listened for, what they come to."""
         self.failing: set[str] = set()
+        self.named: dict[int, tuple[int, str | None]] = {}
+        """What `process_named` found of the processes of the last look: they may have ended by the next one."""
         self.begun_s = 0.0
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
@@ -199,6 +201,8 @@ class Nvml:
                 found[uuid] = self.looked_at(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
             except NvmlFailed as e:
                 found[uuid] = {"error": str(e)}
+        seen = {process[0] for device in found.values() for process in device.get("processes", ())}
+        self.named = {pid: named for pid, named in self.named.items() if pid in seen}
         failing = {uuid for uuid, device in found.items() if "error" in device}
         if failing and (failing != self.failing or time.monotonic() > self.begun_s + AGAIN_S):
             # Not each time: one GPU that is lost would keep the errors of all others from being heard.
@@ -330,10 +334,9 @@ class Nvml:
         status = int(getattr(self.library, name)(handle, ctypes.byref(counted)))
         return counted.value if status == 0 else None
 
-    @staticmethod
-    def process_named(pid: int) -> tuple[int, str | None]:
+    def process_named(self, pid: int) -> tuple[int, str | None]:
         """Return a process's number in its own namespace, as its session sees it, and its name."""
-        inner, name = pid, None
+        inner, name = self.named.get(pid, (pid, None))
         try:
             with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -344,6 +347,7 @@ class Nvml:
                         inner = int(rest.split()[-1])
         except (OSError, ValueError, IndexError):
             pass
+        self.named[pid] = inner, name
         return inner, name
 
     def listed(self, kind: str, handle: ctypes.c_void_p) -> list[Any]:

@@ -112,11 +112,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Whose slots in libfgpu's account are held, and which of the processes that were asked for run.
+    """Which processes hold a slot in libfgpu's account, and which of those that were asked for run.
 
-    Who is ``behind`` could not read its changed limits, and computes by those of before.
-    ``amounts`` have of such a process its number, and what it was charged of each device, in bytes. ``held`` is what all
-    of them hold of each device; nothing where nobody has allocated yet.
+    ``lately``: those asked for that took a slot lately, and may have ended. A process that is ``behind`` could not read
+    its changed limits, and computes by its earlier ones. ``amounts`` has a row for each process: its number, and the
+    bytes that it was charged of each device. ``held`` is the sum of all of them for each device; empty without account.
     """
 
     probe: Literal[1]
@@ -125,6 +125,7 @@ class Slots:
     amounts: tuple[tuple[Number, ...], ...] = ()
     held: tuple[Number, ...] = ()
     behind: tuple[Number, ...] = ()
+    lately: tuple[Number, ...] = ()
     nonce: object = None
 
 

@@ -295,7 +295,10 @@ static int claim_with(struct region *region, int descriptor) {
            !atomic_compare_exchange_weak(&region->high_water, &water, (uint64_t)slot + 1))
         ;
     atomic_store(&region->owner[slot].namespace, pid_namespace());
-    atomic_store(&region->owner[slot].pid, (uint32_t)syscall(SYS_getpid));
+    uint32_t pid = (uint32_t)syscall(SYS_getpid);
+    atomic_store(&region->owner[slot].pid, pid);
+    /* When it has ended, this still says that it was counted. */
+    atomic_store(&region->lately[atomic_fetch_add(&region->started, 1) % REGION_LATELY], pid);
     return slot;
 }
 

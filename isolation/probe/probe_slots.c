@@ -3,6 +3,7 @@
 
 #include "../libfgpu/region.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -114,21 +115,51 @@ static void tell_held(struct json *json, int descriptor)
     }
 }
 
-/* It has memory of its own: neither ended, nor being taken apart, which with a GPU can take a while. */
-static bool runs(unsigned long process)
+static bool has_memory(const char *path)
 {
-    char path[64];
     unsigned long pages = 0;
-    FILE *file;
+    FILE *file = fopen(path, "re");
 
-    snprintf(path, sizeof(path), "/proc/%lu/statm", process);
-    file = fopen(path, "re");
     if (file == NULL)
         return false;
     if (fscanf(file, "%lu", &pages) != 1)
         pages = 0;
     fclose(file);
     return pages > 0;
+}
+
+/* Whether one of its threads has memory: otherwise it has ended, or is being taken apart, which with a GPU can take a
+ * while. Its first thread may have ended before the others. */
+static bool runs(unsigned long process)
+{
+    char path[64];
+    const struct dirent *thread;
+    bool found = false;
+    DIR *threads;
+
+    snprintf(path, sizeof(path), "/proc/%lu/task", process);
+    threads = opendir(path);
+    while (threads != NULL && !found && (thread = readdir(threads)) != NULL) {
+        snprintf(path, sizeof(path), "/proc/%lu/task/%.20s/statm", process, thread->d_name);
+        found = has_memory(path);
+    }
+    if (threads != NULL)
+        closedir(threads);
+    return found;
+}
+
+/* Of the processes asked for, those that took a slot lately, whether they still run or not. */
+static void tell_lately(struct json *json, int descriptor, const char *processes)
+{
+    static uint32_t lately[REGION_LATELY];
+
+    if (pread(descriptor, lately, sizeof(lately), offsetof(struct region, lately)) != (ssize_t)sizeof(lately))
+        return;
+    for (unsigned i = 0; i < REGION_LATELY; i++)
+        if (lately[i] != 0 && is_asked(processes, lately[i])) {
+            json_next(json);
+            json_number(json, lately[i]);
+        }
 }
 
 /* The slots come first: who gives its slot back in between has ended by then. */
@@ -160,6 +191,11 @@ void probe_slots(struct json *json, const struct options *options)
         rest = end + strcspn(end, ",");
         rest += *rest == ',';
     }
+    json_raw(json, "]");
+    json_name(json, "lately");
+    json_raw(json, "[");
+    if (descriptor >= 0)
+        tell_lately(json, descriptor, options->processes);
     json_raw(json, "]");
     json_name(json, "amounts");
     json_raw(json, "[");

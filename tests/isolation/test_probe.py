@@ -249,7 +249,7 @@ def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(session_fold
 
 
 LAUNCH = """
-import ctypes, os, sys
+import ctypes, os, sys, threading
 cuda = ctypes.CDLL("libcuda.so.1")
 context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 text = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin_1us()\\n{\\nret;\\n}\\n"
@@ -260,13 +260,18 @@ assert cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(32
 assert cuda.cuModuleLoadData(ctypes.byref(module), text) == 0
 assert cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_1us") == 0
 assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
-print("launched", flush=True)
-sys.stdin.read()
+def rest():
+    print("launched", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=rest).start()
+# The first thread alone ends: SYS_exit.
+ctypes.CDLL(None).syscall(60, 0)
 """
 
 
 @pytest.mark.parametrize("libfgpu", [True, False], ids=["with libfgpu", "without"])
-def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
+def test_a_program_runs_though_its_first_thread_has_ended_and_has_a_slot_only_with_libfgpu(
     session_folder: Folder, libfgpu: bool
 ) -> None:
     folder = session_folder(devices=[(UUID, 2048)], compute_percent=25, mode="memory+compute", slots="0-25")
@@ -275,6 +280,8 @@ def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
     with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"launched\n"
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            pass
         asked = [
             "--nonce",
             "n",
@@ -290,6 +297,7 @@ def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
             "slots": [child.pid] if libfgpu else [],
             "behind": [],
             "running": [child.pid, 1],
+            "lately": [child.pid] if libfgpu else [],
             "amounts": [[child.pid, 32 << 20, *[0] * 15]] if libfgpu else [],
             "held": [32 << 20 if libfgpu else 0, *[0] * 15],
         }

@@ -279,6 +279,10 @@ class Containers:
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
         """Return the session of each process of the engine's machine that is in one of this installation's containers."""
         filters = {"label": f"{LABEL}.installation={self.installation}"}
+        # Before the engine is asked: a process may end meanwhile.
+        cgroups = (
+            {} if self._elsewhere else {pid: text for pid in pids if (text := _cgroup_of(pid)) is not None}
+        )
         try:
             sessions = {
                 entry["Id"]: named[0]
@@ -286,15 +290,8 @@ class Containers:
                 if (named := self._named(entry)) is not None
             }
             found: dict[int, int] = {}
-            elsewhere: set[int] = set()
-            if self._elsewhere:
-                elsewhere.update(pids)
-            for pid in () if self._elsewhere else pids:
-                try:
-                    text = Path(f"/proc/{pid}/cgroup").read_text()
-                except OSError:
-                    elsewhere.add(pid)
-                    continue
+            elsewhere = set(pids) - set(cgroups)
+            for pid, text in cgroups.items():
                 own = next((i for i in container_ids(text) if i in sessions), None)
                 if own is not None:
                     found[pid] = sessions[own]
@@ -383,6 +380,13 @@ def numbers_are_the_hosts() -> bool:
         return os.readlink("/proc/self/ns/pid") == HOSTS_PROCESSES
     except OSError:
         return False
+
+
+def _cgroup_of(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return None
 
 
 def container_ids(cgroup: str) -> list[str]:

@@ -61,6 +61,8 @@ from fgpuspawner.settings.nodes import Machine
 
 log = logging.getLogger("fgpu.docker")
 
+OTHER_USER = "65533:65533"
+"""Of no image. Docker's user namespaces have numbers below 65536 only."""
 DOES_NOT_ANSWER = "the Docker engine does not answer"
 
 
@@ -324,7 +326,13 @@ class DockerEngine(Engine):
         return daemon is not None and not daemon.answers
 
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self,
+        session: Session,
+        command: Sequence[str],
+        *,
+        told: Mapping[str, str],
+        timeout_s: float,
+        as_other_user: bool = False,
     ) -> Answer:
         daemon = self.fleet.of(session)
         program, *rest = command
@@ -335,6 +343,7 @@ class DockerEngine(Engine):
             daemon.containers.name(session),
             [f"{IN_CONTAINER}/{program}", *rest],
             environment=told,
+            user=OTHER_USER if as_other_user else "",
             most_bytes=LARGEST_BYTES,
         )
         try:

@@ -1,4 +1,4 @@
-"""Who computes around libfgpu: warned and ended, and nobody whom it holds, or of whom that is not known."""
+"""Sessions that compute without libfgpu are warned and ended; those that libfgpu holds never are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share, ShareMode
+from fgpu_scheduler import EndCause, FGPUError, Placement, Request, Session, SessionState, Share, ShareMode
+from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
 from fgpuspawner.isolation.drivers import Place
 from fgpuspawner.isolation.looks import Look
@@ -35,14 +36,15 @@ def computing(*percents: tuple[int, float | None]) -> DeviceUse:
 
 
 class World:
-    """A session that is looked at every five seconds; of its processes those with a ``slot`` are held, all run."""
+    """A session that is looked at every five seconds. Its processes run unless they have ``ended``."""
 
     def __init__(self, *, ends: bool = True, one: Session | None = None) -> None:
         self.session = one or session()
         self.slots: set[int] = set()
         self.behind: set[int] = set()
         self.ended: set[int] = set()
-        self.silent = False
+        self.lately: set[int] = set()
+        self.failure: FGPUError | None = None
         self.asked: list[Sequence[int]] = []
         self.told: list[tuple[str, str]] = []
         self.recorded: list[tuple[str, str]] = []
@@ -54,10 +56,10 @@ class World:
 
     async def ask(self, _: Session, processes: Sequence[int]) -> Slots:
         self.asked.append(processes)
-        if self.silent:
-            raise BadReport("the check printed no report")
+        if self.failure is not None:
+            raise self.failure
         running = tuple(p for p in processes if p not in self.ended)
-        return Slots(1, tuple(self.slots), running, behind=tuple(self.behind))
+        return Slots(1, tuple(self.slots), running, behind=tuple(self.behind), lately=tuple(self.lately))
 
     async def warn(self, session_id: int, message: str | None) -> Session:
         self.told.append(("warn" if message else "take back", message or ""))
@@ -180,10 +182,28 @@ async def test_what_is_held_counts_as_the_share_at_most(held: float, around: flo
     assert await world.sees(computing((1, held), (7, around))) == told
 
 
-async def test_who_has_ended_since_the_look_had_a_slot_for_all_that_is_known() -> None:
+@pytest.mark.parametrize(
+    ("ended", "lately", "is_held"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+    ids=["ended, and had a slot", "ended without one", "had one, and executes another program"],
+)
+async def test_a_process_without_a_slot_is_held_only_if_it_had_one_and_has_ended(
+    ended: bool, lately: bool, is_held: bool
+) -> None:
     world = World()
-    world.ended = {7}
-    assert await world.sees(*[computing((7, 100))] * 5) == []
+    world.ended, world.lately = {7} if ended else set(), {7} if lately else set()
+    told = await world.sees(*[computing((7, 100))] * 3)
+    assert told == ([] if is_held else ["warn", "warn", "ISOLATION_FAILED"])
+
+
+async def test_a_relay_of_short_programs_without_libfgpu_is_ended_and_one_with_it_is_not() -> None:
+    relay = [computing((n, 100), (n + 1, 100)) for n in range(1, 40)]
+    world = World()
+    world.ended = set(range(50))
+    assert await world.sees(*relay[:3]) == ["warn", "warn", "ISOLATION_FAILED"]
+    honest = World()
+    honest.ended = honest.lately = set(range(50))
+    assert await honest.sees(*relay) == []
 
 
 @pytest.mark.parametrize("use", ["GPU is lost", computing((7, None)), computing((7, None), (8, 100))])
@@ -202,17 +222,27 @@ async def test_where_the_driver_tells_no_compute_that_is_said_once(caplog: pytes
     ]
 
 
-async def test_a_session_that_cannot_be_asked_is_not_ended_and_keeps_its_strikes(
+async def test_a_session_that_keeps_the_check_from_answering_is_warned_and_ended() -> None:
+    world = World()
+    world.failure = BadReport("the check ended with status 137")
+    assert await world.sees(*[computing((7, 100))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
+    assert world.told[0][1].startswith(
+        f"this session computed 100 % of GPU {GPU} with a share of 25 %, and the check of its programs got no answer "
+        "(the check ended with status 137); if it is found so 2 times more, it is ended."
+    )
+
+
+async def test_a_session_whose_engine_does_not_answer_is_not_ended_and_keeps_its_strikes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
     logging.getLogger("fgpu").propagate = True
     await world.sees(computing((7, 100)), computing((7, 100)))
-    world.silent = True
+    world.failure = EngineSilent("its machine does not answer")
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         assert await world.sees(*[computing((7, 100))] * 5) == []
-    assert "it cannot be told whether around libfgpu: the check printed no report" in caplog.text
-    world.silent = False
+    assert "it cannot be told whether around libfgpu: its machine does not answer" in caplog.text
+    world.failure = None
     assert await world.sees(computing((7, 100))) == ["ISOLATION_FAILED"]
 
 

@@ -80,11 +80,12 @@ class Machines:
     def __init__(self) -> None:
         self.there = Reader("there")
         self.silent = False
+        self.ended: set[int] = set()
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         if self.silent:
             raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
-        return {pid: pid // 10 for pid in pids}
+        return {pid: pid // 10 for pid in pids if pid not in self.ended}
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         return self.there
@@ -158,6 +159,13 @@ async def test_a_look_says_who_holds_and_uses_what_and_asks_for_what_is_new(worl
     await world.next()
     assert [since.get(GPU) for _, since in world.here.asked[:2]] == [None, 77]
     assert world.machines.there.asked == [], "nobody runs there"
+
+
+async def test_a_process_that_ended_since_the_last_look_still_has_its_session(world: World) -> None:
+    await world.next()
+    world.machines.ended = {10}
+    await world.next()
+    assert (await world.next()).owners == {10: 1}
 
 
 async def test_a_hub_that_is_busy_delays_no_look_and_learns_of_all_of_them(world: World) -> None:

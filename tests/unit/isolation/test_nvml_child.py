@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ def nvml(
         return 0
 
     found = Nvml.__new__(Nvml)
+    found.named = {}
     found.library = SimpleNamespace(  # type: ignore[assignment]
         nvmlDeviceGetProcessUtilization=utilization,
         nvmlDeviceGetTotalEnergyConsumption=energy,
@@ -65,6 +67,14 @@ def test_a_process_has_the_mean_of_its_samples_and_who_has_none_did_nothing() ->
     assert told(found, since_us=20) == ([(1, 100, 32.0), (2, 100, 0)], 30, 12345)
     assert told(found, since_us=30) == ([(1, 100, 0), (2, 100, 0)], 30, 12345)
     assert asked == [0, 20, 30]
+
+
+def test_a_process_that_has_ended_since_the_last_look_keeps_its_number_and_name() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        found, _ = nvml((child.pid, 10, 30), pids=(child.pid,))
+        while (alive := found.looked_at(ctypes.c_void_p(), 0)["processes"])[0][5] != "cat":
+            pass  # It is not executed yet.
+    assert found.looked_at(ctypes.c_void_p(), 0)["processes"] == alive
 
 
 def test_what_is_no_percentage_is_left_out() -> None:
@@ -116,6 +126,7 @@ def test_the_most_of_any_part_of_the_gpu_tells_who_works() -> None:
 def healthy(**calls: Any) -> Nvml:
     """Return NVML on a driver that has these functions alone."""
     found = Nvml.__new__(Nvml)
+    found.named = {}
     found.watched, found.failing, found.begun, found.begun_s = {}, set(), False, 0.0
 
     def words(status: int) -> bytes:
