@@ -289,7 +289,8 @@ def _shown(part: str, checks: dict[str, str]) -> str:
     refuted, unknown = verdicts.count("REFUTED"), verdicts.count("NOT RUN")
     ended = "" if WHOLE_PART in checks else ", ended early"
     if refuted:
-        return f"`{part}` REFUTED ({refuted} of {len(verdicts)} checks{ended})"
+        lacking = f", {unknown} not run" if unknown else ""
+        return f"`{part}` REFUTED ({refuted} of {len(verdicts)} checks{lacking}{ended})"
     if "PROVED" not in verdicts:
         return f"`{part}` not run"
     more = f" ({unknown} of {len(verdicts)} checks not run{ended})" if unknown or ended else ""

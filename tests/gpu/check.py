@@ -101,6 +101,8 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true", help="rehearse on the simulated driver")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results", help="folder of the results")
     given = parser.parse_args()
+    for ended_by in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ended_by, lambda number, _: sys.exit(128 + number))
     if unknown := [name for name in given.parts if name not in PARTS]:
         parser.error(f"no part is called {unknown[0]!r}; there are: {' '.join(PARTS)}")
     if given.list:
@@ -278,7 +280,13 @@ def run_part(name: str, results: Results, environment: dict[str, str]) -> None:
     ]
     more = {"FGPU_GPU_RESULTS": str(results.path), "FGPU_GPU_PART": name}
     more |= {"FGPU_GPU_MACHINE": json.dumps(results.machine), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    process = subprocess.Popen(command, env=environment | more, cwd=ROOT, start_new_session=True)
+    # The checks end themselves once nobody holds the other end: also when this process was killed.
+    watched, held = os.pipe()
+    more["FGPU_GPU_WATCHED"] = str(watched)
+    process = subprocess.Popen(
+        command, env=environment | more, cwd=ROOT, start_new_session=True, pass_fds=[watched]
+    )
+    os.close(watched)
     broken, why = True, ""
     try:
         if (status := process.wait(timeout=LIMIT_S)) not in (0, 1):
@@ -291,7 +299,10 @@ def run_part(name: str, results: Results, environment: dict[str, str]) -> None:
         why = f"it did not end within {LIMIT_S} s"
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         raise
+    finally:
+        os.close(held)
     lines = [line for line in results.lines() if line["part"] == name]
     if not lines and not why:
         broken, why = True, "no check was begun; where pytest is missing, carry it (--list)"

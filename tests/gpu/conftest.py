@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,28 @@ LONGEST = 400
 
 if RESULTS is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_sessionstart() -> None:
+    """End these checks, with all that they have started, once check.py has ended, in whatever way."""
+    if "FGPU_GPU_WATCHED" in os.environ:
+        threading.Thread(target=_end_with, args=[int(os.environ["FGPU_GPU_WATCHED"])], daemon=True).start()
+
+
+def _end_with(watched: int) -> None:
+    os.read(watched, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Write down what was left out, as by ``PYTEST_ADDOPTS="-k ..."``."""
+    for item in items if RESULTS is not None else ():
+        _add(item, NOT_RUN, why="left out")
+
+
+def _add(item: pytest.Item, verdict: str, **more: Any) -> None:
+    results = Results(Path(os.environ["FGPU_GPU_RESULTS"]), json.loads(os.environ["FGPU_GPU_MACHINE"]))
+    results.add(os.environ["FGPU_GPU_PART"], item.name, verdict, **more)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,8 +70,7 @@ def pytest_runtest_makereport(
             why = f"{'' if verdict == REFUTED else 'the check broke: '}{error!s}"
             more["why"] = why if len(why) <= LONGEST else f"{why[: LONGEST // 2]} ... {why[-LONGEST // 2 :]}"
             more |= {} if verdict == REFUTED else {"broken": True}
-        results = Results(Path(RESULTS), json.loads(os.environ["FGPU_GPU_MACHINE"]))
-        results.add(os.environ["FGPU_GPU_PART"], item.name, verdict, **more)
+        _add(item, verdict, **more)
     return report
 
 

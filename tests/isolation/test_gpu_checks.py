@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -58,17 +59,22 @@ def test_a_rehearsal_runs_parts_by_name_and_marks_what_it_writes(built: Path, tm
     assert path.name.startswith("gpu-check-rehearsal-")
 
 
-def test_a_run_that_is_killed_keeps_its_lines_and_the_next_adds_to_them(built: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL], ids=lambda ended_by: ended_by.name)
+def test_a_run_that_a_signal_ends_ends_its_checks_keeps_its_lines_and_the_next_adds_to_them(
+    built: Path, tmp_path: Path, ended_by: signal.Signals
+) -> None:
     process = start(tmp_path, "rounding", start_new_session=True)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("*.jsonl"))) == 0 or not lines(tmp_path):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
-    pids = [*children(process.pid), process.pid]
-    for pid in reversed(pids):
-        os.kill(pid, 9)
+    (checks,) = children(process.pid)
+    process.send_signal(ended_by)
     process.communicate()
+    while Path(f"/proc/{checks}").exists():
+        time.sleep(0.02)
+    assert len(lines(tmp_path)) < 10, "the checks went on to their end"
     (path,) = tmp_path.glob("*.jsonl")
     kept = path.read_bytes()
     assert all(line["part"] == "rounding" and line["name"] != "the whole part" for line in lines(tmp_path))

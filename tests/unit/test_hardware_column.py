@@ -43,6 +43,8 @@ def test_a_rehearsal_and_lines_without_a_mark_fill_nothing(tmp_path: Path) -> No
 def test_one_refuted_check_refutes_the_part(tmp_path: Path) -> None:
     found = shown(tmp_path, {"name": "a"}, {"name": "b", "verdict": "REFUTED"}, {"verdict": "REFUTED"})
     assert found.endswith(": `facts` REFUTED (1 of 2 checks)")
+    more = ({"name": "c", "verdict": "NOT RUN"}, {"name": "b", "verdict": "REFUTED"}, {})
+    assert shown(tmp_path, *more).endswith(": `facts` REFUTED (1 of 2 checks, 1 not run)")
 
 
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:
