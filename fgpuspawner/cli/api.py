@@ -101,6 +101,10 @@ class Api:
         with requests.Session() as http:
             # A proxy for the world outside is none for a session's way to its Hub.
             http.trust_env = not self.in_session
+            if url.startswith("https"):
+                from fgpuspawner.cli.certificates import SystemTrust
+
+                http.mount("https://", SystemTrust())
             try:
                 answer = http.request(
                     method,
@@ -110,10 +114,8 @@ class Api:
                     timeout=(CONNECT_WITHIN_S, ANSWER_WITHIN_S),
                     **more,
                 )
-            except requests.exceptions.SSLError:
-                raise CallFailed(
-                    "hub_untrusted", f"{_host(url)}: its certificate is not trusted here"
-                ) from None
+            except requests.exceptions.SSLError as e:
+                raise CallFailed("hub_untrusted", f"{_host(url)}: {_distrust(str(e))}") from None
             except requests.RequestException:
                 # Only that it does not: the library's words are long, and have the address with its query.
                 raise CallFailed("hub_unavailable", f"{_host(url)} does not answer") from None
@@ -148,6 +150,16 @@ def _checked(url: str) -> str:
     if not fits or parts.username is not None or parts.query or parts.fragment:
         raise UsageError(f"{URL} is no address of a Hub; set it to one such as https://hub.example")
     return url
+
+
+def _distrust(said: str) -> str:
+    why = re.search(r"certificate verify failed: (.+?) \(", said)
+    if why is None:
+        return "no encrypted connection; is the address right?"
+    words = f"its certificate is not trusted here: {why[1].rstrip('.')}"
+    if "issuer" in said or "self-signed" in said or "self signed" in said:
+        words += "; add its authority to this machine's certificates, or name a file with it in SSL_CERT_FILE"
+    return words
 
 
 def _host(url: str) -> str:

@@ -1,0 +1,90 @@
+"""The API as the commands call it: whose certificate is trusted."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from commandline import failure, fgpu
+
+
+class Service(BaseHTTPRequestHandler):
+    """A service that has no sessions."""
+
+    def do_GET(self) -> None:
+        body = b'{"sessions": []}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed one, with its key, as docs/administrator.md makes it."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hub.example")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = tmp_path / "hub.pem"
+    path.write_bytes(secret + made.public_bytes(Encoding.PEM))
+    return path
+
+
+@pytest.fixture
+def hub(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a Hub with this certificate, which the environment names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with HTTPServer(("127.0.0.1", 0), Service) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("FGPU_HUB_URL", url)
+        monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+        yield url
+        server.shutdown()
+
+
+def test_a_certificate_is_trusted_if_this_machine_trusts_it(
+    hub: str, certificate: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = fgpu(capsys, "list", "--json")
+    assert status == 1
+    assert json.loads(out)["error"] == {
+        "code": "hub_untrusted",
+        "field": None,
+        "message": f"{hub}: its certificate is not trusted here: self-signed certificate; add its authority to this "
+        "machine's certificates, or name a file with it in SSL_CERT_FILE",
+    }
+    # OpenSSL's own name for the file of the authorities that a machine trusts.
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert fgpu(capsys, "list") == (0, "no sessions\n", "")
+    monkeypatch.setenv("FGPU_HUB_URL", other := hub.replace("127.0.0.1", "localhost"))
+    assert failure(capsys, "list") == (
+        1,
+        f"{other}: its certificate is not trusted here: Hostname mismatch, certificate is not valid for 'localhost'",
+    )
