@@ -115,7 +115,7 @@ class Prefetch:
             by_group[group] = by_group.get(group, 0) + 1
         if max(by_group.values(), default=0) <= self._first:
             return waiting
-        places = {session_id: n for n, session_id in enumerate(await self._queue.forecasts())}
+        places = {session_id: n for n, session_id in enumerate((await self._queue.outlook()).forecasts)}
         return sorted(waiting, key=lambda s: places.get(s.id, len(places)))
 
     def _wished(

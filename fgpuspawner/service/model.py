@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Snapshot,
+    Unblocking,
     compute_of,
 )
 from fgpuspawner.images.pull_state import PullState
@@ -105,7 +106,7 @@ class World:
     private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
     running sessions hold and use of their GPUs, ``disks`` what they take of the disk; ``extension`` what owners may add
     to a time limit; ``gpus`` how each GPU is; ``resizes`` the last wish for each session that was to be resized, in steps
-    of ``step_milli`` of an fGPU.
+    of ``step_milli`` of an fGPU; ``unblockings``, by resource group, what would start the first of its queue.
     """
 
     snapshot: Snapshot
@@ -123,6 +124,7 @@ class World:
     gpus: HealthTold = field(default_factory=HealthTold)
     resizes: Mapping[int, Resize] = field(default_factory=dict)
     step_milli: int = 100
+    unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ from fgpu_scheduler import (
     Store,
     StoreReader,
     StoreUnavailable,
-    Unblocking,
     UnknownSession,
     not_extended,
 )
@@ -122,8 +121,6 @@ class Reader:
         self._why_not = "the database is not connected yet"
         self._reading = asyncio.Lock()
         self._world: World | None = None
-        self._unblockings: tuple[World, Mapping[str, Unblocking]] | None = None
-        self._unblocking = asyncio.Lock()
         self._lately: Lately | None = None
         self._adding_up = asyncio.Lock()
         self._fresh_until = 0.0
@@ -351,15 +348,6 @@ class Reader:
         await self._read(self.images.refresh)
         return found
 
-    async def unblockings(self, world: World) -> Mapping[str, Unblocking]:
-        """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
-        # Worked out once for all who ask meanwhile: it takes a while, and the threads are few.
-        async with self._unblocking:
-            if self._unblockings is None or self._unblockings[0] is not world:
-                found = await self._read(self._queue.unblockings, world.snapshot)
-                self._unblockings = world, found
-            return self._unblockings[1]
-
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
@@ -441,6 +429,7 @@ class Reader:
             gpus=HEALTH.read(self.settings.data_path()),
             resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
             step_milli=self.settings.caps().fgpu_step_milli,
+            unblockings=ahead.unblockings,
         )
 
     def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:

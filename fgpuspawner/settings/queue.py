@@ -6,6 +6,7 @@ They are read and checked here, and become the scheduler's plain values.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from traitlets import Dict, Integer, List
@@ -121,8 +122,13 @@ class QueueSettings(Settings):
                 own[group] = group_policy(**words)
             except BadSettings as e:
                 raise BadSettings(f"{where}: {e}") from None
-        default = own.pop(ANYBODY, None)
-        return Policy(groups=own) if default is None else Policy(default, own)
+        default, rules = own.pop(ANYBODY, GroupPolicy()), self.rules()
+
+        def limited(policy: GroupPolicy, group: str) -> GroupPolicy:
+            return replace(policy, max_lifetime_s=rules.of(group).max_lifetime_s)
+
+        groups = {group: limited(own.get(group, default), group) for group in {**own, **rules.groups}}
+        return Policy(limited(default, ANYBODY), groups)
 
     def half_life_s(self, resource_group: str) -> int:
         """Return in how many seconds half of what was used of this resource group is forgotten."""

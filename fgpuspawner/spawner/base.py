@@ -65,6 +65,7 @@ from fgpuspawner.images.model import Image
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.sealing import without_knobs
+from fgpuspawner.service.model import World
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spans import span
 from fgpuspawner.spawner import progress
@@ -785,10 +786,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return {"progress": 0, "message": "Asking the scheduler"}
         session = await self.runtime.queue.session(self._session.id)
         if session.state is SessionState.PENDING:
-            found = (await self.runtime.queue.forecasts()).get(session.id)
+            ahead = await self.runtime.queue.outlook()
             return progress.waiting_event(
                 session,
-                found,
+                World(ahead.snapshot, ahead.forecasts, unblockings=ahead.unblockings),
                 simulated=self.runtime.simulated,
                 pull=self.runtime.pull_of(session.id),
                 withdrawn=self.runtime.catalogue.of(session.request) is None,

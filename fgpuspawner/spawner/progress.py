@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import Forecast, Session, SessionState
+from fgpu_scheduler import Session, SessionState
 from fgpuspawner.images.pull_state import PullState
-from fgpuspawner.text.sessions import WITHDRAWN, ahead_words, amount_words
+from fgpuspawner.service.api.session_objects import starts_with
+from fgpuspawner.service.model import Viewer, World
+from fgpuspawner.text.sessions import WITHDRAWN, amount_words
 
 BEHIND_FROM_S = 10
 """A forecast that is behind by less is as good: starts are told to the minute."""
@@ -15,7 +17,7 @@ BEHIND_FROM_S = 10
 
 def waiting_event(
     session: Session,
-    found: Forecast | None,
+    world: World,
     *,
     simulated: bool,
     pull: PullState | None = None,
@@ -24,9 +26,12 @@ def waiting_event(
 ) -> dict[str, Any]:
     """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
 
+    It is told what its owner may know of the others in ``world``.
     ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now;
     ``behind_s``: how old the forecast is, where the queue has changed since.
     """
+    found = world.forecasts.get(session.id)
+    begins, sooner = starts_with(session, world, Viewer(session.request.user))
     facts: dict[str, Any] = {
         "session_id": session.id,
         "state": session.state.value,
@@ -39,7 +44,8 @@ def waiting_event(
         "early_start_at_s": found.early_at_s if found else None,
         "late_start_at_s": found.late_at_s if found else None,
         "basis": found.basis if found else None,
-        "waits_for": ahead_words(found.ahead) if found else None,
+        "waits_for": begins or None,
+        "sooner": sooner or None,
         "behind_s": behind_s if behind_s >= BEHIND_FROM_S else None,
         "submitted_at_s": session.submitted_at_s,
         "pull": pull.as_json() if pull is not None else None,
@@ -102,6 +108,7 @@ def starting_event(
             "late_start_at_s": None,
             "basis": None,
             "waits_for": None,
+            "sooner": None,
             "behind_s": None,
             "submitted_at_s": session.submitted_at_s,
             "pull": pull.as_json() if pull is not None else None,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from fgpu_scheduler import Ahead, EndCause, Request, Session, SessionState, format_milli, memory_words
+from fgpu_scheduler import (
+    BASIS_LIMITS,
+    Ahead,
+    EndCause,
+    Request,
+    Session,
+    SessionState,
+    format_milli,
+    memory_words,
+)
 
 TURNING = frozenset(("R", "AL", "RLE", "RLO", "LRE", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"))
 ISOLATES = dict.fromkeys(range(0x2066, 0x206A))
@@ -75,6 +84,11 @@ WITHDRAWN = (
 """What the owner of a waiting session is told while nobody may start its image."""
 
 MOST_NAMED = 3
+
+
+def about_words(basis: str) -> str:
+    """Return what an expected start is: where only time limits tell of it, the session starts then or sooner."""
+    return "at the latest" if basis == BASIS_LIMITS else "about"
 
 
 def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:

@@ -305,6 +305,12 @@ function startText(
   if (session.expected_start_at_s === null) {
     return trans.__('start time not known');
   }
+  if (session.forecast_basis === 'time limits') {
+    return trans.__(
+      'at the latest %1',
+      instantText(session.expected_start_at_s, now, locale)
+    );
+  }
   return early === null || late === null || late - early < NARROW_S
     ? trans.__('about %1', instantText(session.expected_start_at_s, now, locale))
     : trans.__(

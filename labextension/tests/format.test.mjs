@@ -148,6 +148,14 @@ test('a waiting session tells its place and its expected start', () => {
     waiting({ position: 1, expected_start_at_s: now / 1000 + 8400 }),
     '1st in the queue, about 14:20'
   );
+  assert.equal(
+    waiting({
+      position: 1,
+      expected_start_at_s: now / 1000 + 8400,
+      forecast_basis: 'time limits'
+    }),
+    '1st in the queue, at the latest 14:20'
+  );
   assert.match(
     waiting({ position: 2, expected_start_at_s: now / 1000 + 86400 }),
     /^2nd in the queue, about Tue.* 12:00$/

@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
     from fgpu_scheduler.core.resizing import Amount, NotResized, fixed, grows, left_for, resized
     from fgpu_scheduler.core.shares import takes_model as takes_model
-    from fgpu_scheduler.core.starts import Ahead
+    from fgpu_scheduler.core.starts import BASIS_LIMITS, Ahead
     from fgpu_scheduler.core.unblocking import Unblocking
     from fgpu_scheduler.core.units import (
         LARGEST_MILLI,

@@ -7,16 +7,15 @@ scheduler, another cluster) is a class for each of these two.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from fgpu_scheduler.core.forecast import Forecast, Outlook
+from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
 from fgpu_scheduler.core.records import Event, Past, Spent
 from fgpu_scheduler.core.request_forecast import RequestForecast
 from fgpu_scheduler.core.resizing import Amount, NotResized
-from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.errors import FGPUError
 
 T = TypeVar("T")
@@ -194,8 +193,8 @@ class Queue(Protocol):
     async def snapshot(self) -> Snapshot:
         """Return the live sessions, and the nodes."""
 
-    async def forecasts(self) -> Mapping[int, Forecast]:
-        """Return the forecast of every waiting session, in the order of the queues: position, reason, expected start.
+    async def outlook(self) -> Outlook:
+        """Return the snapshot with the forecast of every waiting session, and what would start the first of each queue.
 
         It is not older than the question, but for the clock; and for some seconds where it takes seconds to find out.
         """
@@ -243,9 +242,6 @@ class QueueReader(Protocol):
 
     def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
         """Return the largest of these requests of a resource group that would start at once, or None."""
-
-    def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
-        """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
 
     def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
         """Return whether somebody would start later than promised if the session's time limit were longer."""

@@ -169,7 +169,7 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
     expect(place(waiting)).to_have_text("1st in the queue")
     expect(waiting.get_by_role("status").first).to_have_text("All GPUs are busy.")
     expect(fact(waiting, "Expected start")).to_have_text(
-        re.compile("^(no estimate|about |probably between )")
+        re.compile("^(no estimate|about |at the latest |probably between )")
     )
     expect(waiting.get_by_text("simulated GPU")).to_be_visible()
 

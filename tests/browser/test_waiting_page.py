@@ -94,7 +94,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     expect(page.locator(".progress")).to_be_hidden()
     expect(page).to_have_title("1st in the queue \N{EN DASH} second")
     expect(fact(page, "Expected start")).to_have_text(
-        re.compile(r"^about (\w+,? )?\d\d:\d\d, from time limits$")
+        re.compile(r"^at the latest (\w+,? )?\d\d:\d\d, from time limits$")
     )
     expect(fact(page, "Starts")).to_have_text("when 1 session ends (2 fGPU)")
     check_page(page)

@@ -40,7 +40,7 @@ async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any)
     first = await lab.ask("alice")
     await lab.run(first)
     waits = await lab.ask("bob")
-    asking = asyncio.ensure_future(lab.scheduler.forecasts())
+    asking = asyncio.ensure_future(lab.scheduler.outlook())
     assert await asyncio.to_thread(long.begun.acquire, timeout=60)
     async with asyncio.timeout(60):
         await lab.end(first)
@@ -50,8 +50,8 @@ async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any)
     assert not asking.done()
     assert not lab.scheduler.database_is_away
     long.go_on.set()
-    assert set(await asking) == {waits}
-    assert set(await lab.scheduler.forecasts()) == {last}
+    assert set((await asking).forecasts) == {waits}
+    assert set((await lab.scheduler.outlook()).forecasts) == {last}
     lab.waiting[last].cancel()
     await lab.scheduler.stop()
     store.close()
@@ -69,11 +69,11 @@ async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypa
     await lab.scheduler.start([NODE])
     await lab.run(await lab.ask("alice"))
     waits = [await lab.ask("bob")]
-    await lab.scheduler.forecasts()
+    await lab.scheduler.outlook()
     assert lab.scheduler.forecasts_behind_s() == 0
     for user in ("carla", "dora", "emil"):
         waits.append(await lab.ask(user))
-        assert set(await lab.scheduler.forecasts()) == {waits[0]}
+        assert set((await lab.scheduler.outlook()).forecasts) == {waits[0]}
         lab.clock.at_s += 6
     assert long.made == 1
     assert lab.scheduler.forecasts_behind_s() == 18
@@ -91,10 +91,10 @@ async def test_what_each_who_waits_is_told_is_kept_once() -> None:
     first = await lab.ask("alice", time_limit_s=HOUR_S)
     await lab.run(first)
     waits = await lab.ask("bob", time_limit_s=HOUR_S)
-    (told,) = (await lab.scheduler.forecasts()).values()
+    (told,) = (await lab.scheduler.outlook()).forecasts.values()
     lab.clock.at_s += 600
     await lab.ask("carla", time_limit_s=HOUR_S)
-    await lab.scheduler.forecasts()
+    await lab.scheduler.outlook()
     await lab.end(first)
     await lab.run(waits)
     (found,) = Foretold(store).newest()

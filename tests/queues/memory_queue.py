@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.forecast import Forecast, Outlook
 from fgpu_scheduler.core.lifecycle import (
     ENDED,
     HOLDING,
@@ -170,14 +170,14 @@ class MemoryQueue(Queue):
     async def snapshot(self) -> Snapshot:
         return Snapshot(self._now_s(), len(self._kept), tuple(self._nodes), await self.live())
 
-    async def forecasts(self) -> Mapping[int, Forecast]:
+    async def outlook(self) -> Outlook:
         waiting = [s for s in await self.live() if s.state is S.PENDING]
         why, basis = "the GPU is taken", "unknown"
         found = (
             Forecast(s.id, place, s.wait_reason or WaitReason.HELD, why, None, basis)
             for place, s in enumerate(waiting, 1)
         )
-        return {one.session_id: one for one in found}
+        return Outlook(await self.snapshot(), {one.session_id: one for one in found})
 
     def forecasts_behind_s(self) -> int:
         return 0

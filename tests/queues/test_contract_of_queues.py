@@ -39,7 +39,7 @@ async def waits(lab: Lab, session_id: int) -> Session:
 
 
 async def places(lab: Lab) -> dict[int, int]:
-    return {session_id: told.position for session_id, told in (await lab.queue.forecasts()).items()}
+    return {session_id: told.position for session_id, told in (await lab.queue.outlook()).forecasts.items()}
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_who_waits_has_a_position_a_reason_and_a_forecast_in_the_order_of_
     assert (await waits(lab, bob.id)).wait_reason is not None
     await waits(lab, carol.id)
     assert await places(lab) == {bob.id: 1, carol.id: 2}
-    told = (await lab.queue.forecasts())[carol.id]
+    told = (await lab.queue.outlook()).forecasts[carol.id]
     assert told.text
     assert told.basis
     assert isinstance(told.reason, WaitReason)

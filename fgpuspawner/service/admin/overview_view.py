@@ -77,7 +77,7 @@ def _forecasts(foretold: Hindsight) -> Json:
 
 def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[Json]:
     found = []
-    for queue in queues_object(world, viewer, site, {}, now_s=now_s, most=0)["queues"]:
+    for queue in queues_object(world, viewer, site, now_s=now_s, most=0)["queues"]:
         starts = [f.expected_start_at_s for f, _ in world.queues.get(queue["group"], ())]
         known = [at_s for at_s in starts if at_s is not None]
         found.append(

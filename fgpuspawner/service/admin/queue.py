@@ -24,7 +24,6 @@ async def queues(handler: Handler, *, most: int | None = None) -> Json:
         administered(world, handler.viewer),
         handler.viewer,
         service.site,
-        await service.reader.unblockings(world),
         now_s=SystemClock().now_s(),
         most=most,
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fgpu_scheduler import Forecast, NodeState, Session, Unblocking, format_milli
-from fgpuspawner.service.api.session_objects import session_object, sooner_words
+from fgpu_scheduler import Forecast, NodeState, Session, format_milli
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.capacity import allocatable_in, used_of
 from fgpuspawner.service.model import Json, Site, Viewer, World
 
@@ -31,6 +29,7 @@ KEPT = [
     "late_start_at_s",
     "forecast_basis",
     "waits_for",
+    "sooner",
     "pull",
     "submitted_at_s",
     "message",
@@ -43,18 +42,17 @@ def queues_object(
     world: World,
     viewer: Viewer,
     site: Site,
-    unblockings: Mapping[str, Unblocking],
     *,
     now_s: int,
     most: int | None = None,
 ) -> Json:
     """Return the queue of each resource group, next one first, with at most so many entries. For administrators only.
 
-    Who is marked is counted among all who wait. Of the head it is told whose end alone would start it.
+    Who is marked is counted among all who wait.
     """
     return {
         "queues": [
-            _queue(group, world, viewer, site, unblockings.get(group), now_s, most)
+            _queue(group, world, viewer, site, now_s, most)
             for group in sorted({*world.groups, *world.queues})
         ],
         "simulated": world.simulated(),
@@ -66,7 +64,6 @@ def _queue(
     world: World,
     viewer: Viewer,
     site: Site,
-    head: Unblocking | None,
     now_s: int,
     most: int | None,
 ) -> Json:
@@ -85,7 +82,7 @@ def _queue(
         "fgpu_used": format_milli(max(0, used_of(world, group).fgpu_milli)),
         "fgpu_free": format_milli(max(0, _free(world, group))),
         "entries": [
-            _entry(forecast, session, world, viewer, site, head, now_s) for forecast, session in own[:most]
+            _entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]
         ],
     }
 
@@ -101,7 +98,6 @@ def _entry(
     world: World,
     viewer: Viewer,
     site: Site,
-    head: Unblocking | None,
     now_s: int,
 ) -> Json:
     shown = session_object(session, world, viewer, site)
@@ -110,7 +106,6 @@ def _entry(
         **{key: shown[key] for key in KEPT},
         "asked_priority": session.own_request.priority,
         "promised_at_s": session.promised_at_s,
-        "sooner": (sooner_words(head, world, viewer) if head and head.head_id == session.id else "") or None,
         "held": session.held,
         "waited_s": waited_s,
         "mark": _mark(forecast, waited_s),

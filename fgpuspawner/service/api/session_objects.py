@@ -14,7 +14,6 @@ from fgpu_scheduler import (
     Session,
     SessionState,
     Share,
-    Unblocking,
     compute_of,
     format_milli,
     lifetime_s,
@@ -43,6 +42,7 @@ from fgpuspawner.text.sessions import (
     ahead_words,
     amount_words,
     fgpu_of,
+    isolated,
     server_words,
     warning_words,
 )
@@ -125,6 +125,7 @@ def _wait_object(session: Session, world: World, viewer: Viewer) -> Json:
         "late_start_at_s": found.late_at_s if found else None,
         "forecast_basis": found.basis if found else None,
         "waits_for": waits_for(found.ahead if found else None, world, viewer),
+        "sooner": (sooner_words(session, world, viewer) or None) if waits else None,
     }
 
 
@@ -169,10 +170,36 @@ def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
 MOST_NAMED = 3
 
 
-def sooner_words(found: Unblocking, world: World, viewer: Viewer) -> str:
-    """Return whose end alone would start the head of a queue, beside the one that is expected; empty for nobody's."""
-    head = world.forecasts.get(found.head_id)
-    expected = head.ahead.ids if head is not None and head.ahead is not None else ()
+def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, str]:
+    """Return with whose end a waiting session starts, and whose end alone would start the first of a queue at once.
+
+    Either is empty where it is not known.
+    """
+    expected = world.forecasts.get(session.id)
+    waits = waits_for(expected.ahead if expected else None, world, viewer)
+    sooner = sooner_words(session, world, viewer)
+    if waits is not None:
+        return waits["text"], sooner
+    found = world.unblockings.get(session.request.resource_group)
+    if found is None or found.head_id != session.id:
+        return "", ""
+    if found.by_itself:
+        return "starts as soon as a session that is ending has ended", ""
+    if found.never:
+        return "can't start yet" + (f": {isolated(expected.text)}" if expected else ""), ""
+    if sooner:
+        return sooner, ""
+    if found.untried:
+        return "waits for larger sessions, or for more than one, to end", ""
+    return "starts only when more than one session has ended", ""
+
+
+def sooner_words(head: Session, world: World, viewer: Viewer) -> str:
+    """Return whose end alone would start the first of a queue, beside the end that is expected; empty for all others."""
+    found, forecast = world.unblockings.get(head.request.resource_group), world.forecasts.get(head.id)
+    if found is None or found.head_id != head.id:
+        return ""
+    expected = forecast.ahead.ids if forecast is not None and forecast.ahead is not None else ()
     ends = [s for i in found.ids if (s := world.session(i)) is not None and (i,) != expected]
     if not ends:
         return ""

@@ -23,7 +23,7 @@ PERCENTS = many(maybe({"type": "integer", "minimum": 0, "maximum": 100}))
 
 SCHEMAS: dict[str, Schema] = {
     "queue_entry": thing(
-        "asked_priority:whole promised_at_s:at_s? sooner:text? held:yes_no waited_s:count",
+        "asked_priority:whole promised_at_s:at_s? held:yes_no waited_s:count",
         **{name: OBJECTS["session"]["properties"][name] for name in KEPT},
         mark=maybe(one_of("long", "stuck")),
     ),

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from fgpu_scheduler import EndCause, ImageState, SessionState, WaitReason
 from fgpuspawner.images.pull_state import Phase
-from fgpuspawner.service.openapi.json_schema import Schema, by_name, kind, many, maybe, one_of, some_of, thing
+from fgpuspawner.service.openapi.json_schema import (
+    TEXT,
+    Schema,
+    by_name,
+    kind,
+    many,
+    maybe,
+    one_of,
+    some_of,
+    thing,
+)
 
 STATE = one_of(*(state.value for state in SessionState))
 WAIT_REASON = maybe(one_of(*(reason.value for reason in WaitReason)))
@@ -60,6 +70,7 @@ SCHEMAS: dict[str, Schema] = {
         ),
         wait_reason=WAIT_REASON,
         waits_for=WAITS_FOR,
+        sooner=maybe(TEXT),
         pull=maybe(
             thing(
                 """

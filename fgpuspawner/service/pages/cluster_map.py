@@ -20,18 +20,17 @@ from fgpu_scheduler import (
     Session,
     Share,
     ShareMode,
-    Unblocking,
     claimed,
     format_milli,
     free,
     placements,
     takes_model,
 )
-from fgpuspawner.service.api.session_objects import sooner_words, waits_for
+from fgpuspawner.service.api.session_objects import starts_with
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
 from fgpuspawner.service.pages.bars import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS
-from fgpuspawner.text.sessions import amount_words, isolated, mib, ordinal, server_words
+from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, server_words
 
 Beside = Callable[[str, int], tuple[int, int]]
 """Of a resource group and an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
@@ -100,11 +99,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first who waits: with whose end it starts, about when, and whose end alone would start it at once."""
+    """The first who waits: with whose end it starts, when (about, or at the latest), and whose end alone would do."""
 
     text: str
     expected_at_s: int | None
     sooner: str
+    about: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,10 @@ class Group:
     head: Head | None
 
 
-def cluster_map(
-    world: World, viewer: Viewer, unblockings: Mapping[str, Unblocking], *, step_milli: int, beside: Beside
-) -> tuple[Group, ...]:
+def cluster_map(world: World, viewer: Viewer, *, step_milli: int, beside: Beside) -> tuple[Group, ...]:
     """Return what the viewer sees of each resource group that they may know of."""
     left, beside = free(world.snapshot), cache(beside)
-    return tuple(
-        _group(name, world, viewer, left, unblockings.get(name), step_milli, beside)
-        for name in groups_of(viewer, world)
-    )
+    return tuple(_group(name, world, viewer, left, step_milli, beside) for name in groups_of(viewer, world))
 
 
 def _group(
@@ -136,7 +131,6 @@ def _group(
     world: World,
     viewer: Viewer,
     left: Free,
-    found: Unblocking | None,
     step_milli: int,
     beside: Beside,
 ) -> Group:
@@ -151,7 +145,7 @@ def _group(
         blocks=blocks,
         more=_more([s for _, s in waiting[MOST_WAITING:]]),
         pieces=_pieces(own, usable),
-        head=None if found is None else head_of(found, world, viewer),
+        head=_head(name, world, viewer),
     )
 
 
@@ -340,36 +334,21 @@ def _more(rest: Sequence[Session]) -> str:
     return f"and {len(rest)} more, for {format_milli(sum(s.request.fgpu_milli for s in rest))} fGPU together"
 
 
-def head_of(found: Unblocking, world: World, viewer: Viewer) -> Head | None:
-    """Return what is told of the first who waits: the same as its line of the queue tells."""
-    head = world.session(found.head_id)
+def _head(group: str, world: World, viewer: Viewer) -> Head | None:
+    found = world.unblockings.get(group)
+    head = None if found is None else world.session(found.head_id)
     if head is None:
         return None
     who = "Your request" if is_mine(head, viewer) else "The first in the queue"
     if is_visible(head, viewer) and not is_mine(head, viewer):
         who += f" ({whose(head, viewer)})"
     expected = world.forecasts.get(head.id)
-    waits = waits_for(expected.ahead if expected else None, world, viewer)
-    sooner = sooner_words(found, world, viewer)
-    if waits is not None:
-        begins = f"{who}, {amount_words(head.request)}, {waits['text']}"
-    elif found.by_itself:
-        begins = f"{who}, {amount_words(head.request)}, starts as soon as a session that is ending has ended"
-    elif found.never:
-        why = f": {isolated(expected.text)}" if expected else ""
-        begins = f"{who}, {amount_words(head.request)}, can't start yet{why}"
-    elif sooner:
-        begins, sooner = f"{who}, {amount_words(head.request)}, {sooner}", ""
-    elif found.untried:
-        begins = (
-            f"{who}, {amount_words(head.request)}, waits for larger sessions, or for more than one, to end"
-        )
-    else:
-        begins = f"{who}, {amount_words(head.request)}, starts only when more than one session has ended"
+    begins, sooner = starts_with(head, world, viewer)
     at_s = None if expected is None else expected.expected_start_at_s
     return Head(
-        begins,
+        f"{who}, {amount_words(head.request)}, {begins}",
         # To the minute: it moves with the clock, and the map is not to be drawn again for that.
         None if at_s is None else at_s - at_s % MINUTE_S,
         f"It {sooner}." if sooner else "",
+        about_words(expected.basis if expected else ""),
     )

@@ -16,18 +16,15 @@ class MapPage(PageHandler):
         reader, trouble = self.service.reader, None
         try:
             world = await (reader.world() if self.wants_part else reader.recent_world())
-            unblockings = await reader.unblockings(world)
         except StoreUnavailable as e:
             last = reader.last_world
             if last is None:
                 raise
-            trouble, world, unblockings = self.problem_of(503, e), last, {}
+            trouble, world = self.problem_of(503, e), last
             self.set_status(503)
         step = self.service.settings.caps().fgpu_step_milli
         more = {
-            "groups": cluster_map(
-                world, self.viewer, unblockings, step_milli=step, beside=reader.beside(world)
-            ),
+            "groups": cluster_map(world, self.viewer, step_milli=step, beside=reader.beside(world)),
             "trouble": trouble,
             "age_s": SystemClock().now_s() - world.snapshot.now_s,
             "read_at_s": world.snapshot.now_s,

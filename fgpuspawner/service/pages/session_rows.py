@@ -12,7 +12,7 @@ from fgpu_scheduler import memory_words
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Use, use
-from fgpuspawner.text.sessions import end_words, ordinal
+from fgpuspawner.text.sessions import about_words, end_words, ordinal
 from fgpuspawner.text.times import cell, duration
 
 STATE_WORDS = {
@@ -57,6 +57,7 @@ class Row:
     expected_at_s: int | None
     between_s: tuple[int, int] | None
     basis: str
+    about: str
     unexpected: str
     waits_for: str
     pull: str
@@ -111,6 +112,7 @@ def row(session: Json, hub_host: str = "") -> Row:
         expected_at_s=expected - expected % MINUTE_S if waits and expected is not None else None,
         between_s=_between_s(session) if waits else None,
         basis=basis,
+        about=about_words(basis),
         unexpected=basis if waits and expected is None else "",
         waits_for=session["waits_for"]["text"] if session["waits_for"] else "",
         pull=session["pull"]["text"] if session["pull"] else "",

@@ -77,13 +77,14 @@ function clock(at_s) {
 function when(at_s) {
   const minutes = Math.max(1, Math.round((at_s - Date.now() / 1000) / 60));
   const long = minutes < 90 ? minutes + " min" : Math.round(minutes / 60) + " h";
-  return "about " + clock(at_s) + " (in " + long + ")";
+  return clock(at_s) + " (in " + long + ")";
 }
 /** Return the range in which a start lies, or the instant where that is narrow. */
 function startWords(f) {
   if (!f.expected_start_at_s) { return ""; }
   const early = f.early_start_at_s, late = f.late_start_at_s;
-  if (early === null || late === null || late - early < 600) { return when(f.expected_start_at_s); }
+  if (f.basis === "time limits") { return "at the latest " + when(f.expected_start_at_s); }
+  if (early === null || late === null || late - early < 600) { return "about " + when(f.expected_start_at_s); }
   return "probably between " + clock(early) + " and " + clock(late);
 }
 function nth(n) {
@@ -222,7 +223,7 @@ function describeAnswer(f) {
   } else if (f.largest_now && (byMemory() || Number(f.largest_now) < Number(field("fgpu").value))) {
     offer(f.largest_now, f.beside_other, starts);
   } else if (f.soonest) {
-    offer(f.soonest, f.beside_other, (f.count > 1 ? "the last starts " : "starts ") + when(f.soonest_at_s));
+    offer(f.soonest, f.beside_other, (f.count > 1 ? "the last starts about " : "starts about ") + when(f.soonest_at_s));
   }
   return " wait";
 }

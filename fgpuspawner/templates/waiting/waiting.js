@@ -10,6 +10,7 @@ function clock(at_s) {
 // Nobody can do anything with a range of a few minutes.
 const NARROW_S = 600;
 function startWords(f) {
+  if (f.basis === "time limits") { return "at the latest " + clock(f.expected_start_at_s); }
   const early = f.early_start_at_s, late = f.late_start_at_s;
   return early === null || late === null || late - early < NARROW_S ? "about " + clock(f.expected_start_at_s)
     : "probably between " + clock(early) + " and " + clock(late);
@@ -59,6 +60,7 @@ function show(event) {
   by("fgpu-facts").hidden = false;
   fact("fgpu-amount", f.amount);
   fact("fgpu-first", f.waits_for && f.waits_for.replace(/^starts /, ""));
+  fact("fgpu-sooner", f.sooner && f.sooner.replace(/^starts /, ""));
   showPull(f.pull);
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
     ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis + (f.behind_s ? ", as of " + f.behind_s + " s ago" : ""));

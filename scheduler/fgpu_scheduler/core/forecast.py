@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from fgpu_scheduler.core import placement
@@ -15,6 +15,7 @@ from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.starts import BASIS_NOW, Ahead, Start, expected_starts
+from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 
 STARTS_NOW = "starts now"
 NOT_RESUMED = "the Hub has restarted, and resumes this request soon"
@@ -55,19 +56,26 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A snapshot with the forecast of every waiting session, by its id, in the order of the queues."""
+    """A snapshot with the forecast of every waiting session, by its id, in the order of the queues.
+
+    ``unblockings`` say, by resource group, what would start the first of its queue, where that is blocked.
+    """
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast]
+    unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
 
 
 def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
     """Return what is expected of every queue; ``experience`` is asked once of each resource group."""
     found: dict[int, Forecast] = {}
+    heads: dict[str, Unblocking] = {}
     for group in snapshot.resource_groups:
-        told = forecast(snapshot.of_group(group), policy, experience(group))
-        found |= {one.session_id: one for one in told}
-    return Outlook(snapshot, found)
+        own = snapshot.of_group(group)
+        found |= {one.session_id: one for one in forecast(own, policy, experience(group))}
+        if (head := unblocking(own, policy)) is not None:
+            heads[group] = head
+    return Outlook(snapshot, found, heads)
 
 
 def forecast(

@@ -49,7 +49,7 @@ class GroupPolicy:
 
     ``longest_wait_s``: who has waited for that long comes before all others of its priority, and what it needs is
     kept for it; None where nobody does. ``most_priority``: the highest priority that a user's requests have, by user,
-    and of everybody else under "*"; without either it is what was asked for.
+    and of everybody else under "*"; without either it is what was asked for. ``max_lifetime_s``: no session runs longer.
     """
 
     order: Order = orders.fifo
@@ -59,6 +59,7 @@ class GroupPolicy:
     half_life_s: int = 7 * DAY_S
     most_priority: Mapping[str, int] = field(default_factory=dict)
     promises: Promises = Promises.LATEST
+    max_lifetime_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ class _Run:
         """``number`` is that of the world; None: where everything lasts as half of what was like it did."""
         self._lengths = lengths
         self._number = number
+        self._policy = policy
         self.is_uncertain = False
         self._ledger = Ledger(world)
         self._by_user = bool(world.quotas)
@@ -248,7 +249,8 @@ class _Run:
             return max(session.ends_at_s, now_s + 1), False
         # The clock may have been set back since.
         started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
-        limits = session.time_limit_s, self._ledger.limit_s(session.request)
+        lifetime_s = self._policy.of(session.request.resource_group).max_lifetime_s
+        limits = session.time_limit_s, self._ledger.limit_s(session.request), lifetime_s
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         ran_s = now_s - started_s
         left_s = None if limit_s is None else limit_s - ran_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from fgpu_scheduler.core.extending import delays_a_promise
 from fgpu_scheduler.core.forecast import Outlook, outlook
@@ -11,7 +11,6 @@ from fgpu_scheduler.core.model import Request, Session, Snapshot
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.records import Event, Past, Spent
 from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request, largest_now
-from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 from fgpu_scheduler.queue import QueueReader
 from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.spent import spent_between
@@ -65,10 +64,6 @@ class StoreReader(QueueReader):
 
     def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
         return largest_now(others, 1, snapshot.of_group(group), self._policy)
-
-    def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
-        found = {g: unblocking(snapshot.of_group(g), self._policy) for g in snapshot.resource_groups}
-        return {group: one for group, one in found.items() if one is not None}
 
     def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
         return delays_a_promise(snapshot, session, by_s, self._policy)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import resizing
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Memory, Policy, plan
@@ -81,8 +81,8 @@ class Scheduler(Steps):
         self._started = 0.0
         self._left_waiting: set[int] = set()
 
-    async def forecasts(self) -> Mapping[int, Forecast]:
-        return (await self._forecasts.now()).forecasts
+    async def outlook(self) -> Outlook:
+        return await self._forecasts.now()
 
     def forecasts_behind_s(self) -> int:
         return self._forecasts.behind_s()

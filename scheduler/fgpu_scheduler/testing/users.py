@@ -106,7 +106,7 @@ class Users(Hub):
             raise Violation("the forecast does not speak of exactly those who wait")
         self._say(f"foretold {[(f.session_id, f.position, f.expected_start_at_s) for f in told]}")
         if self._ready:
-            self._spawn(self._queue.forecasts())
+            self._spawn(self._queue.outlook())
 
     def _user_ends(self) -> None:
         sessions = self._snapshot().sessions

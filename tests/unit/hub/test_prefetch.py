@@ -16,6 +16,7 @@ from fgpu_scheduler import (
     Forecast,
     Node,
     NodeState,
+    Outlook,
     Placement,
     Request,
     Session,
@@ -77,8 +78,9 @@ class Lab:
     async def snapshot(self) -> Snapshot:
         return Snapshot(1000, 1, self.nodes, tuple(self.sessions))
 
-    async def forecasts(self) -> dict[int, Forecast]:
-        return {i: Forecast(i, n, WaitReason.RESOURCES, "", None, "") for n, i in enumerate(self.order)}
+    async def outlook(self) -> Outlook:
+        found = {i: Forecast(i, n, WaitReason.RESOURCES, "", None, "") for n, i in enumerate(self.order)}
+        return Outlook(await self.snapshot(), found)
 
     async def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
         while True:

@@ -14,9 +14,18 @@ from fgpu_scheduler.core.lengths import Lengths, PastRun
 from fgpu_scheduler.core.model import Request, SessionState, WaitReason
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.policies import GroupPolicy
 from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
 from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import BASIS_NO_NODE, BASIS_NOW, BASIS_TYPICAL, BASIS_UNKNOWN, SOON_S, Ahead
+from fgpu_scheduler.core.starts import (
+    BASIS_LIMITS,
+    BASIS_NO_NODE,
+    BASIS_NOW,
+    BASIS_TYPICAL,
+    BASIS_UNKNOWN,
+    SOON_S,
+    Ahead,
+)
 from fgpu_scheduler.testing import NOW_S, World, lasting, world
 from fgpu_scheduler.testing.world import request
 
@@ -420,6 +429,12 @@ def test_without_any_experience_a_time_limit_alone_is_told() -> None:
     lab = limited().pending("b", "1")
     (found,) = forecast(lab, Policy(), Experience())
     assert (found.early_at_s, found.late_at_s) == (NOW_S + 24 * HOUR, NOW_S + 24 * HOUR)
+
+
+def test_a_lifetime_of_the_resource_group_is_the_latest_end_of_each_session() -> None:
+    lab = world().running("a", "1", started_ago_s=600).pending("b", "1")
+    (found,) = forecast(lab, Policy(GroupPolicy(max_lifetime_s=HOUR)), Experience())
+    assert (found.expected_start_at_s, found.basis) == (NOW_S + HOUR - 600, BASIS_LIMITS)
 
 
 def test_starts_that_were_later_than_planned_make_the_next_range_later_and_never_before_now() -> None:

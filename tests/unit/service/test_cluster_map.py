@@ -16,14 +16,14 @@ from fgpu_scheduler import (
     Share,
     ShareMode,
     Snapshot,
-    forecast,
+    outlook,
 )
-from fgpu_scheduler.core.unblocking import unblocking
 from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, cluster_map
+from fgpuspawner.spawner.progress import waiting_event
 
 S = SessionState
 ANN = Viewer("ann", groups=("default",))
@@ -60,11 +60,9 @@ def seen(
     viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
 ) -> Group:
     snapshot = Snapshot(1000, 7, nodes, sessions)
-    told = forecast(snapshot, Policy(), lasting(typical_length_s))
-    world = World(snapshot, {f.session_id: f for f in told})
-    found = unblocking(snapshot, Policy())
-    ends = {} if found is None else {"default": found}
-    (group,) = cluster_map(world, viewer, ends, step_milli=100, beside=beside)
+    ahead = outlook(snapshot, Policy(), lambda group: lasting(typical_length_s))
+    world = World(snapshot, ahead.forecasts, unblockings=ahead.unblockings)
+    (group,) = cluster_map(world, viewer, step_milli=100, beside=beside)
     return group
 
 
@@ -243,7 +241,7 @@ def test_where_no_single_end_is_enough_that_is_said() -> None:
     )
 
 
-def test_the_map_the_queue_and_the_sessions_page_tell_one_story() -> None:
+def test_the_map_the_queue_the_sessions_and_the_waiting_page_tell_one_story() -> None:
     """Who has to end, and when, of one state: the same words and the same instant wherever they are shown."""
     one, two = gpu(0), gpu(1)
     limited = [
@@ -255,12 +253,12 @@ def test_the_map_the_queue_and_the_sessions_page_tell_one_story() -> None:
         )
     ]
     snapshot = Snapshot(1000, 7, (node(one, two),), (*limited, waits(4, "dora", 2000)))
-    forecasts = {f.session_id: f for f in forecast(snapshot, Policy(), lasting(None))}
-    world = World(snapshot, forecasts)
-    ends = {"default": unblocking(snapshot, Policy())}
-    (group,) = cluster_map(world, ROOT, ends, step_milli=100, beside=beside)  # type: ignore[arg-type]
-    (queue,) = queues_object(world, ROOT, Site(), ends, now_s=1000)["queues"]  # type: ignore[arg-type]
+    ahead = outlook(snapshot, Policy(), lambda group: lasting(None))
+    world = World(snapshot, ahead.forecasts, unblockings=ahead.unblockings)
+    (group,) = cluster_map(world, ROOT, step_milli=100, beside=beside)
+    (queue,) = queues_object(world, ROOT, Site(), now_s=1000)["queues"]
     (entry,) = queue["entries"]
+    own = waiting_event(snapshot.sessions[3], world, simulated=True)["fgpu"]
     session = session_object(snapshot.sessions[3], world, ROOT, Site())
     assert group.head is not None
     text = "starts when 2 sessions end (2 fGPU: default server of ben, default server of carla)"
@@ -270,7 +268,13 @@ def test_the_map_the_queue_and_the_sessions_page_tell_one_story() -> None:
         f"The first in the queue (default server of dora), 2 fGPU, {text}",
         f"It {sooner}.",
     )
-    assert entry["sooner"] == sooner
+    assert entry["sooner"] == session["sooner"] == sooner
+    # Its owner may not know the others.
+    assert (own["waits_for"], own["sooner"]) == (
+        "starts when 2 sessions end (2 fGPU)",
+        "starts at once if this ends: a session with 2 fGPU on GPU 1 of n1",
+    )
+    assert group.head.about == "at the latest", "only time limits tell of it"
     assert entry["expected_start_at_s"] == session["expected_start_at_s"] == 110 + 4000
     assert group.head.expected_at_s == 4080, "the same minute"
 

@@ -16,7 +16,7 @@ from fgpuspawner.service.model import World
 def queue_of(world: World, waited_s: int, **more: Any) -> dict[str, Any]:
     """Return the one queue of a world, so long after everybody in it has asked."""
     submitted_at_s = max(s.submitted_at_s for s in world.snapshot.sessions)
-    (queue,) = queues_object(world, ADMIN, SITE, {}, now_s=submitted_at_s + waited_s, **more)["queues"]
+    (queue,) = queues_object(world, ADMIN, SITE, now_s=submitted_at_s + waited_s, **more)["queues"]
     return dict(queue)
 
 

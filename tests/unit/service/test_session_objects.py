@@ -70,6 +70,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "late_start_at_s": None,
         "forecast_basis": None,
         "waits_for": None,
+        "sooner": None,
         "pull": None,
         "submitted_at_s": 100,
         "started_at_s": 110,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fgpu_scheduler import Request, Session, SessionState
+from fgpu_scheduler import Request, Session, SessionState, Snapshot
 from fgpuspawner.images.pull_state import MIB, Phase, Progress, PullState
+from fgpuspawner.service.model import World
 from fgpuspawner.spawner.progress import starting_event, waiting_event
 
+NOTHING_KNOWN = World(Snapshot(100, 1, (), ()))
 HALF = PullState(Phase.FETCHING, Progress(1, 2, 100 * MIB, 200 * MIB, 12))
 TEXT = "etching the image: 1 of 2 layers, 100 of 200 MiB, about 12 s left"
 
@@ -17,15 +19,17 @@ def session(state: SessionState) -> Session:
 
 
 def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
-    event = waiting_event(session(SessionState.PENDING), None, simulated=False, pull=HALF)
+    event = waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False, pull=HALF)
     assert event["message"] == "Waiting in the queue"
     assert event["fgpu"]["pull"]["text"] == f"f{TEXT}"
-    assert waiting_event(session(SessionState.PENDING), None, simulated=False)["fgpu"]["pull"] is None
+    assert (
+        waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False)["fgpu"]["pull"] is None
+    )
 
 
 @pytest.mark.parametrize(("behind_s", "told"), [(0, None), (9, None), (10, 10), (75, 75)])
 def test_how_old_a_forecast_is_is_told_from_ten_seconds_on(behind_s: int, told: int | None) -> None:
-    event = waiting_event(session(SessionState.PENDING), None, simulated=False, behind_s=behind_s)
+    event = waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False, behind_s=behind_s)
     assert event["fgpu"]["behind_s"] == told
 
 
