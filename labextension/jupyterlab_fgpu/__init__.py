@@ -20,6 +20,13 @@ def _jupyter_server_extension_points() -> List[Dict[str, str]]:
     return [{"module": "jupyterlab_fgpu"}]
 
 
+def _link_jupyter_server_extension(server_app: Any) -> None:
+    """Set what has to be set before any extension is loaded."""
+    from .app import keep_home_out  # noqa: PLC0415 - see below
+
+    keep_home_out(server_app)
+
+
 def _load_jupyter_server_extension(server_app: Any) -> None:
     """Add the extension's handlers to a starting Jupyter server."""
     from .app import load  # noqa: PLC0415 - kernels and commands import this package without tornado

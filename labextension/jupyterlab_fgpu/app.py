@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from typing import Any
 
-from jupyter_core.paths import jupyter_data_dir
+from jupyter_core.paths import jupyter_data_dir, jupyter_path
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.kernelspecs.handlers import KernelSpecResourceHandler
@@ -256,6 +257,31 @@ def find_kernels_at_home(server_app: Any) -> None:
     folders = server_app.kernel_spec_manager.kernel_dirs
     if at_home not in folders:
         server_app.kernel_spec_manager.kernel_dirs = [at_home, *folders]
+
+
+def keep_home_out(server_app: Any) -> None:
+    """Have nothing that programs of the session can write be code to this server or its pages."""
+    # Templates are programs. By default nbconvert looks for them in the working folder, too.
+    templates = server_app.config.TemplateExporter
+    templates.extra_template_basedirs = []
+    templates.template_data_paths = jupyter_path("nbconvert", "templates")
+    with contextlib.suppress(ImportError):
+        from nbconvert.exporters import base  # noqa: PLC0415
+
+        # A notebook's metadata may name any object of any module as its exporter.
+        base.import_item = _import_nothing
+    with contextlib.suppress(ImportError):
+        from jupyterlab_server import config  # noqa: PLC0415
+
+        # page_config.json may name the address of the page's scripts: that at home is not read.
+        of = config._get_config_manager
+        config._get_config_manager = lambda level, higher=False: (
+            of("sys_prefix", True) if level == "all" else of(level, higher)
+        )
+
+
+def _import_nothing(name: str) -> Any:
+    raise ImportError(f"{name}: exporters are known by their short names here, such as html")
 
 
 def hub_token(server_app: Any) -> str:

@@ -175,7 +175,7 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
     os.environ.update(environment)
     time.tzset()
     try:
-        # Anew: a home can have been mounted there since.
+        # Once more: a home can have been mounted there since.
         os.chdir(folder)
     except OSError as e:
         sys.exit(f"fgpu-start: the working folder {folder} cannot be used: {e.strerror}")
@@ -184,7 +184,9 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
             os.execvp(program, identity.argv)
         except OSError as e:
             sys.exit(f"fgpu-start: {program} cannot be run: {e.strerror}")
-    _find_packages_at_home()
+    # What it takes for code from its working folder must not be what a session's programs write.
+    os.environ.setdefault("JUPYTERHUB_ROOT_DIR", folder)
+    os.chdir("/")
     if XSRF in sys.modules and any(name.startswith("JUPYTERHUB_XSRF_") for name in environment):
         importlib.reload(sys.modules[XSRF])
     sys.argv = [program, *arguments]
@@ -213,14 +215,6 @@ def _serve(token: str) -> None:
     extension.HubOAuth = HubOAuth
     extension.JupyterHubIdentityProvider = JupyterHubIdentityProvider
     extension.main()
-
-
-def _find_packages_at_home() -> None:
-    """Have packages at home found after the server's own, should the home have come only now."""
-    import site  # noqa: PLC0415
-
-    if site.ENABLE_USER_SITE and site.getusersitepackages() not in sys.path:
-        site.addusersitepackages(site.removeduppaths())
 
 
 def _keep_memory_private() -> None:
