@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from fgpu_scheduler import ImageEdit, ImageEdits, Store
+from fgpu_scheduler import ImageEdit, ImageEdits, Store, value_words
 from fgpuspawner.images.catalogue import CatalogueError, checked
 from fgpuspawner.images.entry import Entry, entry_of
 from fgpuspawner.images.model import Catalogue, Image
@@ -39,8 +39,8 @@ class Difference:
     in_database: object
 
     def __str__(self) -> str:
-        database, file = ("nothing" if v is None else shown(v) for v in (self.in_database, self.in_file))
-        return f"{self.key}: {database}, in the file {file}"
+        database, file = (value_words(self.key, value) for value in (self.in_database, self.in_file))
+        return f"{self.key}: {database} (in the file: {file})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
     from fgpu_scheduler.store.foretold import Foretold
     from fgpu_scheduler.store.history import History
-    from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
+    from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits, value_words
     from fgpu_scheduler.store.image_names import image_prefix_of
     from fgpu_scheduler.store.meters import Meters
     from fgpu_scheduler.store.node_actions import (

@@ -55,13 +55,13 @@ def test_each_change_is_in_the_audit_log_with_what_is_different(store: Store) ->
             "eve",
             "image.edit",
             "image torch",
-            'enabled = true, name = "Füße", description: as in the file, minimum: as in the file',
+            "enabled: yes, name: Füße, description: as in the file, minimum: as in the file",
         ),
         (
             "root",
             "image.edit",
             "image torch",
-            'enabled = false, description = null, minimum = {"fgpu": "0.5"}, its place',
+            "enabled: no, description: none, minimum: fgpu 0.5, its place",
         ),
     ]
 

@@ -32,6 +32,10 @@ class ImageEdit:
     changed_at_s: int = 0
 
 
+FLAGS = ("default", "enabled", "hidden", "sudo")
+"""The keys of an entry that say yes or no; of these only ``enabled`` is yes where it is left out."""
+
+
 class ImageEdits:
     """The edits of one installation. Thread-safe, as its store is."""
 
@@ -81,11 +85,26 @@ def _difference(before: ImageEdit, edit: ImageEdit) -> str:
     old = {**(before.entry or {}), **before.changes}
     new = {**(edit.entry or {}), **edit.changes}
     changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
-    said = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()]
+    said = [f"{key}: {value_words(key, value)}" for key, value in changed.items()]
     said += [f"{key}: as in the file" for key in old if key not in new]
     if edit.position != before.position:
         said.append("its place" if edit.position is not None else "its place: as in the file")
     return ", ".join(said)
+
+
+def value_words(key: str, value: object) -> str:
+    """Return the value of a key of an image's entry in words; None: the key is left out."""
+    if isinstance(value, bool) or (value is None and key in FLAGS):
+        return "yes" if (key == "enabled" if value is None else value) else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, list | tuple)
+        else "none"
+        if value is None
+        else str(value)
+    )
 
 
 def _values(edit: ImageEdit) -> dict[str, object]:

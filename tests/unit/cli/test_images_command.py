@@ -77,7 +77,7 @@ def test_the_list_says_state_source_and_differences(lab: Lab) -> None:
         "  file; enabled; default\n"
         "torch: PyTorch, lab/torch:1\n"
         "  edited; hidden; for group vision\n"
-        "  differs: hidden: true, in the file nothing\n",
+        "  differs: hidden: yes (in the file: no)\n",
     )
 
 
@@ -92,7 +92,7 @@ def test_the_list_as_json_says_the_same_to_programs(lab: Lab) -> None:
         "reference": "lab/torch:1",
         "source": "edited",
         "state": ["disabled", "for group vision"],
-        "differences": ["enabled: false, in the file nothing"],
+        "differences": ["enabled: no (in the file: yes)"],
         "engines": None,
         "problem": None,
     }

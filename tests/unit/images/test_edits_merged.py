@@ -35,13 +35,30 @@ def test_an_edit_lies_over_the_file_key_by_key() -> None:
     assert found.catalogue.images[1] == replace(TORCH, enabled=False, description="", name="Torch")
     assert found.listed[1].source is Source.EDITED
     assert [str(difference) for difference in found.listed[1].differences] == [
-        'name: "Torch", in the file "PyTorch"',
-        "enabled: false, in the file nothing",
-        'description: nothing, in the file "With CUDA."',
+        "name: Torch (in the file: PyTorch)",
+        "enabled: no (in the file: yes)",
+        "description: none (in the file: With CUDA.)",
     ]
     # What was not edited follows the file.
     newer = Catalogue((PYTHON, replace(TORCH, version="2.14"), FLOW))
     assert merge(newer, [edit]).catalogue.images[1].version == "2.14"
+
+
+def test_differences_are_said_in_words_whatever_their_kind() -> None:
+    disabled = Catalogue((PYTHON, replace(TORCH, enabled=False, kernels=("a", "b"))))
+    changes = {
+        "enabled": None,
+        "hidden": True,
+        "kernels": None,
+        "minimum": {"fgpu": "0.4", "memory_mib": 768},
+    }
+    found = merge(disabled, [ImageEdit("torch", changes=changes)])
+    assert [str(difference) for difference in found.listed[1].differences] == [
+        "minimum: fgpu 0.4, memory_mib 768 (in the file: none)",
+        "hidden: yes (in the file: no)",
+        "kernels: none (in the file: a, b)",
+        "enabled: yes (in the file: no)",
+    ]
 
 
 def test_without_a_file_there_is_what_the_database_has_and_no_default() -> None:
