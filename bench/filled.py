@@ -51,7 +51,7 @@ def catalogue(count: int) -> str:
         framework, version = frameworks[n % len(frameworks)], f"{1 + n // len(frameworks)}.{n}"
         entries.append(
             f'[[image]]\nslug = "image-{n}"\nname = "{framework} {version}"\nframework = "{framework.lower()}"\n'
-            f'version = "{version}"\npython = "3.11"\nreference = "bench/image:{n}"\nenvironment = ""\n'
+            f'version = "{version}"\npython = "3"\nreference = "bench/image:{n}"\nenvironment = "{sys.prefix}"\n'
             f'description = "{framework} {version} with what goes with it, for the course number {n}."\n'
             + ("default = true\n" if n == 0 else "minimum = { gpu_memory_mib = 1024, memory_mib = 2048 }\n")
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from fgpuspawner.images.model import Catalogue, FoundImage, Image, state_words
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pinning import pinned
 from fgpuspawner.images.values import shown
+from fgpuspawner.meter.told import AVAILABLE
 from fgpuspawner.settings import FGPU
 
 DONE = {
@@ -121,8 +123,11 @@ class Opened:
         return Editor(self.store, self.images.file)
 
     def unfit(self, image: Image) -> str | None:
-        """Return why no session of this image could ever start here; None: it could."""
-        return never_held(image, self.nodes, self.settings.caps())
+        """Return why no session of this image can start here; None: it may."""
+        available = AVAILABLE.read(self.settings.data_path()).fresh(time.time())
+        why = available.why_not(image.slug, self.nodes)
+        blocked = None if why is None else f"image {shown(image.slug)}: it can't start: {why}"
+        return never_held(image, self.nodes, self.settings.caps()) or blocked
 
     def problems(self) -> list[str]:
         """Return what of the catalogue cannot be used, or has no effect."""
@@ -225,7 +230,10 @@ def run_action(given: argparse.Namespace) -> list[str]:
     """Do one thing with one image."""
     with opened(given.config) as own:
         own.editor().do(given.action, given.slug, by=who())
-    return [f"image {given.slug} {DONE[given.action]}"]
+        own.images.refresh()
+        image = own.catalogue.entry(given.slug)
+        unfit = own.unfit(image) if image is not None and given.action is Action.ENABLE else None
+    return [f"image {given.slug} {DONE[given.action]}", *([f"problem: {unfit}"] if unfit else [])]
 
 
 def run_file_order(given: argparse.Namespace) -> list[str]:

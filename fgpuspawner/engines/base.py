@@ -20,6 +20,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import Device, EndCause, FGPUError, Launcher, Observed, PrivateImage, Queue, Seen, Session
 from fgpuspawner.concurrency.background import Background
+from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Catalogue, FoundImage, Image
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import Prepared
@@ -478,6 +479,14 @@ class Engine(Launcher):
         raise EngineSilent(f"node {node_id} is not another machine")
 
     # -- images ---------------------------------------------------------------------------------------
+
+    async def availability(self, image: Image, node_id: str) -> Availability:
+        """Return where an image is for a node. It may take seconds.
+
+        Raises:
+            EngineSilent: it cannot be told.
+        """
+        return Availability()
 
     async def has_image(self, image: Image, node_id: str) -> bool:
         """Return whether a session of this image can start on a node without fetching anything.

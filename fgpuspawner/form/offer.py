@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fgpu_scheduler import (
@@ -18,6 +18,7 @@ from fgpu_scheduler import (
     counted_as,
     format_milli,
 )
+from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import beside_for, fgpu_for, never_held, nodes_for, refusals
 from fgpuspawner.settings import FGPU
@@ -102,7 +103,8 @@ class Offer:
     none.
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
-    ``lending`` are the nodes where a share of compute is what a session has at least.
+    ``lending`` are the nodes where a share of compute is what a session has at least. ``available`` is where the images
+    are, ``absent`` why those that are left out can't start, by slug.
     """
 
     images: tuple[Image, ...]
@@ -117,6 +119,8 @@ class Offer:
     usual_cpu_milli: int = 0
     usual_memory_mib: int = 0
     lending: frozenset[str] = frozenset()
+    available: Availabilities = NOTHING_KNOWN
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
@@ -212,6 +216,9 @@ class Offer:
         """Return what the image of ``wanted`` needs and would not get."""
         image = next(i for i in self.images if i.slug == wanted.image)
         request = wanted.request(self.user, "", self.hub_groups)
+        why = self.available.why_not(image.slug, self.nodes_of(wanted.group))
+        if why is not None:
+            return [cannot_start(f"{image.name} in {wanted.group}", why)]
         return refusals(image, request, self.nodes, step_milli=self.caps.fgpu_step_milli)
 
     def others(self, wanted: Wanted) -> Iterator[Wanted]:
@@ -237,6 +244,12 @@ class Offer:
                 yield other
 
 
+def cannot_start(what: str, why: str) -> Refusal:
+    """Return the refusal of an image that can't start."""
+    message = f"image: {what} can't start: {why}; choose another image, or ask an administrator"
+    return Refusal("image", "image_cannot_start", message)
+
+
 def make_offer(
     settings: FGPU,
     nodes: Sequence[Node],
@@ -246,6 +259,7 @@ def make_offer(
     user: str = "",
     hub_groups: Iterable[str] = (),
     lending: frozenset[str] = frozenset(),
+    available: Availabilities = NOTHING_KNOWN,
 ) -> Offer:
     """Return what a user with these resource ``groups`` and ``images`` may choose, with what is preselected.
 
@@ -258,16 +272,22 @@ def make_offer(
         )
     # What no node could ever hold is said to administrators, by `fgpu images list` and the service's page.
     images = [i for i in images if never_held(i, nodes, settings.caps()) is None]
+    own = [n for n in nodes if n.resource_group in groups]
+    absent = {i.slug: why for i in images if (why := available.why_not(i.slug, own)) is not None}
+    shown = [i for i in images if not i.hidden and i.is_accepted_by(user)]
+    images = [i for i in images if i.slug not in absent]
+    if not images and shown:
+        raise Refused([cannot_start(i.name, absent[i.slug]) for i in shown])
     if not images:
         raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
     hub_groups = tuple(hub_groups)
-    shown = [i for i in images if not i.hidden and i.is_accepted_by(user)]
+    shown = [i for i in shown if i.slug not in absent]
     image = next((i for i in shown if i.default), next(iter(shown), None))
     longest_s = settings.max_time_limit_s or None
     offer = Offer(
         tuple(images),
         tuple(groups),
-        tuple(n for n in nodes if n.resource_group in groups),
+        tuple(own),
         replace(
             settings.caps(),
             max_time_limit_s=longest_s or LONGEST_TIME_LIMIT_S,
@@ -288,6 +308,8 @@ def make_offer(
         settings.milli("default_cpu") or 0,
         settings.default_memory_mib,
         lending,
+        available,
+        absent,
     )
     # Half a GPU, at least a step.
     amounts = offer.amounts(groups[0]) or (offer.caps.fgpu_step_milli,)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, admit
-from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.offer import Offer, Refused, Wanted, cannot_start
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
 from fgpuspawner.text.fields import FIELDS, Given, in_gib, joined, short
@@ -150,13 +150,15 @@ def _image(given: Given, offer: Offer) -> Image:
     """Return the image that was chosen; what is hidden only where it was named. Any, where it is refused."""
     slug, slugs = given.raw.get("image"), [image.slug for image in offer.shown_images]
     found = offer.image(slug)
-    if found is None and not slugs:
+    if isinstance(slug, str) and slug in offer.absent:
+        given.refusals.append(cannot_start(slug, offer.absent[slug]))
+    elif found is None and not slugs:
         named = slug not in (None, "")
         asked = f"there is no {short(slug)}" if named else "you are shown none"
         problem = f"{asked}; name one that you may use, or ask an administrator"
         given.refuse("image", "unknown_choice" if named else "no_image", problem)
         return offer.images[0]
-    if found is None and slug == "":
+    elif found is None and slug == "":
         problem = f"none is chosen; choose one of {', '.join(slugs)}"
         given.refuse("image", "no_image", problem, nearest=offer.default.image)
     elif found is None:

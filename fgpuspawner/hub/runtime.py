@@ -41,6 +41,7 @@ from fgpuspawner.hub.disk_watch import SessionDisks
 from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.hub.gpu_use import GpuUse
 from fgpuspawner.hub.idle import Servers, SessionActivity
+from fgpuspawner.hub.image_watch import ImageWatch
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import Metrics
@@ -185,7 +186,11 @@ class Runtime:
         self._prefetch = Prefetch(
             self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
         )
-        self._pull_notes = PullNotes(self.settings.data_path(), self.pull_states)
+        data = self.settings.data_path()
+        self._pull_notes = PullNotes(data, self.pull_states)
+        self._image_watch = ImageWatch(
+            self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
+        )
         # However the Hub ends, as long as it can: its threads may be in the middle of something then.
         atexit.register(self.store.close)
         Runtime._current = self
@@ -341,6 +346,7 @@ class Runtime:
         self.resizer.begin(self.background)
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
+        self._image_watch.begin()
         Notices(
             self.store,
             settings.notice_command,
@@ -474,4 +480,5 @@ class Runtime:
             user=user,
             hub_groups=hub_groups,
             lending=self.isolation.lending,
+            available=self._image_watch.available.fresh(SystemClock().now_s()),
         )

@@ -51,7 +51,7 @@ KEYS: Mapping[str, Reader] = {
     "name": Values.text,
     "framework": Values.text,
     "version": Values.text,
-    "python": _text(r"[0-9]+\.[0-9]+(\.[0-9]+)?", 'a version such as "3.11"'),
+    "python": _text(r"[0-9]+(\.[0-9]+){0,2}", 'a version such as "3.11"'),
     "description": partial(Values.text, fallback="", max_length=LONGEST),
     "icon": _icon,
     "kernels": partial(

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
+from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.isolation.files import write_whole
 
 T = TypeVar("T")
@@ -33,3 +34,8 @@ class ToldFile(Generic[T]):
             return self._form.validate_json((data / self.name).read_bytes())
         except (OSError, ValueError):
             return self._kind()
+
+
+AVAILABLE = ToldFile("images.json", Availabilities)
+WANTED: ToldFile[dict[str, int]] = ToldFile("images_wanted.json", dict)
+"""From the service to the Hub: when an administrator asked last for an image to be fetched, by its slug."""

@@ -29,6 +29,7 @@ from fgpu_scheduler import (
     Unblocking,
     compute_of,
 )
+from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.meter.disk import DiskTold
@@ -106,7 +107,8 @@ class World:
     private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
     running sessions hold and use of their GPUs, ``disks`` what they take of the disk; ``extension`` what owners may add
     to a time limit; ``gpus`` how each GPU is; ``resizes`` the last wish for each session that was to be resized, in steps
-    of ``step_milli`` of an fGPU; ``unblockings``, by resource group, what would start the first of its queue.
+    of ``step_milli`` of an fGPU; ``unblockings``, by resource group, what would start the first of its queue;
+    ``available`` where the images are.
     """
 
     snapshot: Snapshot
@@ -125,6 +127,7 @@ class World:
     resizes: Mapping[int, Resize] = field(default_factory=dict)
     step_milli: int = 100
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    available: Availabilities = field(default_factory=Availabilities)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:

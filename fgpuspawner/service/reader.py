@@ -40,6 +40,7 @@ from fgpu_scheduler import (
 from fgpuspawner.concurrency.background import Failures, until_it_works
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import Offer, Wanted, make_offer
+from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Editor
 from fgpuspawner.images.live import Images
@@ -51,6 +52,7 @@ from fgpuspawner.meter.disk import DISK
 from fgpuspawner.meter.gpu_health import HEALTH
 from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
+from fgpuspawner.meter.told import AVAILABLE
 from fgpuspawner.service.model import Savers, World, extension_of
 from fgpuspawner.service.problems import forecast_takes_long
 from fgpuspawner.settings import FGPU
@@ -351,18 +353,24 @@ class Reader:
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
-        nodes = world.snapshot.nodes
-        return make_offer(self.settings, nodes, images, groups, user=user, hub_groups=hub_groups)
+        nodes, available = world.snapshot.nodes, world.available
+        return make_offer(
+            self.settings, nodes, images, groups, user=user, hub_groups=hub_groups, available=available
+        )
 
     def beside(self, world: World) -> Callable[[str, int], tuple[int, int]]:
         """Return what tells which CPU and memory go with an amount of a group's GPUs, as on the launch form."""
         offers = {group: self._any_offer(world.snapshot, group) for group in world.groups}
         return lambda group, milli: offers[group].beside(milli, group)
 
-    def shown_images(self, world: World, user: str, hub_groups: tuple[str, ...]) -> tuple[Image, ...]:
-        """Return the images that this user is shown: what no node could ever hold is left out."""
-        visible = self.catalogue.visible_to(user, hub_groups)
-        return tuple(i for i in visible if never_held(i, world.snapshot.nodes, self._caps) is None)
+    def shown_images(
+        self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]
+    ) -> tuple[Image, ...]:
+        """Return the images that this user of these resource ``groups`` is shown: what can't start is left out."""
+        visible, nodes = self.catalogue.visible_to(user, hub_groups), world.snapshot.nodes
+        own = [node for node in nodes if node.resource_group in groups]
+        able = (i for i in visible if world.available.why_not(i.slug, own) is None)
+        return tuple(i for i in able if never_held(i, nodes, self._caps) is None)
 
     # --- In the worker threads ---
 
@@ -400,7 +408,10 @@ class Reader:
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_now(self) -> World:
-        return World(self._queue.snapshot(self._clock.now_s()))
+        return World(self._queue.snapshot(self._clock.now_s()), available=self._available())
+
+    def _available(self) -> Availabilities:
+        return AVAILABLE.read(self.settings.data_path()).fresh(self._clock.now_s())
 
     async def _make_world(self) -> World:
         snapshot = await self._read(self._queue.snapshot, self._clock.now_s())
@@ -430,6 +441,7 @@ class Reader:
             resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
             step_milli=self.settings.caps().fgpu_step_milli,
             unblockings=ahead.unblockings,
+            available=self._available(),
         )
 
     def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ slug = "python"
 name = {json.dumps(IN_A_FILE)}
 framework = {json.dumps(NAME.replace(chr(0x202E), ""))}
 version = "3.11"
-python = "3.11"
+python = "3"
+environment = {json.dumps(sys.prefix)}
 reference = "lab/python:1"
 description = {json.dumps((IN_A_FILE + "w" * 1000)[:1000])}
 deprecated = {json.dumps((IN_A_FILE + "w" * 1000)[:1000])}

@@ -65,7 +65,7 @@ def test_a_users_receipts_come_in_pages_with_totals_and_advice(
     page = open_as(service, "ann", "history")
     expect(page.get_by_role("link", name="History")).to_have_attribute("aria-current", "page")
     expect(page.locator(".notice.info")).to_contain_text(
-        "Python 3.11: your last five runs peaked at 300 MiB: 0.1 fGPU would have been enough."
+        "Python: your last five runs peaked at 300 MiB: 0.1 fGPU would have been enough."
     )
     expect(page.locator(".totals")).to_contain_text("60")
     # 60 sessions of half a GPU for an hour, at 10 Wh.

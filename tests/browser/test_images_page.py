@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ slug = "python"
 name = "Python 3.11"
 framework = "python"
 version = "3.11"
-python = "3.11"
+python = "3"
 reference = "lab/python:1"
 description = "Plain Python."
 default = true
@@ -32,13 +33,22 @@ slug = "torch"
 name = "PyTorch 1.9"
 framework = "pytorch"
 version = "1.9"
-python = "3.9"
+python = "3"
+environment = "PREFIX"
 reference = "registry.example:5000/lab/a-long-name/of-an-image/pytorch:1.9@sha256:DIGEST"
 description = "PyTorch with CUDA."
 deprecated = "Removed in May."
 minimum = { fgpu = "0.4" }
 recommended = { fgpu = "0.7", cpu = "0.5", memory_mib = 768 }
-""".replace("DIGEST", "0123456789abcdef" * 4)
+
+[[image]]
+slug = "flow"
+name = "TensorFlow 1.15"
+framework = "tensorflow"
+version = "1.15"
+python = "3.6"
+reference = "lab/tensorflow:1"
+""".replace("DIGEST", "0123456789abcdef" * 4).replace("PREFIX", sys.prefix)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,14 @@ def test_an_administrator_changes_an_image_and_takes_it_back_without_scripts(
     torch = row(page, "torch")
     expect(torch).to_contain_text("deprecated")
     expect(torch).to_contain_text("from the file")
+    expect(torch.locator(".where .badge")).to_have_text("here")
+    # Its sessions would be plain Python: no user is offered it.
+    flow = row(page, "flow").locator(".where")
+    expect(flow).to_contain_text("can't start")
+    expect(flow).to_contain_text("which has Python 3.")
+    expect(flow).to_contain_text("not 3.6, and no tensorflow.")
+    expect(flow).to_contain_text("Users can't choose it.")
+    expect(flow.get_by_role("link", name="Set its environment: TensorFlow 1.15")).to_be_visible()
     assert not scrolls_sideways(page)
     torch.get_by_role("button", name="Hide").click()
     expect(torch.locator(".badge").first).to_have_text("hidden")

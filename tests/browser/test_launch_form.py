@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -59,8 +60,9 @@ def catalogue() -> str:
     }
     return "\n".join(
         f"[[image]]\nslug = {json.dumps(slug)}\nname = {json.dumps(name)}\nframework = {json.dumps(framework)}\n"
-        f"version = {json.dumps(name.split()[1])}\npython = '3.11'\ndescription = {json.dumps(text)}\n"
-        f"reference = 'r'\nenvironment = ''\n{'default = true' if slug == 'python' else ''}\n{more.get(slug, '')}"
+        f"version = {json.dumps(name.split()[1])}\npython = '3'\ndescription = {json.dumps(text)}\n"
+        f"reference = 'r'\nenvironment = {json.dumps(sys.prefix)}\n"
+        f"{'default = true' if slug == 'python' else ''}\n{more.get(slug, '')}"
         for slug, name, framework, text in entries
     )
 

@@ -102,7 +102,7 @@ def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., P
     page = dan.page
     expect(page.get_by_role("note")).to_contain_text("Simulated GPUs")
     expect(forecast(page)).to_be_hidden()
-    expect(page.get_by_role("radio", name="Python 3.11")).to_be_checked()
+    expect(page.get_by_role("radio", name="Python", exact=True)).to_be_checked()
     expect(about_image(page, "python")).to_contain_text("Plain Python with JupyterLab")
     page.fill("#fgpu-fgpu", "0.3")
     more(page).fill("#fgpu-cpu", "0.2")

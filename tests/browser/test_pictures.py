@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +36,7 @@ name = "{name} {version}"
 framework = "{framework}"
 version = "{version}"
 python = "{python}"
+environment = "{sys.prefix}"
 reference = "lab/{slug}:1"
 description = "{description}"
 {more}

@@ -28,18 +28,17 @@ slug = "python"
 name = "Python 3.11"
 framework = "python"
 version = "3.11"
-python = "3.11"
+python = "3"
 reference = "r"
-environment = ""
 default = true
 [[image]]
 slug = "broken"
 name = "Broken"
 framework = "python"
 version = "1"
-python = "3.11"
+python = "3"
 reference = "r"
-environment = "/no/such/folder"
+environment = "BROKEN"
 """
 COUNT_SAID = """
 window.said = 0;
@@ -64,7 +63,11 @@ window.Notification = class {
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A Hub with one GPU, whose sessions start at once; those of one image never do."""
     folder = tmp_path_factory.mktemp("waiting")
-    (folder / "catalogue.toml").write_text(CATALOGUE)
+    program = folder / "bin/python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho it is broken; exit 7\n")
+    program.chmod(0o755)
+    (folder / "catalogue.toml").write_text(CATALOGUE.replace("BROKEN", str(folder)))
     after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
     with running(folder, after=after, catalogue=str(folder / "catalogue.toml")) as found:
         yield found
@@ -239,15 +242,19 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     more(page).fill("#fgpu-time", "2:30")
     start(page)
     expect(page.locator(".alert-danger").first).to_contain_text(
-        "its environment has no python", timeout=START_MS
+        "the server ended with status 7; its last words: it is broken", timeout=START_MS
     )
     page.goto(f"{hub.url}/hub/spawn-pending/dan/second")
     expect(page.get_by_role("heading", name="Your session did not start")).to_be_visible()
-    expect(page.locator(".fgpu-happened")).to_contain_text("its environment has no python")
+    expect(page.locator(".fgpu-happened")).to_contain_text(
+        "the server ended with status 7; its last words: it is broken"
+    )
     expect(page.locator(".fgpu-next")).to_contain_text("Choose another image, or try again later")
     check_page(page, within="main, .container")
     page.get_by_role("button", name="Back to the form").click()
-    expect(page.locator("#fgpu-failed-lately")).to_contain_text("its environment has no python")
+    expect(page.locator("#fgpu-failed-lately")).to_contain_text(
+        "the server ended with status 7; its last words: it is broken"
+    )
     expect(page.get_by_role("radio", name="Broken")).to_be_checked()
     for field, value in (("fgpu", "0.7"), ("cpu", "0.3"), ("memory", "0.625"), ("time", "2:30")):
         expect(page.locator(f"#fgpu-{field}")).to_have_value(value)

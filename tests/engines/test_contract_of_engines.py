@@ -14,6 +14,7 @@ from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
 from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.hub.verification import Verification
+from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
 
 PATIENCE_S = 60
@@ -286,11 +287,13 @@ async def test_an_image_that_is_there_is_not_fetched_and_one_that_cannot_be_had_
     engine = lab.engine()
     node = lab.placed[0]
     assert await engine.has_image(lab.image, node.id)
+    assert (await engine.availability(lab.image, node.id)).where in (Where.HERE, Where.UNKNOWN)
     await engine.fetch_image(lab.image, node.id, 1)
     if not engine.capabilities.fetches_images:
         return
     gone = Image("gone", "Gone", "gone", "1", "3", "127.0.0.1:9/fgpu-test/nowhere:1", enabled=True)
     assert not await engine.has_image(gone, node.id)
+    assert (await engine.availability(gone, node.id)).where in (Where.CANNOT, Where.UNKNOWN)
     with pytest.raises(PullFailed, match="nowhere:1"):
         async with asyncio.timeout(PATIENCE_S):
             await engine.fetch_image(gone, node.id, 1)

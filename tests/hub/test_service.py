@@ -357,7 +357,7 @@ def test_a_user_sees_their_own_sessions_and_nobody_elses(world: World) -> None:
     assert waits["wait_reason"] == "RESOURCES"
     assert waits["wait_text"] == "1 fGPU is not free: at most 0.5 is"
     assert found["simulated"] is True
-    assert runs["image_name"] == "Python 3.11"
+    assert runs["image_name"] == "Python"
     assert world.hub.get(f"sessions/{world.bob_runs.id}", world.alice, status=404)
     assert world.hub.get(f"sessions/{world.alice_runs.id}", world.alice)["session"] == runs
 

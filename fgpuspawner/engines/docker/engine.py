@@ -50,6 +50,7 @@ from fgpuspawner.engines.docker.others import sessions_of_others
 from fgpuspawner.engines.docker.remote_driver import RemoteReader
 from fgpuspawner.engines.docker.shared_network import NETWORK
 from fgpuspawner.engines.docker.warm_pool import WarmPool
+from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation import machine
@@ -408,6 +409,9 @@ class DockerEngine(Engine):
         return RemoteReader(self.fleet.of_node(node_id).driver(node_id, self._machines.get(node_id)))
 
     # -- images ---------------------------------------------------------------------------------------
+
+    async def availability(self, image: Image, node_id: str) -> Availability:
+        return await self.pulls.availability(self._answering(node_id), image)
 
     async def has_image(self, image: Image, node_id: str) -> bool:
         return await self.pulls.found(self._answering(node_id), image) is not None

@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,9 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
 )
+from fgpuspawner.engines.local.environment import availability, folder_of
 from fgpuspawner.engines.local.processes import Processes, run_beside
+from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.sealing import sealed_environment
@@ -50,8 +51,9 @@ class LocalEngine(Engine):
 
     capabilities = Capabilities("local processes, all of one system user")
 
-    def __init__(self, installation: Installation, *, stop_timeout_s: float) -> None:
+    def __init__(self, installation: Installation, *, stop_timeout_s: float, server: str = SERVER) -> None:
         settings = installation.settings
+        self._server = server
         self._node_ids = tuple(settings.node_ids())
         self._processes = Processes(
             installation=installation.id, folder=settings.data_path(), stop_timeout_s=stop_timeout_s
@@ -82,7 +84,12 @@ class LocalEngine(Engine):
 
     async def start(self, spec: LaunchSpec) -> Endpoint:
         """Start the server in the image's Python environment, on the loopback."""
-        binaries, program = _program(spec.image, spec.command[0] if spec.command else SERVER)
+        server = spec.command[0] if spec.command else SERVER
+        found = await self._in(self._lookers, lambda: availability(spec.image, server))
+        if found.where is Where.CANNOT:
+            raise LaunchFailed(f"image {spec.image.name}: {found.words}", EndCause.PULL_FAILED)
+        binaries = folder_of(spec.image) / "bin"
+        program = shutil.which(server, path=str(binaries)) or server
         given = dict(spec.environment)
         given["PATH"] = f"{binaries}{os.pathsep}{given.get('PATH', os.defpath)}"
         sealed = sealed_environment(given, spec.told, spec.prepared)
@@ -147,14 +154,5 @@ class LocalEngine(Engine):
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         return self._processes.sessions_of(pids)
 
-
-def _program(image: Image, server: str) -> tuple[Path, str]:
-    """Return the folder of the programs of an image's environment, and the server's program in it."""
-    binaries = Path(image.environment or sys.prefix).expanduser() / "bin"
-    program = shutil.which(server, path=str(binaries))
-    if program is None:
-        raise LaunchFailed(
-            f"image {image.slug!r}: its environment has no {server}; ask an administrator to install it",
-            EndCause.PULL_FAILED,
-        )
-    return binaries, program
+    async def availability(self, image: Image, node_id: str) -> Availability:
+        return await self._in(self._lookers, functools.partial(availability, image, self._server))

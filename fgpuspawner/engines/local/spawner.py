@@ -40,7 +40,9 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         """Return what starts and ends the local processes of this installation."""
         own = configured(cls, installation.config)
         stop_timeout_s = own.get("stop_timeout_s", cls.stop_timeout_s.default_value)
-        return LocalEngine(installation, stop_timeout_s=float(stop_timeout_s))
+        cmd = own.get("cmd") or SERVER
+        server = cmd if isinstance(cmd, str) else cmd[0]
+        return LocalEngine(installation, stop_timeout_s=float(stop_timeout_s), server=server)
 
     @property
     def home(self) -> Path:

@@ -5,17 +5,21 @@ It works without scripts: every button is a form. What is shown is escaped by to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from fgpu_scheduler import Audit, Node, Store
 from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.images.availability import Availabilities, Availability, Where
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Editor, Source
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
 from fgpuspawner.images.needs import never_held
+from fgpuspawner.meter.told import WANTED
 from fgpuspawner.service.admin.base import AdminFormPage
 from fgpuspawner.service.problems import Problem, bad_argument
 
@@ -74,6 +78,17 @@ def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
     return tuple((action.value, words) for action, words in found)
 
 
+def places_of(
+    image: Image, nodes: Sequence[Node], available: Availabilities
+) -> dict[Availability, list[str]]:
+    """Return where an image is, each with the nodes, and their groups, for which it is there."""
+    found: dict[Availability, list[str]] = {}
+    for node in nodes:
+        said = f"{node.id} (group {node.resource_group})"
+        found.setdefault(available.at(image.slug, node.id), []).append(said)
+    return found
+
+
 class CataloguePage(AdminFormPage):
     """What the pages of the catalogue share: a change of it, on top of the last good file."""
 
@@ -99,6 +114,11 @@ class ImagesPage(CataloguePage):
             "images.html",
             listed=images.listed.listed,
             unfit=lambda image: never_held(image, world.snapshot.nodes, caps),
+            places=lambda image: places_of(image, world.snapshot.nodes, world.available),
+            moving=any(
+                a.where is Where.COMING for at in world.available.images.values() for a in at.values()
+            ),
+            fetches=reader.engine.fetches_images,
             icon=lambda image: icon_svg(icon_name(image)),
             sources=SOURCES,
             states=state_words,
@@ -115,10 +135,19 @@ class ImagesPage(CataloguePage):
         slug, action = self.field("slug"), self.field("action")
         if action == "file-order":
             await self.change_images(lambda editor, by: editor.file_order(by=by), slug)
+        elif action == "fetch" and self.service.reader.catalogue.entry(slug) is not None:
+            await self.change(functools.partial(self._fetch, slug))
+            self.back(f"image-{quote(slug)}")
         elif action in set(Action):
             await self.change_images(lambda editor, by: editor.do(Action(action), slug, by=by), slug)
         else:
             raise bad_argument("action", "there is no such action")
+
+    def _fetch(self, slug: str, store: Store, by: str, now_s: int) -> None:
+        """Ask the Hub for an image to be fetched, and write down who asked."""
+        data = self.service.settings.data_path()
+        WANTED.write(data, {**WANTED.read(data), slug: now_s})
+        Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
 
 
 class EditPage(CataloguePage):

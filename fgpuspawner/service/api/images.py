@@ -17,7 +17,7 @@ class Images(Api):
     async def get(self) -> None:
         reader, viewer = self.service.reader, self.viewer
         world = await reader.world()
-        shown = reader.shown_images(world, viewer.user or "", viewer.hub_groups)
+        shown = reader.shown_images(world, viewer.user or "", viewer.hub_groups, viewer.groups)
         default = next((image for image in shown if image.default), next(iter(shown), None))
         self.answer(images_object(shown, default=default, simulated=world.simulated(viewer.groups)))
 

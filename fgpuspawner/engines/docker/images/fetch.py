@@ -30,17 +30,20 @@ MOVING = {"Pulling fs layer", "Downloading", "Verifying Checksum", "Extracting"}
 """States of a layer after which the engine soon tells more."""
 
 
-def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell) -> Reason | None:
-    """Have the engine fetch an image from its registry; return why it could not, or None."""
+def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell | None) -> Reason | None:
+    """Have the engine fetch an image from its registry; return why it could not, or None.
+
+    Without ``tell`` it only asks whether the registry has the image.
+    """
     repository, tag = parse_repository_tag(reference)
     try:
         header = _credentials(client, resolve_repository_name(repository)[0])
-        talk.ask(
-            "POST",
-            "/images/create",
-            params={"fromImage": repository, "tag": tag or "latest"},
-            headers={"X-Registry-Auth": _text(header)} if header else None,
-        )
+        headers = {"X-Registry-Auth": _text(header)} if header else None
+        if tell is None:
+            talk.ask("GET", f"/distribution/{quote(reference, safe='/:@')}/json", headers=headers)
+            return None
+        params = {"fromImage": repository, "tag": tag or "latest"}
+        talk.ask("POST", "/images/create", params=params, headers=headers)
         layers: dict[str, str] = {}
         for told in talk.lines():
             if "error" in told:

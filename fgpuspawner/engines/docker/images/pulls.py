@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from fgpuspawner.engines.docker.images.fetch import copy, fetch
 from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, Talk
 from fgpuspawner.engines.docker.images.pull_meter import Meter
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
+from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import Phase, PullState
 
@@ -37,6 +40,10 @@ FINAL = (Kind.DISK_FULL, Kind.DIGEST)
 """What another engine's copy would not mend."""
 AT_A_TIME = 3
 """Pulls of one engine at a time: as many layers as it fetches at a time by itself."""
+ASK_EVERY_S, ASK_DISABLED_EVERY_S, ASK_WITHIN_S = 30.0, 600.0, 20.0
+"""Seconds between two questions whether a registry has an image, also a disabled one, and for the answer."""
+NO_ANSWER = (Kind.ENGINE, Kind.REGISTRY, Kind.OTHER)
+"""After these it is not known whether the registry has an image."""
 BROKE_OFF = "the registry broke off"
 """What is told of what the engine itself tries again."""
 
@@ -91,6 +98,8 @@ class Pulls:
         self._pulls: dict[tuple[Daemon, str, str], _Pull] = {}
         self._going: set[_Pull] = set()
         self._moved = asyncio.Event()
+        self._asked: dict[tuple[Daemon, str], tuple[float, Reason | None]] = {}
+        """When and why a registry did not give an image; None: it has it."""
 
     # -- for whoever waits ----------------------------------------------------------------------------
 
@@ -102,6 +111,39 @@ class Pulls:
         """
         found = await self._inspect(daemon, image)
         return found if found is not None and _matches(image, found) else None
+
+    async def availability(self, daemon: Daemon, image: Image) -> Availability:
+        """Return where an image is for a daemon.
+
+        Raises:
+            EngineSilent: it does not answer.
+        """
+        pull = self._pulls.get((daemon, image.reference, image.digest))
+        if pull is not None:
+            return Availability(Where.COMING, pull.state().words())
+        other = await self._inspect(daemon, image)
+        if other is not None and _matches(image, other):
+            return Availability(Where.HERE)
+        if await self._another_with(daemon, image) is not None:
+            return Availability(Where.FETCHABLE)
+        reason = await self._not_given(daemon, image)
+        if reason is None:
+            return Availability(Where.FETCHABLE)
+        where = Where.UNKNOWN if reason.kind in NO_ANSWER else Where.CANNOT
+        return Availability(where, _why(image, other, reason))
+
+    async def _not_given(self, daemon: Daemon, image: Image) -> Reason | None:
+        """Return why a registry, or the engine of a private image, does not give an image; None: it has it."""
+        if image.owner:
+            answer = all(other.answers for other in self._fleet.daemons)
+            return Reason(Kind.NOT_FOUND if answer else Kind.ENGINE, "no engine that answers has it")
+        asked_s, reason = self._asked.get((daemon, image.reference), (-math.inf, None))
+        if time.monotonic() - asked_s >= (ASK_EVERY_S if image.enabled else ASK_DISABLED_EVERY_S):
+            talk = Talk(daemon.client, silent_s=ASK_WITHIN_S)
+            ask = functools.partial(fetch, talk, daemon.client, image.reference, None)
+            reason = await in_a_thread_of_its_own(ask, cut=talk.cut)
+            self._asked[daemon, image.reference] = time.monotonic(), reason
+        return reason
 
     async def ensure(self, daemon: Daemon, image: Image, waiter: int, *, ahead: bool = False) -> Found:
         """Wait until the engine has an image, and return what it says of it. ``waiter`` is the session that needs it.
@@ -150,6 +192,7 @@ class Pulls:
             if other is not None and _matches(pull.image, other):
                 return other
             reason = await self._pulled_or_copied(pull)
+            self._asked[pull.daemon, pull.image.reference] = time.monotonic(), reason
             if reason is None:
                 found = await self._inspect(pull.daemon, pull.image)
                 if found is not None and _matches(pull.image, found):
@@ -183,7 +226,7 @@ class Pulls:
         if reason is None or reason.kind in FINAL:
             return reason
         log.warning("%s: image %s: %s", pull.daemon.address, pull.image.reference, reason.words())
-        source = await self._another_with(pull)
+        source = await self._another_with(pull.daemon, pull.image)
         if source is None:
             return reason
         copied = await self._copied(pull, source)
@@ -218,16 +261,16 @@ class Pulls:
             return Reason(Kind.ENGINE, f"{source.address}, which has it, does not answer now")
         return await self._copied(pull, source)
 
-    async def _another_with(self, pull: _Pull) -> Daemon | None:
+    async def _another_with(self, own: Daemon, image: Image) -> Daemon | None:
         """Return another of our engines that has the image, and from which a copy would be known as what is wanted."""
-        if "@" in pull.image.reference:
+        if "@" in image.reference:
             return None
         for daemon in self._fleet.daemons:
-            if daemon is not pull.daemon and daemon.answers:
+            if daemon is not own and daemon.answers:
                 with contextlib.suppress(EngineSilent):
-                    found = await self.found(daemon, pull.image)
+                    found = await self.found(daemon, image)
                     # A registry's digest is known only of what was pulled; the engine's own id goes along.
-                    if found is not None and pull.image.digest in ("", found.get("Id")):
+                    if found is not None and image.digest in ("", found.get("Id")):
                         return daemon
         return None
 

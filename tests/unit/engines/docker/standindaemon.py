@@ -26,6 +26,10 @@ class StandIn:
     def __init__(self) -> None:
         self.images: dict[str, dict[str, Any]] = {}
         self.pulls: dict[str, list[list[Step]]] = {}
+        self.registry: dict[str, tuple[int, str]] = {}
+        """By reference, what the engine says when it has asked the registry: a status, and words."""
+        self.silent = False
+        """It hangs up on whoever asks it something."""
         self.asked: Counter[str] = Counter()
         self.loaded: list[bytes] = []
         self.cut = threading.Event()
@@ -75,8 +79,17 @@ class StandIn:
 
     def get(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
+        if self.silent:
+            request.close_connection = True
+            return
         if path.endswith("/version"):
             self._say(request, 200, {"ApiVersion": "1.41"})
+            return
+        if "/distribution/" in path:
+            reference = path.partition("/distribution/")[2].removesuffix("/json")
+            self.asked[f"registry {reference}"] += 1
+            status, words = self.registry.get(reference, (500, "error: no such host"))
+            self._say(request, status, {"message": words})
             return
         name = path.partition("/images/")[2]
         if name.endswith("/get"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from standindaemon import StandIn, connected
 
-from fgpuspawner.engines.base import PullFailed
+from fgpuspawner.engines.base import EngineSilent, PullFailed
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images import fetch as fetching
@@ -21,6 +21,7 @@ from fgpuspawner.engines.docker.images import pulls as module
 from fgpuspawner.engines.docker.images.long_request import Talk
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
 from fgpuspawner.engines.docker.images.pulls import Pulls
+from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import Phase
 
@@ -455,3 +456,60 @@ async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(
     for task in tasks:
         task.cancel()
     await eventually(lambda: threads() == 0)
+
+
+async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_say(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.images["lab/here:1"] = {"Id": "sha256:x"}
+    other.images["lab/there:1"] = {"Id": "sha256:x"}
+    engine.registry = {
+        "lab/old:1": (200, "{}"),
+        "lab/gone:1": (403, "denied: requested access to the resource is denied"),
+        "lab/busy:1": (429, "toomanyrequests: slow down"),
+        "lab/odd:1": (404, "page not found"),
+    }
+    world = lab(engine, other)
+
+    async def at(reference: str, **more: Any) -> tuple[Where, str]:
+        found = await world.pulls.availability(world.daemons[0], image(reference, **more))
+        return found.where, found.words
+
+    assert await at("lab/here:1") == (Where.HERE, "")
+    assert (await at("lab/there:1"))[0] is Where.FETCHABLE
+    assert not any("there" in asked for asked in engine.asked)
+    assert await at("lab/old:1") == (Where.FETCHABLE, "")
+    where, why = await at("lab/gone:1")
+    assert (where, "denies access to it, or has no such image" in why) == (Where.CANNOT, True)
+    assert (await at("lab/never-built:1"))[0] is Where.CANNOT
+    assert (await at("lab/busy:1"))[0] is Where.UNKNOWN
+    assert (await at("lab/odd:1"))[0] is Where.UNKNOWN
+    # What is under the name is not what is wanted, and nothing else is to be had.
+    where, why = await at("lab/here:1", digest=OTHER_DIGEST)
+    assert (where, "not the one that is wanted" in why) == (Where.CANNOT, True)
+    # A private image comes from the engine that has it alone.
+    assert (await at("ann/more:1", owner="ann", node_id="b"))[0] is Where.CANNOT
+    other.images["ann/more:1"] = {"Id": "sha256:x"}
+    assert (await at("ann/more:1", owner="ann", node_id="b"))[0] is Where.FETCHABLE
+    # The registry is not asked again at once.
+    assert {asked: n for asked, n in engine.asked.items() if asked.startswith("registry")} == {
+        f"registry lab/{name}:1": 1 for name in ("old", "gone", "never-built", "busy", "odd", "here")
+    }
+
+
+async def test_an_image_is_on_its_way_while_it_is_fetched_and_unknown_while_the_engine_is_silent(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    go = threading.Event()
+    engine.pulls["lab/torch:1"] = [[{"status": "Pulling fs layer", "id": "1"}, go]]
+    world = lab(engine)
+    (daemon,) = world.daemons
+    task = world.waits(1, image())
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    assert (await world.pulls.availability(daemon, image())).where is Where.COMING
+    go.set()
+    await task
+    assert (await world.pulls.availability(daemon, image())).where is Where.HERE
+    engine.silent = True
+    with pytest.raises(EngineSilent):
+        await world.pulls.availability(daemon, image())

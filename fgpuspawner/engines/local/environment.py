@@ -1,0 +1,54 @@
+"""The Python environment that sessions of an image start in, and whether it is what the image's entry says. Blocks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+from fgpuspawner.images.availability import Availability, Where
+from fgpuspawner.images.model import Image
+
+PACKAGES = {"pytorch": "torch"}
+"""What the package of a framework is called, where that is not its name."""
+
+
+def folder_of(image: Image) -> Path:
+    """Return the folder of an image's environment."""
+    return Path(image.environment or sys.prefix).expanduser()
+
+
+def availability(image: Image, server: str) -> Availability:
+    """Return whether the environment of an image has the server, and the versions that the image's entry names.
+
+    An environment named in the entry may lack the framework's package: an administrator has chosen it.
+    """
+    folder, own = folder_of(image), not image.environment
+    pythons = [path.name.removeprefix("python") for path in (folder / "lib").glob("python3.*")]
+    if own:
+        pythons = [f"{sys.version_info.major}.{sys.version_info.minor}"]
+    lacks = []
+    if shutil.which(server, path=str(folder / "bin")) is None:
+        lacks.append(f"no {server}")
+    if pythons and not any(_is(version, image.python) for version in pythons):
+        lacks.append(f"Python {' and '.join(pythons)}, not {image.python}")
+    if (framework := image.framework.casefold()) != "python":
+        path = sys.path if own else [str(site) for site in folder.glob("lib/python3.*/site-packages")]
+        name = PACKAGES.get(framework, framework)
+        versions = [found.version for found in distributions(name=name, path=path)]
+        if versions and not any(_is(version, image.version) for version in versions):
+            lacks.append(f"{image.framework} {versions[0]}, not {image.version}")
+        elif own and not versions:
+            lacks.append(f"no {image.framework}")
+    if lacks:
+        where = "the Hub's own Python environment" if own else f"the Python environment {folder}"
+        return Availability(
+            Where.CANNOT, f"its sessions would run in {where}, which has {', and '.join(lacks)}"
+        )
+    return Availability(Where.HERE)
+
+
+def _is(version: str, said: str) -> bool:
+    """Return whether one of two versions is the beginning of the other."""
+    return f"{version}.".startswith(f"{said}.") or f"{said}.".startswith(f"{version}.")

@@ -1,0 +1,74 @@
+"""An image that can't start is not offered, and is refused with the reason wherever it is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from traitlets.config import Config
+
+from fgpuspawner.form.offer import Offer, Refused, make_offer
+from fgpuspawner.form.options import parse
+from fgpuspawner.form.presets import one_click
+from fgpuspawner.images.availability import Availabilities, Availability, Where
+from fgpuspawner.images.model import Image
+from fgpuspawner.settings import FGPU
+
+PYTHON = Image("python", "Python", "python", "3", "3", "r", default=True)
+OLD = Image("tf-1", "TensorFlow 1.15", "tensorflow", "1.15", "3.6", "r")
+HERE, UNKNOWN = Availability(Where.HERE), Availability()
+BUILD = Availability(Where.CANNOT, "nothing has built it")
+GROUPS = ("default", "class")
+"""One node each, "a" and "b"; "none" has none."""
+
+
+def offer(
+    *images: Image, groups: tuple[str, ...] = (*GROUPS, "none"), **where: tuple[Availability, Availability]
+) -> Offer:
+    config = Config()
+    config.FGPU.groups = {group: {} for group in GROUPS}
+    gpus = {"simulated": 1, "memory_mib": 8192}
+    config.FGPU.nodes = [{"name": n, "group": g, "gpus": gpus} for n, g in zip("ab", GROUPS, strict=True)]
+    own = FGPU.from_config(config).checked()
+    at = {slug.replace("_", "-"): dict(zip("ab", both, strict=True)) for slug, both in where.items()}
+    known = Availabilities(1, at)
+    return make_offer(own, own.discover_nodes(), images, groups, user="ann", available=known)
+
+
+def refused(choice: Offer, **raw: object) -> str:
+    with pytest.raises(Refused) as found:
+        parse(raw, choice)
+    return str(found.value)
+
+
+def test_an_image_that_can_start_nowhere_is_not_offered_and_refused_with_the_reason() -> None:
+    choice = offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
+    assert choice.shown_images == (PYTHON,)
+    said = "image: tf-1 can't start: nothing has built it; choose another image, or ask an administrator"
+    assert refused(choice, image="tf-1") == said
+    assert said in refused(choice, image="tf-1", group="none")
+    presets = [{"name": "Old", "image": "tf-1"}, {"name": "Plain", "image": "python"}]
+    assert [one["title"] for one in one_click(choice, presets, ())["presets"]] == ["Plain"]
+
+
+def test_what_is_not_known_or_holds_of_some_machines_only_is_offered() -> None:
+    assert offer(PYTHON, OLD).shown_images == (PYTHON, OLD)
+    assert offer(PYTHON, OLD, tf_1=(UNKNOWN, BUILD)).shown_images == (PYTHON, OLD)
+
+
+def test_an_image_that_starts_in_another_group_is_refused_in_this_one() -> None:
+    choice = offer(PYTHON, OLD, tf_1=(BUILD, HERE))
+    assert parse({"image": "tf-1", "group": "class"}, choice).image == "tf-1"
+    assert "image: TensorFlow 1.15 in default can't start: nothing has built it" in refused(
+        choice, image="tf-1"
+    )
+
+
+def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidden_ones() -> None:
+    with pytest.raises(Refused) as found:
+        offer(PYTHON, replace(OLD, hidden=True), python=(BUILD, BUILD), tf_1=(BUILD, BUILD))
+    assert [refusal.message.partition(":")[2].strip() for refusal in found.value.refusals] == [
+        "Python can't start: nothing has built it; choose another image, or ask an administrator"
+    ]
+    with pytest.raises(Refused, match="you may use no image"):
+        offer(replace(OLD, hidden=True), tf_1=(BUILD, BUILD))

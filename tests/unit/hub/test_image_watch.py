@@ -1,0 +1,82 @@
+"""Where images are is asked of the engine and told to the service; what administrators ask for is fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fgpu_scheduler import Node
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import Engine, EngineSilent
+from fgpuspawner.hub.image_watch import ImageWatch
+from fgpuspawner.images.availability import FRESH_S, Availability, Where
+from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.meter.told import AVAILABLE, WANTED
+
+TORCH = Image("torch", "PyTorch", "pytorch", "2", "3", "lab/torch:1")
+
+
+class Engines(Engine):
+    """An engine that knows where images are, and nothing else."""
+
+    def __init__(self) -> None:
+        self.where = {"a": Where.HERE, "b": Where.FETCHABLE}
+        self.fetched: list[tuple[str, str]] = []
+
+    async def availability(self, image: Image, node_id: str) -> Availability:
+        if node_id not in self.where:
+            raise EngineSilent("it does not answer")
+        return Availability(self.where[node_id])
+
+    async def fetch_image(self, image: Image, node_id: str, session_id: int, *, ahead: bool = False) -> None:
+        self.fetched.append((image.slug, node_id))
+        self.where[node_id] = Where.HERE
+
+
+class Lab:
+    def __init__(self, data: Path, background: Background) -> None:
+        # Its sessions are not asked for here.
+        self.engine = type("Asked", (Engines,), dict.fromkeys(Engine.__abstractmethods__))()
+        self.data = data
+        nodes = tuple(Node(name, "default", 8000, 16384, ()) for name in "abc")
+        self.watch = ImageWatch(
+            self.engine, lambda: Catalogue((TORCH,)), lambda: nodes, background, data=data
+        )
+
+    async def look(self) -> dict[str, Availability]:
+        await self.watch.look()
+        await asyncio.sleep(0)
+        return dict(AVAILABLE.read(self.data).fresh(time.time()).images["torch"])
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    WANTED.write(tmp_path, {"torch": 900})
+    background = Background(logging.getLogger("fgpu"))
+    yield Lab(tmp_path, background)
+    await background.close()
+
+
+async def test_what_each_node_has_is_told_and_a_silent_one_is_unknown(lab: Lab) -> None:
+    assert await lab.look() == {
+        "a": Availability(Where.HERE),
+        "b": Availability(Where.FETCHABLE),
+        "c": Availability(Where.UNKNOWN, "it does not answer"),
+    }
+    # What an earlier Hub was asked for is not begun again.
+    assert lab.engine.fetched == []
+    told = AVAILABLE.read(lab.data)
+    assert told.fresh(told.at_s + FRESH_S + 1).images == {}
+
+
+async def test_an_image_that_is_asked_for_is_fetched_once_where_it_lacks(lab: Lab) -> None:
+    await lab.look()
+    WANTED.write(lab.data, {"torch": 1001, "unknown": 1001})
+    await lab.look()
+    assert (await lab.look())["b"] == Availability(Where.HERE)
+    assert lab.engine.fetched == [("torch", "b"), ("torch", "c")]
