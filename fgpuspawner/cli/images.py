@@ -12,7 +12,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings, Node, Store
+from fgpu_scheduler import BadSettings, Node, Store, amounts_that_fit
 from fgpuspawner.cli.command import JsonReport, add_command, add_commands, add_config, who, writable
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
@@ -22,7 +22,7 @@ from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.labels import entry_from
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, FoundImage, Image, state_words
-from fgpuspawner.images.needs import never_held
+from fgpuspawner.images.needs import between_steps, never_held
 from fgpuspawner.images.pinning import pinned
 from fgpuspawner.images.values import shown
 from fgpuspawner.meter.told import AVAILABLE
@@ -120,14 +120,23 @@ class Opened:
         """
         if self.images.problem is not None:
             raise CatalogueError(self.images.problem)
-        return Editor(self.store, self.images.file)
+        return Editor(self.store, self.images.file, self.amounts)
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """The amounts of fGPU x 1000 that can be asked for."""
+        return amounts_that_fit(self.nodes, self.settings.caps())
 
     def unfit(self, image: Image) -> str | None:
         """Return why no session of this image can start here; None: it may."""
         available = AVAILABLE.read(self.settings.data_path()).fresh(time.time())
         why = available.why_not(image.slug, self.nodes)
         blocked = None if why is None else f"image {shown(image.slug)}: it can't start: {why}"
-        return never_held(image, self.nodes, self.settings.caps()) or blocked
+        return (
+            never_held(image, self.nodes, self.settings.caps())
+            or between_steps(image, self.amounts)
+            or blocked
+        )
 
     def problems(self) -> list[str]:
         """Return what of the catalogue cannot be used, or has no effect."""

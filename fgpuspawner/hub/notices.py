@@ -27,6 +27,8 @@ EVERY_S = 5.0
 PAGE = 500
 WAITED_S = 60
 """Whoever got a place sooner than this still looks at the page."""
+SOON_S = 600
+"""An end that is nearer is told to the second."""
 OLD_S = 3600
 """What happened longer ago, while there was no Hub say, is not told any more."""
 PROGRAM_TIMEOUT_S = 30
@@ -67,8 +69,9 @@ def notice_of(event: Event, session: Session, *, site_name: str) -> Notice | Non
             cause, ends_at_s, why = session.ends_cause, session.ends_at_s, warning_words(session)
             if event.reason is None or ends_at_s is None or why is None:
                 return None
+            soon = ends_at_s - event.at_s < SOON_S
             what, subject = "ends_soon", f"Your session ({name}) will end soon"
-            text = f"{why[:1].upper()}{why[1:]}. It ends at {instant(ends_at_s, seconds=False)}."
+            text = f"{why[:1].upper()}{why[1:]}. It ends at {instant(ends_at_s, seconds=soon)}."
         case _:
             return None
     return {

@@ -17,6 +17,7 @@ from fgpu_scheduler import ImageEdit, ImageEdits, Store, value_words
 from fgpuspawner.images.catalogue import CatalogueError, checked
 from fgpuspawner.images.entry import Entry, entry_of
 from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.images.needs import between_steps
 from fgpuspawner.images.values import shown
 
 
@@ -284,11 +285,15 @@ def _without_default(edit: ImageEdit) -> ImageEdit:
 
 
 class Editor:
-    """Writes what administrators do, with the newest edits of the database before it. Blocks."""
+    """Writes what administrators do, with the newest edits of the database before it. Blocks.
 
-    def __init__(self, store: Store, file: Catalogue) -> None:
+    ``amounts`` are those of fGPU x 1000 that can be asked for, ascending: an image that is written names no other.
+    """
+
+    def __init__(self, store: Store, file: Catalogue, amounts: Sequence[int] = ()) -> None:
         self._edits = ImageEdits(store)
         self._file = file
+        self._amounts = amounts
 
     def do(self, action: Action, slug: str, *, by: str) -> None:
         """Do something with an image; see `Draft`, also of what follows."""
@@ -296,15 +301,22 @@ class Editor:
 
     def edit(self, slug: str, wanted: Entry, *, by: str) -> None:
         """Make this entry of an image."""
+        self._check([{**wanted, "slug": slug}])
         self._write(self._draft().edit(slug, wanted), by)
 
     def add(self, entries: Sequence[Entry], *, by: str) -> None:
         """Add images."""
+        self._check(entries)
         self._write(self._draft().add(entries), by)
 
     def file_order(self, *, by: str) -> None:
         """Forget every place that was given."""
         self._write(self._draft().file_order(), by)
+
+    def _check(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if problem := between_steps(checked(entry), self._amounts):
+                raise CatalogueError(problem)
 
     def _draft(self) -> Draft:
         return Draft(self._file, self._edits.all())

@@ -72,6 +72,22 @@ def never_held(image: Image, nodes: Sequence[Node], caps: Caps) -> str | None:
     return None
 
 
+def between_steps(image: Image, amounts: Sequence[int]) -> str | None:
+    """Return which fGPU of an image is not one of the amounts x 1000 that can be asked for, ascending; None: each is."""
+    for table in ("minimum", "recommended"):
+        said = amounts_of(image, table)["fgpu"]
+        larger = next((amount for amount in amounts if amount >= said), said)
+        if said and larger != said:
+            choices = [
+                format_milli(a) for a in (max((a for a in amounts if a < said), default=0), larger) if a
+            ]
+            return (
+                f"image {shown(image.slug)}: {table}.fgpu: {format_milli(said)} cannot be asked for; "
+                f"write {' or '.join(choices)}"
+            )
+    return None
+
+
 def refusals(image: Image, request: Request, nodes: Sequence[Node], *, step_milli: int) -> list[Refusal]:
     """Return why this image cannot be started with these amounts on the nodes of the request's group."""
     devices = [d for n in nodes if n.resource_group == request.resource_group for d in n.devices]

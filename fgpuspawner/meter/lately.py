@@ -50,7 +50,7 @@ def lately(spent: Iterable[Spent], now_s: int) -> Lately:
                     held_s = min(end_s, from_s + length_s) - max(begin_s, from_s)
                     bins[n] += max(0, held_s) * gpu_millionths / 1e6 / length_s
         if one.started_at_s is not None and now_s - WEEK_S <= one.started_at_s <= now_s:
-            waits.append((one.started_at_s, max(0, one.started_at_s - one.waits_since_s)))
+            waits.append((one.started_at_s, max(0, one.scheduled_at_s - one.waits_since_s)))
     return Lately(
         now_s,
         _span(hours, [wait_s for at_s, wait_s in waits if at_s >= now_s - DAY_S]),

@@ -85,7 +85,7 @@ def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: in
                 _add(sums.setdefault(name, _Sum()), one, piece)
             _add(total, one, piece)
         if one.started_at_s is not None and begin_s <= one.started_at_s < end_s:
-            wait_s = max(0, one.started_at_s - one.waits_since_s)
+            wait_s = max(0, one.scheduled_at_s - one.waits_since_s)
             for name in _names(one, by, one.started_at_s):
                 own = sums.setdefault(name, _Sum())
                 own.waits.append(wait_s)

@@ -35,6 +35,7 @@ from fgpu_scheduler import (
     StoreReader,
     StoreUnavailable,
     UnknownSession,
+    amounts_that_fit,
     not_extended,
 )
 from fgpuspawner.concurrency.background import Failures, until_it_works
@@ -502,7 +503,8 @@ class Reader:
         store = Store(self.settings.database_url())
         store.connect()
         try:
-            change(Editor(store, self.images.file))
+            nodes = self._queue.snapshot(self._clock.now_s()).nodes
+            change(Editor(store, self.images.file, amounts_that_fit(nodes, self._caps)))
         finally:
             store.close()
         self.images.refresh()

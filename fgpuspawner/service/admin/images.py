@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fgpu_scheduler import Audit, Node, Store
+from fgpu_scheduler import Audit, Node, Store, amounts_that_fit
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.availability import Availabilities, Availability, Where
 from fgpuspawner.images.catalogue import CatalogueError
@@ -18,7 +18,7 @@ from fgpuspawner.images.edits import Action, Editor, Source
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
-from fgpuspawner.images.needs import never_held
+from fgpuspawner.images.needs import between_steps, never_held
 from fgpuspawner.meter.told import WANTED
 from fgpuspawner.service.admin.base import AdminFormPage
 from fgpuspawner.service.problems import Problem, bad_argument
@@ -110,10 +110,13 @@ class ImagesPage(CataloguePage):
     async def show(self, trouble: Problem | None = None) -> None:
         reader = self.service.reader
         images, world, caps = reader.images, await reader.world(), self.service.settings.caps()
+        amounts = amounts_that_fit(world.snapshot.nodes, caps)
         self.render(
             "images.html",
             listed=images.listed.listed,
-            unfit=lambda image: never_held(image, world.snapshot.nodes, caps),
+            unfit=lambda image: (
+                never_held(image, world.snapshot.nodes, caps) or between_steps(image, amounts)
+            ),
             places=lambda image: places_of(image, world.snapshot.nodes, world.available),
             moving=any(
                 a.where is Where.COMING for at in world.available.images.values() for a in at.values()

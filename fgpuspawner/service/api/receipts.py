@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import Past, compute_of, held_between
+from collections.abc import Callable, Sequence
+
+from fgpu_scheduler import Past, Size, format_milli, memory_words
 from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json, Site, Viewer, World
-from fgpuspawner.text.times import cell
+from fgpuspawner.text.times import cell, duration
 
 COLUMNS = [
     "session_id",
@@ -50,20 +52,23 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
     known = measured if measured is not None and measured.samples else None
     lent = lent_on_the_mean(measured) if measured is not None else None
-    placed = session.placement.shares if session.placement is not None else ()
+    held = _held(past, world, until_s)
     return {
         "session_id": session.id,
         **asked_object(session, world, viewer, site),
-        "wait_s": max(0, (session.started_at_s or until_s) - session.waits_since_s),
+        **_sizes_object(held, exact=session.request.gpu_memory_mib is not None),
+        "wait_s": max(0, (session.scheduled_at_s or until_s) - session.waits_since_s),
         "run_s": max(0, until_s - session.started_at_s) if session.started_at_s is not None else 0,
-        "gpu_hours": round(gpu_hours(past, world, until_s), 4),
+        "gpu_hours": round(sum(s * size.gpu_millionths for s, size in held) / 1_000_000 / 3600, 4),
         "memory_peak_mib": known.peak_mib if known else None,
         "memory_p95_mib": known.p95_mib if known else None,
         "sm_p95_percent": measured.sm_p95_percent if measured else None,
         "energy_wh": _wh(measured.energy_mj if measured else None),
         "energy_estimated": bool(measured and measured.energy_mj is not None and measured.energy_estimated),
         "samples": measured.samples if measured else 0,
-        "compute_entitled_percent": compute_of(placed),
+        "compute_entitled_percent": round(_mean(held, lambda size: size.compute_percent)) or None
+        if held
+        else None,
         "compute_received_percent": lent.received if lent else None,
         "compute_borrowed_percent": lent.borrowed if lent else None,
         "compute_lent_percent": lent.lent if lent else None,
@@ -75,14 +80,52 @@ def cells(receipt: Json) -> list[Cell]:
     return [cell(receipt[f"{name}_at_s"]) if name in INSTANTS else receipt[name] for name in COLUMNS]
 
 
-def gpu_hours(past: Past, world: World, until_s: int) -> float:
-    """Return the GPUs x hours of a session's shares, which it holds from its placement to its end."""
+Held = Sequence[tuple[int, Size]]
+"""For how many seconds a session held which amount, one after the other."""
+
+
+def _held(past: Past, world: World, until_s: int) -> Held:
+    """Return what a session held, from its placement to its end; empty where it never had a share."""
     session = past.session
     if session.placement is None or session.scheduled_at_s is None:
-        return 0.0
-    now_millionths = round(1_000_000 * gpus_of(past, world))
-    held = held_between(session.scheduled_at_s, until_s, session.sizes, 0, now_millionths)
-    return sum((to_s - from_s) * millionths for from_s, to_s, _, millionths in held) / 1_000_000 / 3600
+        return []
+    shares = session.placement.shares
+    last = Size(
+        until_s,
+        sum(share.fgpu_milli for share in shares),
+        round(1_000_000 * gpus_of(past, world)),
+        sum(share.memory_mib for share in shares),
+        sum(share.compute_percent for share in shares),
+    )
+    found, since_s = [], session.scheduled_at_s
+    for size in (*session.sizes, last):
+        to_s = max(since_s, min(size.until_s, until_s))
+        found.append((to_s - since_s, size))
+        since_s = to_s
+    return found
+
+
+def _mean(held: Held, of: Callable[[Size], int]) -> float:
+    total_s = sum(seconds for seconds, _ in held)
+    return sum(seconds * of(size) for seconds, size in held) / total_s if total_s else of(held[-1][1])
+
+
+def _sizes_object(held: Held, *, exact: bool) -> Json:
+    """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
+    if len(held) < 2:
+        return {}
+    told = [f"{_size_words(size, exact=exact)} for {duration(seconds)}" for seconds, size in held]
+    return {
+        "amount": ", then ".join(told),
+        "fgpu": format_milli(round(_mean(held, lambda size: size.fgpu_milli))),
+        "gpu_memory_mib": max(size.memory_mib for _, size in held),
+    }
+
+
+def _size_words(size: Size, *, exact: bool) -> str:
+    if not exact:
+        return f"{format_milli(size.fgpu_milli)} fGPU"
+    return memory_words(size.memory_mib) + (f" + {size.compute_percent} %" if size.compute_percent else "")
 
 
 def gpus_of(past: Past, world: World) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from fgpu_scheduler import format_milli, parse_milli
 from fgpuspawner.service.model import Json
@@ -54,7 +55,8 @@ def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar |
     """Return GPU memory of a session's limit; None where one of them is not known."""
     if used_mib is None or not limit_mib:
         return None
-    return Bar(label, f"{gib_words(used_mib)} of {gib_words(limit_mib)} GiB", percent(used_mib, limit_mib))
+    used, _ = numbers_of([used_mib, max(0, limit_mib - used_mib)], "memory_mib")
+    return Bar(label, f"{format_milli(used)} of {gib_words(limit_mib)} GiB", percent(used_mib, limit_mib))
 
 
 def use(meter: Json | None) -> Use | None:
@@ -122,12 +124,24 @@ def percent(part: int, whole: int) -> str:
 
 def part_of(part: int, whole: int, key: str, unit: str) -> str:
     """Return "0.5 of 2 fGPU", "1 of 16 GiB" of thousandths, or of MiB of memory."""
-    return f"{number_of(part, key)} of {number_of(whole, key)} {unit}"
+    own, rest = numbers_of([part, whole - part], key)
+    return f"{format_milli(own)} of {format_milli(own + rest)} {unit}"
 
 
-def number_of(amount: int, key: str) -> str:
-    """Return thousandths, or MiB of memory in GiB."""
-    return gib_words(amount) if key == "memory_mib" else format_milli(amount)
+def numbers_of(amounts: Sequence[int], key: str) -> list[int]:
+    """Return thousandths as they are, or MiB of memory in thousandths of a GiB.
+
+    These are rounded so that they add up, and as finely as it takes to show no amount as nothing.
+    """
+    if key != "memory_mib":
+        return list(amounts)
+    found: list[int] = []
+    for grain in (1,) if all(amount % 128 == 0 for amount in amounts) else (100, 10, 1):
+        ends = [round(mib * 1000 / 1024 / grain) * grain for mib in accumulate(amounts, initial=0)]
+        found = [end - begin for begin, end in pairwise(ends)]
+        if all(found[n] for n, amount in enumerate(amounts) if amount):
+            break
+    return found
 
 
 def stack(
@@ -137,13 +151,14 @@ def stack(
     # An administrator may have made machines smaller since: then more is held than there is.
     whole = max(total, sum(amount for _, _, amount in amounts), 1)
     found, begin = [], 0
-    for kind, words, amount in amounts:
+    numbers = numbers_of([amount for _, _, amount in amounts], key)
+    for (kind, words, amount), number in zip(amounts, numbers, strict=True):
         if amount > 0 or kind == "free":
-            told = f"{number_of(amount, key)} {words}"
+            told = f"{format_milli(number)} {words}"
             found.append(Part(kind, told, percent(begin, whole), percent(amount, whole)))
             begin += amount
-    held = sum(amount for kind, _, amount in amounts if kind in HELD)
-    return Stack(label, part_of(held, total, key, unit), tuple(found), own)
+    held = sum(number for (kind, _, _), number in zip(amounts, numbers, strict=True) if kind in HELD)
+    return Stack(label, f"{format_milli(held)} of {format_milli(sum(numbers))} {unit}", tuple(found), own)
 
 
 def whole(amount: str | int) -> int:

@@ -38,10 +38,11 @@ function showMeaning() {
 }
 function showMore() {
   const count = Number(field("count").value), time = field("time_limit").value.trim();
+  const ends = /^[0-9]{1,5}:[0-5][0-9](:[0-5][0-9])?$/.test(time) ? "ends after " + time : "time limit not readable";
   const told = [
     field("cpu").value + (field("cpu").value === "1" ? " core" : " cores"),
     field("memory_gib").value + " GiB memory",
-    time ? "ends after " + time : field("time_limit").placeholder === "none" ? "no time limit" : "",
+    time ? ends : field("time_limit").placeholder === "none" ? "no time limit" : "",
     count > 1 ? count + " sessions" : "1 session",
     likedModels().join(" or ")
   ];

@@ -29,10 +29,16 @@ def shortage(request: Request, left: placement.Free) -> str:
             return f"no machine with a GPU of model {models} takes sessions now"
     if explicit(request):
         return _explicit_shortage(request, own)
-    enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]
-    if not enough:
-        return _fgpu_shortage(request.fgpu_milli, own)
     asked = format_milli(request.fgpu_milli)
+    shared = [_of_mode(n, ShareMode.MEMORY_COMPUTE) for n in own]
+    enough = [n for n in shared if _has_fgpu(n, request.fgpu_milli)]
+    if not enough and any(_has_fgpu(n, request.fgpu_milli) for n in own):
+        return (
+            f"{asked} fGPU is free, but only beside sessions with GPU memory and no limit of compute: "
+            "fGPU cannot share a GPU with them"
+        )
+    if not enough:
+        return _fgpu_shortage(request.fgpu_milli, shared)
     roomy = [n for n in enough if n.cpu_milli >= request.cpu_milli and n.memory_mib >= request.memory_mib]
     if not roomy:
         return (
@@ -50,14 +56,18 @@ def _of_model(left: placement.NodeFree, model: str) -> placement.NodeFree:
     return replace(left, devices=tuple(d for d in left.devices if d.device.model == model))
 
 
+def _of_mode(left: placement.NodeFree, mode: ShareMode) -> placement.NodeFree:
+    """Return a node with the GPUs that a share of this mode may be on: all shares of a GPU are of one mode."""
+    return replace(left, devices=tuple(d for d in left.devices if d.mode in (None, mode)))
+
+
 def _explicit_shortage(request: Request, own: list[placement.NodeFree]) -> str:
     percent = request.compute_percent
     asked = f"{memory_words(request.gpu_memory_mib or 0)} of GPU memory" + (
         "" if percent is None else f" with {percent} % compute"
     )
-    devices = [d for n in own for d in n.devices]
     mode = ShareMode.MEMORY if percent is None else ShareMode.MEMORY_COMPUTE
-    usable = [d for d in devices if d.mode in (None, mode) and d.shares > 0]
+    usable = [d for n in own for d in _of_mode(n, mode).devices if d.shares > 0]
     if not usable:
         return f"{asked} is not free: each GPU is full, or its sessions limit compute in another way"
     most = max(max(0, d.memory_mib) for d in usable)

@@ -122,13 +122,13 @@ async def test_who_has_waited_is_told_of_the_start_and_who_has_not_is_looking(la
 async def test_a_warning_is_told_with_the_instant_and_one_that_was_taken_back_is_not(lab: Lab) -> None:
     session = lab.submit()
     lab.start(session)
-    lab.store.reclaim([Warn(session.id, EndCause.IDLE, 600)], lab.store.version(), now_s=0)
+    lab.store.reclaim([Warn(session.id, EndCause.IDLE, 10)], lab.store.version(), now_s=0)
     await lab.hub.look()
     (told,) = lab.told
-    assert (told["event"], told["cause"], told["ends_at"]) == ("ends_soon", "IDLE", "1970-01-01 00:10:00Z")
+    assert (told["event"], told["cause"], told["ends_at"]) == ("ends_soon", "IDLE", "1970-01-01 00:00:10Z")
     assert told["text"] == (
         "Your session (default server) will end soon. "
-        "It is idle: use it or keep it running. It ends at 1970-01-01 00:10Z."
+        "It is idle: use it or keep it running. It ends at 1970-01-01 00:00:10Z."
     )
     lab.store.reclaim([Spare(session.id)], lab.store.version(), now_s=1)
     lab.store.reclaim([Warn(session.id, EndCause.TIME_LIMIT, 700)], lab.store.version(), now_s=2)

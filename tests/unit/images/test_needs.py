@@ -14,7 +14,7 @@ from fgpuspawner.form import page as form
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.needs import capability_of, never_held, runs_on
+from fgpuspawner.images.needs import between_steps, capability_of, never_held, runs_on
 from fgpuspawner.settings import FGPU
 
 PLAIN = Image("plain", "Plain", "python", "3.11", "3.11", "lab/plain:1", default=True)
@@ -250,6 +250,18 @@ def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None
         page = BeautifulSoup(html, "html.parser")
         assert [radio["value"] for radio in page.select("[name=image][checked]")] == checked
         assert [field["value"] for field in page.select("[name=image_name]")] == [named]
+
+
+def test_an_amount_between_two_steps_is_refused_with_the_nearest_that_can_be_asked_for() -> None:
+    amounts = (100, 200, 300, 400, 1000)
+    assert between_steps(big(min_fgpu_milli=200, recommended_fgpu_milli=1000), amounts) is None
+    assert between_steps(big(recommended_fgpu_milli=350), amounts) == (
+        'image "big": recommended.fgpu: 0.35 cannot be asked for; write 0.3 or 0.4'
+    )
+    assert between_steps(big(min_fgpu_milli=50), amounts) == (
+        'image "big": minimum.fgpu: 0.05 cannot be asked for; write 0.1'
+    )
+    assert between_steps(big(recommended_fgpu_milli=350), ()) is None, "no machine is known yet"
 
 
 def test_only_amounts_that_the_image_may_have_are_offered_in_place_of_another() -> None:

@@ -30,6 +30,7 @@ from fgpu_scheduler.testing import NOW_S, World, lasting, world
 from fgpu_scheduler.testing.world import request
 
 CAPS = Caps(fgpu_step_milli=100)
+MEMORY_ONLY = replace(request("mia", "0"), gpu_memory_mib=2048)
 HOUR = 3600
 
 
@@ -211,6 +212,18 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
             world(fgpu_per_gpu=1).running("a", "0.5").unit(5),
             request(fgpu="3"),
             "3 fGPU is free, but earlier sessions still hold its GPU memory or compute",
+        ),
+        (
+            world().holding(MEMORY_ONLY),
+            request(fgpu="0.5"),
+            "0.5 fGPU is free, but only beside sessions with GPU memory and no limit of compute: "
+            "fGPU cannot share a GPU with them",
+        ),
+        (
+            # What is free on a GPU of the other mode is not to be had.
+            world(devices=2).holding(MEMORY_ONLY, on="GPU-n1-0").running("b", "0.8", on="GPU-n1-1"),
+            request(fgpu="0.9"),
+            "0.9 fGPU is not free: at most 0.2 is",
         ),
         (
             world().node("n2").cordoned("n1").lost("n2"),

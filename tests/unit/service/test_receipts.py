@@ -20,6 +20,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     ShareMode,
+    Size,
     Snapshot,
 )
 from fgpuspawner.meter.model import Live, Meter, Told
@@ -71,7 +72,7 @@ def test_a_receipt_has_exactly_the_documented_fields() -> None:
         "ended_at_s": 8260,
         "end_cause": "USER",
         "message": "said",
-        "wait_s": 100,
+        "wait_s": 60,
         "run_s": 7160,
         # A quarter of a GPU, for the two hours that it was held.
         "gpu_hours": 0.5,
@@ -137,8 +138,28 @@ def test_of_a_session_that_runs_it_is_as_far_as_it_has_come() -> None:
     assert (found["ended_at_s"], found["run_s"], found["gpu_hours"]) == (None, 3560, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("exact", "amount"),
+    [
+        (None, "1 fGPU for 30 min, then 0.5 fGPU for 1 h 30 min"),
+        (2048, "4 GiB + 50 % for 30 min, then 2 GiB + 25 % for 1 h 30 min"),
+    ],
+)
+def test_a_resized_session_has_each_amount_with_its_time(exact: int | None, amount: str) -> None:
+    asked = replace(ENDED.request, gpu_memory_mib=exact, compute_percent=None if exact is None else 25)
+    resized = replace(ENDED, request=asked, sizes=(Size(1060 + 1800, 1000, 500_000, 4096, 50),))
+    found = receipt(Past(resized, MEASURED), world(GPU), ALICE, SITE)
+    assert (found["amount"], found["fgpu"], found["gpu_memory_mib"]) == (amount, "0.625", 4096)
+    assert (found["gpu_hours"], found["compute_entitled_percent"]) == (0.5 * 0.5 + 1.5 * 0.25, 31)
+
+
+def test_what_took_long_to_start_has_not_waited_in_the_queue() -> None:
+    at_once = replace(ENDED, scheduled_at_s=1000, started_at_s=1012)
+    assert receipt(Past(at_once, None), world(GPU), ALICE, SITE)["wait_s"] == 0
+
+
 def test_a_clock_that_was_set_back_makes_no_amount_negative() -> None:
-    back = replace(ENDED, started_at_s=900, ended_at_s=500)
+    back = replace(ENDED, scheduled_at_s=900, started_at_s=900, ended_at_s=500)
     found = receipt(Past(back, None), world(GPU), ALICE, SITE)
     assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (0, 0, 0)
 
