@@ -49,7 +49,7 @@ def write_runs(database: Path, runs: Iterable[Run]) -> None:
                     cpu_milli=100,
                     memory_mib=512,
                     state="TERMINATED",
-                    submitted_at_s=started_s - run.wait_s,
+                    submitted_at_s=started_s - 2 - run.wait_s,
                     held=False,
                     attempt=1,
                     node_id="local",
