@@ -128,10 +128,10 @@ class Values:
 
     def mib(self, key: str) -> int:
         """Return an amount in MiB, above 0; 0 where there is none."""
-        value: int = self._get(key, int, "whole MiB such as 4096", 0)
-        if key in self._table and not 0 < value <= LARGEST_MIB:
-            self.refuse(key, f"{shown(value)} cannot be used; write 1 to {LARGEST_MIB} MiB")
-        return value
+        value: float = self._get(key, (int, float), "whole MiB such as 4096", 0)
+        if key in self._table and not (0 < value <= LARGEST_MIB and value == int(value)):
+            self.refuse(key, f"{shown(value)} cannot be used; write whole MiB, 1 to {LARGEST_MIB}")
+        return int(value)
 
     def table(self, key: str, known: Iterable[str]) -> Values:
         """Return the table at this key; one without anything where there is none."""

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from traitlets import Bool, Dict, List, Unicode
+from traitlets import Bool, Dict, Integer, List, Unicode, Union
 
 from fgpu_scheduler import (
     BadSettings,
@@ -43,7 +43,7 @@ NAME_FORM = "use 1 to 40 of a-z, 0-9 and '-', not '-' first"
 class ClusterSettings(AmountSettings):
     """Nodes, simulated GPUs and resource groups."""
 
-    simulated_gpus = Unicode("auto").tag(example='"4"')
+    simulated_gpus = Union([Integer(), Unicode()], default_value="auto").tag(example="4")
     """Simulated GPUs on the nodes that declare none: a number, or "auto".
 
     With "auto", the GPUs are those that NVML reports; where there is none, one of 8192 MiB is simulated
@@ -144,7 +144,7 @@ class ClusterSettings(AmountSettings):
         return tuple(sorted(nodes, key=lambda n: n.id))
 
     def _this_machines_gpus(self, node_id: str) -> tuple[FoundDevice, ...]:
-        wanted = self.simulated_gpus
+        wanted = str(self.simulated_gpus)
         devices = NvmlProbe().devices() if wanted == "auto" or int(wanted) == 0 else ()
         count = (0 if devices else 1) if wanted == "auto" else int(wanted)
         return SimulatedProbe(count, SIMULATED_MEMORY_MIB, node_id).devices() if count else devices
@@ -194,10 +194,9 @@ class ClusterSettings(AmountSettings):
         )
 
     def _check_cluster(self) -> None:
-        if self.simulated_gpus != "auto" and not re.fullmatch(r"\d{1,4}", self.simulated_gpus):
-            raise BadSettings(
-                f'c.FGPU.simulated_gpus is {self.simulated_gpus!r}; use "auto" or a number such as "2"'
-            )
+        if not re.fullmatch(r"auto|\d{1,4}", str(self.simulated_gpus)):
+            wanted = f"c.FGPU.simulated_gpus is {self.simulated_gpus!r}"
+            raise BadSettings(f'{wanted}; use "auto" or a number such as 2')
         groups, names = self.resource_groups(), [spec.get("name") for spec in self.nodes]
         for group, rule in self.groups.items():
             if not _is_name(group):

@@ -146,7 +146,7 @@ def check_node(spec: Spec, where: str, *, elsewhere: bool = False) -> None:
         ("engine", isinstance(spec.get("engine", ""), str), "it must be text"),
         ("address", isinstance(spec.get("address", ""), str), "it must be text"),
         ("cpu", _is_cpu(spec.get("cpu", 1)), "it must be a number above 0"),
-        ("memory_mib", is_whole(spec.get("memory_mib", 1), 1, LARGEST_MIB), "it must be a number above 0"),
+        ("memory_mib", is_whole(spec.get("memory_mib", 1), 1, LARGEST_MIB), "use whole MiB such as 65536"),
         ("gpus", not simulated or _can_be_simulated(gpus), "use {'simulated': 2, 'memory_mib': 8192}"),
         ("gpus", simulated or named or is_declared(gpus), "use 'nvml', a list of UUIDs, or {'simulated': 2}"),
     ):

@@ -50,13 +50,22 @@ class Settings(Configurable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
-            super().__setattr__(name, value)
+            super().__setattr__(name, _whole(value))
         except BadSettings:
             # What was set is the configuration, and this is of one setting in it.
             raise
         except TraitError:
             remedy = _remedy(self.traits()[name], value)
             raise BadValue(f"c.FGPU.{name} is {value!r}; {remedy}") from None
+
+
+def _whole(value: Any) -> Any:
+    """Return a value in which 512.0 is 512, also within a list or a dict."""
+    if type(value) is dict:
+        return {key: _whole(part) for key, part in value.items()}
+    if type(value) is list:
+        return [_whole(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _texts_under(cls: type) -> dict[str, str]:

@@ -132,10 +132,10 @@ class Given:
         value = self.raw.get(name)
         if value is None:
             return None
-        if not isinstance(value, bool) and isinstance(value, str | int):
-            text = str(value)
-            if text.isascii() and text.isdigit() and len(text) < 10:
-                return int(text)
+        # 512.0, as some programs write it, is a whole number, too.
+        found = re.fullmatch(r"(\d{1,9})(\.0*)?", str(value), re.ASCII)
+        if found and isinstance(value, str | int | float):
+            return int(found[1])
         example = FIELDS[name].example if example is None else example
         self.refuse(name, "not_a_number", f"{short(value)} is not a whole number such as {example}")
         return None

@@ -43,7 +43,7 @@ deprecated = "Use PyTorch 2.13."
 [image.minimum]
 fgpu = "0.2"
 cpu = "0.5"
-memory_mib = 512
+memory_mib = 512.0
 gpu_memory_mib = 1024
 """.replace("DIGEST", "0" * 64)
 TORCH = """
@@ -348,7 +348,7 @@ REFUSED = {
     "MiB that cannot be written in digits": (
         PYTHON + f"minimum = {{ memory_mib = {LONG_HEX} }}\n",
         'catalogue.toml:10: image "python": minimum.memory_mib: what is too long to be shown cannot be used; '
-        "write 1 to 1000000000 MiB",
+        "write whole MiB, 1 to 1000000000",
     ),
     "a misspelt key": (
         PYTHON + 'refrence = "a"\n',
@@ -506,12 +506,13 @@ REFUSED = {
     ),
     "memory that is no whole number": (
         with_line("minimum = { memory_mib = 1.5 }"),
-        'catalogue.toml:10: image "python": minimum.memory_mib: 1.5 is a number; write whole MiB such as 4096',
+        'catalogue.toml:10: image "python": minimum.memory_mib: 1.5 cannot be used; '
+        "write whole MiB, 1 to 1000000000",
     ),
     "memory of nothing": (
         with_line("minimum = { gpu_memory_mib = 0 }"),
         'catalogue.toml:10: image "python": minimum.gpu_memory_mib: 0 cannot be used; '
-        "write 1 to 1000000000 MiB",
+        "write whole MiB, 1 to 1000000000",
     ),
     "recommended below the minimum": (
         PYTHON + '[image.minimum]\nfgpu = 1\n[image.recommended]\ncpu = 1\nfgpu = "0.5"\n',

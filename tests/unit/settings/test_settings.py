@@ -385,9 +385,12 @@ def node(**keys: Any) -> dict[str, Any]:
         (node(cpu=True), "c.FGPU.nodes: node 'a' has cpu True; it must be a number above 0"),
         (node(cpu=float("nan")), "c.FGPU.nodes: node 'a' has cpu nan; it must be a number above 0"),
         (node(cpu=float("inf")), "c.FGPU.nodes: node 'a' has cpu inf; it must be a number above 0"),
-        (node(memory_mib=0), "c.FGPU.nodes: node 'a' has memory_mib 0; it must be a number above 0"),
-        (node(memory_mib=0.5), "c.FGPU.nodes: node 'a' has memory_mib 0.5; it must be a number above 0"),
-        (node(memory_mib=None), "c.FGPU.nodes: node 'a' has memory_mib None; it must be a number above 0"),
+        (node(memory_mib=0), "c.FGPU.nodes: node 'a' has memory_mib 0; use whole MiB such as 65536"),
+        (node(memory_mib=512.5), "c.FGPU.nodes: node 'a' has memory_mib 512.5; use whole MiB such as 65536"),
+        (
+            node(memory_mib=None),
+            "c.FGPU.nodes: node 'a' has memory_mib None; use whole MiB such as 65536",
+        ),
         (node(gpus=2), "c.FGPU.nodes: node 'a' has gpus 2; use 'nvml', a list of UUIDs, or {'simulated': 2}"),
         (
             node(gpus=[0]),
@@ -412,9 +415,9 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.nodes: node 'a' has gpus {'simulated': 1, 'memory': 8192}; "
             "use {'simulated': 2, 'memory_mib': 8192}",
         ),
-        ({"simulated_gpus": "x"}, 'c.FGPU.simulated_gpus is \'x\'; use "auto" or a number such as "2"'),
-        ({"simulated_gpus": "-1"}, 'c.FGPU.simulated_gpus is \'-1\'; use "auto" or a number such as "2"'),
-        ({"simulated_gpus": ""}, 'c.FGPU.simulated_gpus is \'\'; use "auto" or a number such as "2"'),
+        ({"simulated_gpus": "x"}, "c.FGPU.simulated_gpus is 'x'; use \"auto\" or a number such as 2"),
+        ({"simulated_gpus": "-1"}, "c.FGPU.simulated_gpus is '-1'; use \"auto\" or a number such as 2"),
+        ({"simulated_gpus": ""}, "c.FGPU.simulated_gpus is ''; use \"auto\" or a number such as 2"),
         # Limits and what is preselected.
         ({"max_fgpu": "x"}, "c.FGPU.max_fgpu: 'x' is not a number such as 0.5"),
         ({"max_fgpu": 0}, 'c.FGPU.max_fgpu is 0; it must be above 0, or "" to leave it open'),
@@ -581,8 +584,17 @@ def test_a_fraction_of_a_core_is_exact() -> None:
     assert settings.discover_nodes()[0].cpu_milli == 1005
 
 
-def test_this_machine_is_the_one_node_where_none_is_configured() -> None:
-    (node,) = made(simulated_gpus="3").discover_nodes()
+def test_whole_number_may_be_written_as_a_float() -> None:
+    lab = {"name": "a", "cpu": 4.0, "memory_mib": 512.0, "gpus": {"simulated": 2.0, "memory_mib": 8192.0}}
+    settings = made(nodes=[lab], max_memory_mib=512.0, max_sessions=3.0)
+    (node,) = settings.discover_nodes()
+    assert (repr(node.memory_mib), [repr(d.memory_mib) for d in node.devices]) == ("512", ["8192", "8192"])
+    assert (repr(settings.max_memory_mib), repr(settings.max_sessions)) == ("512", "3")
+
+
+@pytest.mark.parametrize("count", ["3", 3, 3.0])
+def test_this_machine_is_the_one_node_where_none_is_configured(count: object) -> None:
+    (node,) = made(simulated_gpus=count).discover_nodes()
     assert (node.id, node.resource_group, len(node.devices)) == ("local", "default", 3)
     assert node.cpu_milli == 1000 * (os.cpu_count() or 1)
     assert node.memory_mib > 0
