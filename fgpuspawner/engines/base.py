@@ -165,7 +165,8 @@ class LaunchSpec:
     ``command`` is empty where the image's own is meant; ``arguments`` follow either. ``environment`` is what the Hub
     gives the server, its token too; ``told`` is what it is told of its slice, which is no secret. ``prepared`` holds
     it to the slice: files to be put in, variables, search paths. ``devices`` are the real GPUs to be given; empty for
-    simulated ones. ``folder`` has the session's own files on this machine. ``options`` are the engine's own.
+    simulated ones. ``folder`` has the session's own files on this machine. ``shared_memory_mib`` is the size of
+    ``/dev/shm``; 0: the engine's default. ``options`` are the engine's own.
     """
 
     session: Session
@@ -178,6 +179,7 @@ class LaunchSpec:
     devices: tuple[Device, ...]
     folder: Path
     port: int
+    shared_memory_mib: int = 0
     simulated: bool = False
     sudo: bool = False
     options: object = None

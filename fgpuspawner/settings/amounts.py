@@ -67,6 +67,11 @@ class AmountSettings(Settings):
         example="24 * 3600", remedy=TIME_REMEDY
     )
     """Longest time limit of a session, in seconds, and that of requests without one; 0: none."""
+    shared_memory_percent = Integer(50, min=0, max=100).tag(example="25")
+    """Size of ``/dev/shm`` in containers and pods, as a percentage of the session's memory; 0: the engine's 64 MiB.
+
+    What is in it counts as the session's memory. PyTorch's data loaders end with "Bus error" where it is too small.
+    """
     default_fgpu = Amount("").tag(example='"0.5"')
     """fGPU preselected in the form; empty: half a GPU, rounded down to the step."""
     default_cpu = Amount("").tag(example="2")

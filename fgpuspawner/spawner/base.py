@@ -229,6 +229,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             devices=() if simulated else runtime.isolation.devices_of(session),
             folder=runtime.isolation.folder(session.id),
             port=self.port,
+            shared_memory_mib=session.request.memory_mib * runtime.settings.shared_memory_percent // 100,
             simulated=simulated,
             sudo=image.sudo or any(g in runtime.settings.sudo_groups for g in session.request.groups),
             options=options,

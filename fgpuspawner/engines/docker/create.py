@@ -140,6 +140,8 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         "pids_limit": options.pids_limit,
         "log_config": dict(options.log_config),
     }
+    if spec.shared_memory_mib:
+        ours["shm_size"] = spec.shared_memory_mib * 2**20
     if spec.sudo:
         ours["cap_add"] = list(SUDO_CAPABILITIES)
     if place.closed:

@@ -94,6 +94,13 @@ class Recipe:
     shape: Shape
     files: tuple[tuple[str, int, str | None], ...]
     """Path in the folder, mode, and content; None for a folder."""
+    shared_memory_bytes: int = 0
+    """Of ``/dev/shm``. More than a session asks for is no harm: what it uses counts as its memory."""
+
+    def covers(self, other: Recipe) -> bool:
+        """Return whether a container that was made so is good for a session that would be started so."""
+        same = (self.shape.text(), self.files) == (other.shape.text(), other.files)
+        return same and self.shared_memory_bytes >= other.shared_memory_bytes
 
 
 _NOTES = TypeAdapter(list[tuple[Key, Recipe]])
@@ -139,7 +146,7 @@ def shape_of(
         # It would be brought over that, and hide it.
         if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
             raise Unpoolable(f"something else is mounted within {home.target}")
-    for name in (*CHANGEABLE, "NetworkMode"):
+    for name in (*CHANGEABLE, "NetworkMode", "ShmSize"):
         host.pop(name, None)
     environment = {k: v for k, v in (kwargs.get("environment") or {}).items() if k not in told}
     labels = {k: v for k, v in (kwargs.get("labels") or {}).items() if not k.startswith(f"{LABEL}.")}
@@ -298,7 +305,8 @@ class WarmPool:
             )
             if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
-            recipe = Recipe(shape, await self._run(files_of, folder))
+            shared_memory_bytes = (kwargs.get("host_config") or {}).get("ShmSize", 0)
+            recipe = Recipe(shape, await self._run(files_of, folder), shared_memory_bytes)
             ready = self._matching(key, recipe)
             if not ready:
                 await self._run(self._learn, key, recipe)
@@ -315,7 +323,7 @@ class WarmPool:
         finally:
             self._wake.set()
         # From here to where it is out of the list nothing is waited for, so that nobody else takes it.
-        warm = next((w for w in self._ready[key] if w.recipe == recipe), None)
+        warm = next((w for w in self._ready[key] if w in ready), None)
         if warm is None:
             return None
         self._ready[key].remove(warm)
@@ -345,7 +353,7 @@ class WarmPool:
         if recipe.shape.text() == shape.text():
             self._different.pop(key, None)
             # The files can be those of an earlier version of this program, from the notes.
-            return [warm for warm in ready if warm.recipe is recipe and recipe.files == wanted.files]
+            return [warm for warm in ready if warm.recipe is recipe and recipe.covers(wanted)]
         self._different[key] = self._different.get(key, 0) + 1
         if self._different[key] >= MOST_DIFFERENT:
             known, own = recipe.shape.kwargs, shape.kwargs
@@ -358,7 +366,7 @@ class WarmPool:
 
     def _learn(self, key: Key, seen: Recipe) -> None:
         known = self._recipes.get(key)
-        if known is None or (known.shape.text(), known.files) != (seen.shape.text(), seen.files):
+        if known is None or not known.covers(seen):
             self._recipes[key] = seen
             self._write_notes()
 
@@ -554,7 +562,11 @@ class WarmPool:
             # By its id: its name may have gone to another.
             kwargs["image"] = recipe.shape.image_id
             host = kwargs["host_config"]
-            host |= {"NetworkMode": self.network, "CpuShares": CPU_SHARES}
+            host |= {
+                "NetworkMode": self.network,
+                "CpuShares": CPU_SHARES,
+                "ShmSize": recipe.shared_memory_bytes,
+            }
             host["Mounts"] = [
                 *(host.get("Mounts") or []),
                 *(

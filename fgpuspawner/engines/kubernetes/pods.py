@@ -18,6 +18,7 @@ from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 CONTAINER = "notebook"
 """KubeSpawner's name for it, which administrators' tools know."""
 SERVER = "jupyterhub-singleuser"
+SHARED_MEMORY = "/dev/shm"
 HIDDEN = ("LD_PRELOAD", "LD_AUDIT", "CUDA_DISABLE_CONTROL", "FGPU_SIMULATED_MACHINE")
 """Nothing takes a variable of the image's away in a pod. Of these an empty value does the same."""
 PUBLIC = ("PATH", "LD_*", "PYTHON*", "LANG", "LC_*", "HOME", "MALLOC_*")
@@ -87,6 +88,7 @@ def made(
         ],
         "affinity": _pinned(given.get("affinity") or {}, node),
     }
+    _share_memory(container, ours, spec.shared_memory_mib)
     given.setdefault("automountServiceAccountToken", False)
     found = pod.get("metadata") or {}
     return Made(
@@ -152,6 +154,17 @@ def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list
         public["NVIDIA_VISIBLE_DEVICES"] = "void"
     secret = {name: value for name, value in found.items() if name not in public}
     return public, secret, [r for r in references if r["name"] not in public]
+
+
+def _share_memory(container: dict[str, Any], pod: dict[str, Any], size_mib: int) -> None:
+    """Give a container a ``/dev/shm`` of this size, unless 0, or something is mounted there: the default is 64 MiB."""
+    if not size_mib or any(
+        _lies_over(str(m.get("mountPath")), [SHARED_MEMORY]) for m in container["volumeMounts"]
+    ):
+        return
+    container["volumeMounts"].append({"name": "fgpu-shm", "mountPath": SHARED_MEMORY})
+    in_memory = {"medium": "Memory", "sizeLimit": f"{size_mib}Mi"}
+    pod["volumes"].append({"name": "fgpu-shm", "emptyDir": in_memory})
 
 
 def _is_public(name: str, prepared: Collection[str]) -> bool:

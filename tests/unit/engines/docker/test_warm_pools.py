@@ -122,7 +122,7 @@ class Lab:
             fetching=lambda: self.fetching,
         )
 
-    async def start(self, session: Session) -> str | None:
+    async def start(self, session: Session, *, shared_memory: int = 0) -> str | None:
         """Return the name of the warm container that a session takes; None: it starts cold."""
         self.isolation.prepare(session, [session.id])
         assert session.placement is not None
@@ -135,6 +135,7 @@ class Lab:
             "labels": {"fgpu.session": str(session.id)},
             "host_config": {
                 "Binds": [],
+                "ShmSize": shared_memory,
                 "Tmpfs": {"/run/fgpu/written": "size=4m"},
                 "Mounts": [{"Type": "bind", "Source": f"{own}/limits", "Target": "/run/fgpu/limits"}],
                 "DeviceRequests": [DeviceRequest(driver="nvidia", device_ids=uuids)] if uuids else None,
@@ -296,3 +297,24 @@ async def test_only_who_is_launched_here_has_the_pool_wait(
     assert not world.waiting()
     world.queue.has(elsewhere)
     await eventually(lambda: world.waiting() == [("torch", ["GPU-a"])])
+
+
+async def test_warm_container_is_taken_by_sessions_that_need_its_shared_memory_or_less(
+    lab: Callable[..., Lab],
+) -> None:
+    world = lab(torch=1)
+
+    def sizes() -> list[int]:
+        made = world.daemon.made.items()
+        return [m["host_config"]["ShmSize"] for name, m in made if name.startswith("fgpu-abc-warm-")]
+
+    await world.opened()
+    assert await world.start(session(1, "GPU-a"), shared_memory=4) is None, (
+        "what it is made with is learnt from it"
+    )
+    await eventually(lambda: sizes() == [4])
+    assert await world.start(session(2, "GPU-a"), shared_memory=8) is None, "it has too little"
+    await eventually(lambda: sizes() == [8])
+    assert await world.start(session(3, "GPU-a"), shared_memory=2) is not None
+    await eventually(lambda: sizes() == [8])
+    assert await world.start(session(4, "GPU-a"), shared_memory=8) is not None

@@ -75,6 +75,18 @@ def test_who_a_session_is_stands_in_its_secret_and_nowhere_in_its_pod() -> None:
     assert "s3cret" not in repr(found)
 
 
+def test_shared_memory_is_a_part_of_the_sessions_memory_unless_something_is_mounted_there() -> None:
+    found = pod_of(spec(shared_memory_mib=1500))
+    mount = {"name": "fgpu-shm", "mountPath": "/dev/shm"}
+    volume = {"name": "fgpu-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1500Mi"}}
+    assert mount in container_of(found)["volumeMounts"]
+    assert volume in found.pod["spec"]["volumes"]
+    own = {"containers": [{"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}]}]}
+    for other in (pod_of(spec(shared_memory_mib=1500), manifest={"spec": own}), pod_of()):
+        assert mount not in container_of(other)["volumeMounts"]
+        assert volume not in other.pod["spec"]["volumes"]
+
+
 def test_the_secret_goes_with_its_pod() -> None:
     found = pod_of()
     (owner,) = owned(found.secret, {"metadata": {"name": "fgpu-lab-7-2", "uid": "u-1"}})["metadata"][
