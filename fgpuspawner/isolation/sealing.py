@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from numbers import Number
+from os import PathLike
 
+from fgpu_scheduler import BadSettings
 from fgpuspawner.isolation.base import Prepared
 
 KNOBS = (
@@ -42,8 +45,19 @@ def without_knobs(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not is_knob(name)}
 
 
+def as_text(name: str, value: object) -> str | None:
+    """Return a variable's value as text; None takes it away.
+
+    Raises:
+        BadSettings: it is neither text, nor a number, truth value or path. What it is may be secret, and is not said.
+    """
+    if value is None or isinstance(value, str | Number | PathLike):
+        return None if value is None else str(value)
+    raise BadSettings(f"{name} is a {type(value).__name__}; a variable is text, a number or a path")
+
+
 def sealed_environment(
-    given: Mapping[str, str | None],
+    given: Mapping[str, object],
     told: Mapping[str, str],
     prepared: Prepared,
     *,
@@ -54,11 +68,11 @@ def sealed_environment(
     ``image`` is what the container would have beside it: its knobs are taken away, its search paths kept behind ours.
     """
     image = image or {}
-    found: Environment = {name: value for name, value in given.items() if not is_knob(name)}
+    found = {name: as_text(name, value) for name, value in given.items() if not is_knob(name)}
     found.update({name: None for name in image if is_knob(name)})
     found.update(told)
     found.update(prepared.environment)
     for name, first in prepared.search_paths.items():
-        rest = given[name] if name in given else image.get(name)
+        rest = found.get(name) if name in given else image.get(name)
         found[name] = f"{first}:{rest}" if rest else first
     return found

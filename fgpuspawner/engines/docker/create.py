@@ -21,9 +21,9 @@ from fgpuspawner.isolation.sealing import sealed_environment
 SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
 """What `sudo` and `apt-get` need, and no more: none to mount, to trace others, to make devices, or of the network."""
 
-NOT_TO_BE_SET = ("mem_limit", "cpu_quota", "nano_cpus", "auto_remove")
-"""What ``extra_host_config`` does not decide: the limits are the request's, and how a container ended must be seen before
-it goes."""
+NOT_TO_BE_SET = ("mem_limit", "cpu_quota", "nano_cpus", "auto_remove", "network_mode")
+"""What ``extra_host_config`` does not decide: limits are the request's, the network is its user's, and how a container
+ended must be seen before it goes."""
 
 CPU_PERIOD_US = 100_000
 INTERPRETERS = ("bash", "sh", "dash", "ash", "python", "python3")
@@ -95,23 +95,27 @@ def arguments(
     given = copy.deepcopy(dict(options.create))
     if as_root or is_root(str(config.get("User") or "")):
         given.setdefault("user", options.container_user)
+    # What was accepted is started, also where its name has gone to another image since.
+    reference = image["Id"] if spec.image.owner else spec.image.reference
     made: dict[str, Any] = {
-        # What was accepted is started, whoever gives its name to another one meanwhile.
-        "image": image["Id"] if spec.image.owner else spec.image.reference,
         "environment": dict(spec.environment),
         "volumes": sorted(bind["bind"] for bind in options.volumes.values()),
-        "name": place.name,
         "command": [*(spec.command or own_command(config)), *spec.arguments],
         "ports": {f"{spec.port}/tcp": None},
     }
     _merge(made, given)
-    made["labels"] = {**(made.get("labels") or {}), **place.labels}
+    made |= {"image": reference, "name": place.name, "labels": {**(made.get("labels") or {}), **place.labels}}
     host = HostConfig(place.api_version, **_host(spec, options, place))
     prepared = spec.prepared
     host["Mounts"] = [*(host.get("Mounts") or []), *unnamed_volumes(config, _taken(host), place.installation)]
     own, displaced = sealed_mounts(
         {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
     )
+    # In whichever setting a configuration asks for all GPUs, a session gets its own.
+    own["DeviceRequests"] = [] if place.gpus is None else [place.gpus]
+    gpus = [device for device in own.get("Devices") or () if device["PathOnHost"].startswith("/dev/nvidia")]
+    own["Devices"] = [device for device in own.get("Devices") or () if device not in gpus]
+    displaced += [device["PathOnHost"] for device in gpus]
     made["host_config"] = own
     # Nor an empty volume of the engine's own.
     ours = _targets(prepared.mounts, prepared.in_memory)
@@ -174,8 +178,6 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         limits["storage_opt"] = {"size": f"{place.disk_mib}m"}
     if spec.prepared.hosts_ipc:
         limits["ipc_mode"] = "host"
-    if place.gpus is not None:
-        limits["device_requests"] = [place.gpus]
     return _merge(added, {**ours, **given, **limits})
 
 
