@@ -34,8 +34,6 @@ ENGINES = "fgpuspawner.engines"
 """The group of entry points under which packages offer the spawner classes of their engines, ours among them."""
 NAMED_SERVERS = 100
 """So many names of servers a user may have, unless more may wait or be asked for at a time."""
-SLACK_S = 60
-"""Room for what the Hub does around our own deadlines, so that ours are the ones that end a spawn."""
 
 
 def configure(c: Any, *, runtime: str = "local", **settings: Any) -> FGPU:
@@ -161,11 +159,6 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
         hub.logging_config = logs.OF_THE_HUB | dict(_given(hub, "logging_config", {}))
     hub.template_paths = [*_given(hub, "template_paths", []), str(Path(__file__).parent / "templates")]
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
-    # The Hub's one limit covers queue, pull and launch; ours are inside it and give better words.
-    for section in ["Spawner", *(kind.__name__ for kind in spawner_class.mro())]:
-        # One that is set for a class between them, such as KubeSpawner, would win.
-        if section == "Spawner" or "start_timeout" in c.get(section, {}):
-            c[section].start_timeout = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
     c.Spawner.setdefault("http_timeout", 60)
     c.Spawner.setdefault("poll_interval", 10)
     # What programs of one session write at home is not to be part of the server of the next.

@@ -33,7 +33,9 @@ from fgpu_scheduler import (
 from fgpuspawner.engines.base import Safeguard
 from fgpuspawner.engines.docker.safeguards import LINES
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.inherited import NO_EFFECT, REFUSED, TABLES
 from fgpuspawner.hub.profiles import DEMANDS
 from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
@@ -102,8 +104,13 @@ SECTIONS: tuple[tuple[type[HasTraits], str], ...] = (
     (FGPU, "What `configure()` takes by name, and `c.FGPU` by attribute."),
     (
         FGPUSpawner,
-        'Sessions as containers (`runtime="docker"`). Beside these it has all that DockerSpawner has, such as '
-        "`volumes`; [administrator.md](administrator.md#docker) says what is decided by fgpuspawner instead.",
+        'Sessions as containers (`runtime="docker"`). It also has the settings of DockerSpawner, such as `volumes`, '
+        "except for those [at the end of this page](#settings-of-other-classes).",
+    ),
+    (
+        KubernetesFGPUSpawner,
+        'Sessions as pods (`runtime="kubernetes"`). It also has the settings of KubeSpawner, except for those '
+        "[at the end of this page](#settings-of-other-classes).",
     ),
     (LocalFGPUSpawner, 'Sessions as local processes (`runtime="local"`).'),
 )
@@ -191,6 +198,20 @@ def settings() -> str:
         for name, trait in own_traits(owner).items():
             lines += [f"### {owner.__name__}.{name}", "", f"Default: `{shown_default(owner, name)}`", ""]
             lines += [markdown(str(trait.metadata.get("help", ""))), ""]
+    lines += [
+        "## Settings of other classes",
+        "",
+        "Settings of JupyterHub, DockerSpawner and KubeSpawner are used, except for these. One that is refused stops",
+        "the Hub. Of one without effect the Hub's log and `fgpu check` warn. `setting.key` is a key of a dict.",
+        "",
+        "| class | setting | | instead |",
+        "|---|---|---|---|",
+    ]
+    for name in ("Spawner", "LocalProcessSpawner", "DockerSpawner", "KubeSpawner"):
+        for use, said in ((REFUSED, "refused"), (NO_EFFECT, "no effect")):
+            for names, instead in TABLES[name][use].items():
+                settings = ", ".join(f"`{one}`" for one in names.split())
+                lines.append(f"| {name} | {settings} | {said} | {instead} |")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -16,6 +16,7 @@ from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config,
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
+from fgpuspawner.hub.inherited import overruled
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.manager import choices_for
 from fgpuspawner.settings import FGPU
@@ -97,6 +98,7 @@ def examined(path: str) -> list[str]:
     lines.extend(
         f"  WARNING: {line}" for line in with_unknown_image(settings.presets, settings.warm_pool, slugs)
     )
+    lines.extend(f"  WARNING: {line}" for line in overruled(spawner_class, config))
     danger = settings.danger_of_sharing(saves_images=able.saves_images, subdomain_host=app.subdomain_host)
     if danger is not None:
         lines.append(f"  DANGER: {danger}")

@@ -10,11 +10,14 @@ from typing import Any
 from urllib.parse import urlparse
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner.hub.inherited import overruled
 from fgpuspawner.scopes import SERVICE
-from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.settings import FGPU
 
 CULLERS = ("jupyterhub_idle_culler", "jupyterhub-idle-culler", "cull_idle_servers")
 """Words in the command of a service that ends idle servers."""
+SLACK_S = 60
+"""Room for what the Hub does around our own deadlines, so that ours are the ones that end a start."""
 
 log = logging.getLogger("fgpu")
 
@@ -44,6 +47,8 @@ def check_hub(app: Any, settings: FGPU) -> None:
             "runtime='docker', or set c.FGPU.local_sessions_beyond_loopback = True"
         )
     _check_sessions(app, settings)
+    for line in overruled(app.spawner_class, app.config):
+        log.warning(line)
     app.spawner_class.check_settings(app.config, settings)
     ports = {
         "c.JupyterHub.bind_url": public.port,
@@ -71,17 +76,15 @@ def check_hub(app: Any, settings: FGPU) -> None:
 
 def _check_sessions(app: Any, settings: FGPU) -> None:
     """Refuse what sessions cannot live with, though servers that nobody queues for can."""
-    count, kind = settings.max_sessions, app.spawner_class
+    if app.internal_ssl:
+        raise BadSettings(
+            "c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP; take it out (docs/security.md)"
+        )
+    count = settings.max_sessions
     if count > 1 and not app.allow_named_servers:
         raise BadSettings(
             f"c.JupyterHub.allow_named_servers is False, and c.FGPU.max_sessions is {count}: others than the first "
             "are named servers; set c.JupyterHub.allow_named_servers = True, or c.FGPU.max_sessions = 1"
-        )
-    limit = configured(kind, app.config).get("consecutive_failure_limit", 0)
-    if limit:
-        raise BadSettings(
-            f"consecutive_failure_limit is {limit}: so many failed launches in a row would end the Hub; set "
-            f"c.{kind.__name__}.consecutive_failure_limit = 0"
         )
     for service in app.services:
         command = service.get("command") or ()
@@ -102,6 +105,12 @@ def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
             f"{', '.join(late)}: set after configure(c), so the service does not know it; set it before, or give it to "
             "configure"
         )
+
+
+def use_start_timeout(app: Any, settings: FGPU) -> None:
+    """Have the Hub's limit on a start cover ours on the queue and the launch, which give better words."""
+    limit_s = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
+    app.config[app.spawner_class.__name__].start_timeout = limit_s
 
 
 def use_subdomains(app: Any, settings: FGPU) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import String, delete, literal_column, update
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.adoption import adopt
-from fgpuspawner.hub.checks import check_hub, use_subdomains
+from fgpuspawner.hub.checks import check_hub, use_start_timeout, use_subdomains
 from fgpuspawner.hub.moved import check_not_moved
 from fgpuspawner.hub.only_hub import LOOKED_AT_EVERY_S, OnlyHub
 from fgpuspawner.hub.roles import follow_the_hub
@@ -44,6 +44,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     try:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
+        use_start_timeout(app, settings)
         use_subdomains(app, settings)
         watch = DiskWatch(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from jupyterhub import orm
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, random_port, url_escape_path, url_path_join
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
+from tornado.web import HTTPError
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -59,6 +61,7 @@ from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
+from fgpuspawner.hub.inherited import suspects
 from fgpuspawner.hub.session_server import it_answers, wait_up
 from fgpuspawner.hub.who_asks import ended_by
 from fgpuspawner.images.model import Image
@@ -69,7 +72,7 @@ from fgpuspawner.service.model import World
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spans import span
 from fgpuspawner.spawner import progress
-from fgpuspawner.spawner.failures import REFUSED_NEXT, failed_html, next_step
+from fgpuspawner.spawner.failures import REFUSED_NEXT, SHOW_IT, failed_html, next_step
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
 from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, refused_here
 
@@ -212,8 +215,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     async def _described(self, session: Session, image: Image, prepared: Prepared) -> LaunchSpec:
         runtime, self._session = self.runtime, session
-        simulated = runtime.is_simulated(session)
-        # First: the environment says where the server is to listen.
+        simulated, request = runtime.is_simulated(session), session.request
+        # First: the environment names these, and where the server listens.
+        self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
+        self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
         options = await self.engine_options(image)
         return LaunchSpec(
             session,
@@ -229,9 +234,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             devices=() if simulated else runtime.isolation.devices_of(session),
             folder=runtime.isolation.folder(session.id),
             port=self.port,
-            shared_memory_mib=session.request.memory_mib * runtime.settings.shared_memory_percent // 100,
+            shared_memory_mib=request.memory_mib * runtime.settings.shared_memory_percent // 100,
             simulated=simulated,
-            sudo=image.sudo or any(g in runtime.settings.sudo_groups for g in session.request.groups),
+            sudo=image.sudo or any(g in runtime.settings.sudo_groups for g in request.groups),
             options=options,
         )
 
@@ -240,7 +245,18 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def run_auth_state_hook(self, auth_state: Any) -> None:
         """Run the first of the hooks before `start`; from here on a cancelled spawn has to reach `stop`."""
         self._phase = self.STARTING
-        await super().run_auth_state_hook(auth_state)
+        with _named("c.Spawner.auth_state_hook"):
+            await super().run_auth_state_hook(auth_state)
+
+    async def apply_group_overrides(self) -> None:
+        """Apply what is set for the user's groups."""
+        with _named("c.Spawner.group_overrides"):
+            await super().apply_group_overrides()
+
+    async def run_pre_spawn_hook(self) -> None:
+        """Run the last of the hooks before `start`."""
+        with _named("c.Spawner.pre_spawn_hook"):
+            await maybe_future(super().run_pre_spawn_hook())
 
     async def start(self) -> str:
         """Queue, wait, launch, and return the server's URL when it answers.
@@ -275,8 +291,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
         request_id = logs.keep(session.id)
-        # Written with what the Hub writes next.
         self.orm_spawner.state = self.get_state()
+        # At once: the Hub's next query would begin the change, and lock its database until something is committed.
+        self.user.db.commit()
         try:
             with logs.of_session(session.id), span("launch", session_id=session.id, request_id=request_id):
                 url = await self._placed_and_launched(session)
@@ -286,9 +303,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise NotStarted(str(e), reason=cause.value.lower(), html=html, status_code=409) from None
         except FGPUError as e:
             cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
-            self._failure = cause, str(e)
-            html = failed_html(str(e), next_step(cause))
-            raise NotStarted(str(e), reason=e.code, html=html, status_code=500) from None
+            words, step = str(e), next_step(cause)
+            if cause is EndCause.LAUNCH_FAILED and (found := suspects(type(self), self.config, words)):
+                words = f"{words} (this may come from {', '.join(found)}, which an administrator has set)"
+                step = SHOW_IT
+            self._failure = cause, words
+            raise NotStarted(words, reason=e.code, html=failed_html(words, step), status_code=500) from None
         self._is_up(self.session)
         return url
 
@@ -804,3 +824,21 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 fetched=self._is_fetched(),
             )
         return None
+
+
+@contextlib.contextmanager
+def _named(hook: str) -> Iterator[None]:
+    """Have the failure of an administrator's function tell its own words, and which function it is.
+
+    Raises:
+        NotStarted: it failed, or refused the start.
+    """
+    try:
+        yield
+    except Exception as e:
+        said = (e.get_message() or e.reason) if isinstance(e, HTTPError) else f"{type(e).__name__}: {e}"
+        if not isinstance(e, HTTPError):
+            logging.getLogger("fgpu").exception("%s failed", hook)
+        words, status = f"{said} (from {hook})", getattr(e, "status_code", 500)
+        html = failed_html(words, SHOW_IT)
+        raise NotStarted(words, reason="hook_failed", html=html, status_code=status) from None

@@ -12,10 +12,12 @@ LATELY_S = 3600
 """So long the form remembers what a failed start asked for, and the Hub's pages what was said of an end."""
 
 TELL = "show your administrator this message"
+SHOW_IT = f"{TELL[0].upper()}{TELL[1:]}."
+"""What to do where a setting is in the way."""
 NEXT = {
     EndCause.QUEUE_TIMEOUT: "Ask again. Less fGPU or a time limit often starts sooner: the form shows it.",
     EndCause.PULL_FAILED: f"Choose another image, or try again later. If it fails again, {TELL}.",
-    EndCause.LAUNCH_FAILED: f"Try again. If it fails again, choose another image, or {TELL}.",
+    EndCause.LAUNCH_FAILED: f"Try again. If it fails again, {TELL}, or choose another image.",
     EndCause.ISOLATION_FAILED: f"Nothing ran without limits. Try again. If it fails again, {TELL}.",
     EndCause.DISK_LIMIT: "It used too much disk. Start it again and remove what you do not need.",
     EndCause.OOM: "It needed more memory than it had. Ask for more.",

@@ -18,6 +18,7 @@ from fgpuspawner.engines.base import (
     NotBound,
     ServerToken,
 )
+from fgpuspawner.hub.inherited import UNFORESEEN
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.hub.verification import Verification
@@ -90,7 +91,7 @@ class Launch:
             raise
         except Exception as e:
             log.exception("Launching session %d failed", self.session.id)
-            raise LaunchFailed(f"the launch failed: {e}") from e
+            raise LaunchFailed(f"{UNFORESEEN}: {type(e).__name__}: {e}") from e
         running = await queue.running(self.session.id, self.session.attempt, launched.to_json())
         self._runtime.metrics.started(running, way=self._way, took_s=time.monotonic() - began_s)
         return running

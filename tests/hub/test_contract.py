@@ -181,6 +181,8 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
     hub.add_user("alice")
     assert hub.spawn("alice", options=ONE).status_code == 202
     hub.reach({"alice/": "PREPARING"})
+    with sqlite3.connect(hub.data / "jupyterhub.sqlite", timeout=0) as db:
+        db.execute("BEGIN IMMEDIATE")  # Another program may write to the Hub's database meanwhile.
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(hub.stop, "alice")
         hub.reach({"alice/": "TERMINATING"})

@@ -22,7 +22,7 @@ import quickstart
 from fgpu_scheduler import BadSettings
 from fgpuspawner.config import configure
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
-from fgpuspawner.hub.checks import check_hub
+from fgpuspawner.hub.checks import check_hub, use_start_timeout
 from fgpuspawner.settings import FGPU
 from hubprocess import until
 
@@ -128,8 +128,10 @@ def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
     assert c.JupyterHub.named_server_limit_per_user == 100
     assert c.JupyterHub.cleanup_servers is False
     assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 2}
+    app = app_of(c)
+    use_start_timeout(app, FGPU.from_config(c))
     # The Hub's limit is the last to come: ours give better words.
-    assert c.Spawner.start_timeout == 1000 + 100 + 60
+    assert app.config.LocalFGPUSpawner.start_timeout == 1000 + 100 + 60
     assert c.Spawner.consecutive_failure_limit == 0
     (templates,) = c.JupyterHub.template_paths
     assert (Path(templates) / "spawn_pending.html").exists()

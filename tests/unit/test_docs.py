@@ -13,13 +13,14 @@ from traitlets import HasTraits
 
 from fgpu_scheduler import LEGAL, MOVED_BY, EndCause, SessionState, WaitReason
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.settings import FGPU
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
-OWNERS: tuple[type[HasTraits], ...] = (FGPU, FGPUSpawner, LocalFGPUSpawner)
+OWNERS: tuple[type[HasTraits], ...] = (FGPU, FGPUSpawner, KubernetesFGPUSpawner, LocalFGPUSpawner)
 SOURCES = [
     path
     for folder in (ROOT / "fgpuspawner", ROOT / "scheduler" / "fgpu_scheduler")

@@ -170,10 +170,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @property
     def object_name(self) -> str:
-        """The container's name, for hooks: one for each attempt, never reused."""
+        """The container's name, for hooks: one for each attempt. Before its session is placed, DockerSpawner's own."""
+        if self._session is None:
+            return str(self._object_name_default())
         engine = self.runtime.engine
         assert isinstance(engine, DockerEngine)
-        return engine.name(self._session) if self._session is not None else ""
+        return engine.name(self._session)
 
     @object_name.setter
     def object_name(self, value: str) -> None:
@@ -181,11 +183,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def engine_options(self, image: Image) -> ContainerOptions:
         """Return what is set for this session's container, with its callables asked and its templates filled in."""
-        request = self.session.request
         # What DockerSpawner's own templates, callables and environment are made of.
         self.image = image.reference
-        self.mem_limit = f"{request.memory_mib}M"
-        self.cpu_limit = request.cpu_milli / 1000
         return ContainerOptions(
             create=await self._evaluated(self.extra_create_kwargs),
             host=await self._evaluated(self.extra_host_config),

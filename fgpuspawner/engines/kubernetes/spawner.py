@@ -27,24 +27,6 @@ SERVER = "jupyterhub-singleuser"
 DEFAULT_USER = 1000
 KINDS = {kind.name: kind for kind in DIALECTS}
 
-NO_HOOKS = "use extra_pod_config, extra_container_config, volumes and the like"
-NOT_USED = {
-    "profile_list": "people choose in the launch form; put its images into the catalogue (docs/images.md)",
-    "modify_pod_hook": NO_HOOKS,
-    "after_pod_created_hook": NO_HOOKS,
-    "enable_user_namespaces": "all sessions are in the one namespace of c.KubeSpawner.namespace",
-    "services_enabled": "the proxy reaches sessions at their pods' addresses",
-}
-"""Settings of KubeSpawner that would be passed over without a word, and what there is in their place."""
-_NOT_SAVED = "sessions in pods cannot be saved as images; build them (docs/kubernetes.md)"
-REMOVED = {
-    "kai_queue": 'there is no dialect for KAI-Scheduler; on its nodes use dialect = "lease"',
-    "private_registry": _NOT_SAVED,
-    "registry_credentials": _NOT_SAVED,
-    "registry_ca_file": _NOT_SAVED,
-    "insecure_registries": _NOT_SAVED,
-}
-"""Each setting of an earlier version, and what to do now."""
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
 """Settings that may be functions, and say what a session may do."""
 
@@ -130,15 +112,8 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def check_settings(cls, config: Config, settings: FGPU) -> None:
-        """Refuse settings of KubeSpawner that have no effect here, and what does not go with the dialect."""
+        """Refuse what does not go with the dialect."""
         own = configured(cls, config)
-        for name, instead in NOT_USED.items():
-            if own.get(name):
-                raise BadSettings(
-                    f"c.KubeSpawner.{name} has no effect on queued sessions; take it out: {instead}"
-                )
-        for name in REMOVED.keys() & own.keys():
-            raise BadSettings(f"c.KubernetesFGPUSpawner.{name} is no longer a setting: {REMOVED[name]}")
         scheduler = str(own.get("scheduler_name") or "")
         if scheduler.endswith("user-scheduler"):
             raise BadSettings(
@@ -244,10 +219,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             raise LaunchFailed(
                 "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
             )
-        request = self.session.request
         self.image = image.reference
-        self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
-        self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
         uid = self.uid(self) if callable(self.uid) else self.uid
         if inspect.isawaitable(uid):
             uid = await uid

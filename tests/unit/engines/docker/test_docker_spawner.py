@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docker.types import DeviceRequest
 from standindaemon import StandIn
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
@@ -34,10 +35,15 @@ SESSION = Session(
 PLACE = Place("fgpu-abc-7-1", {"fgpu.session": "7"}, "fgpu-abc-u-1", "1.41")
 
 
-async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
-    """Return docker-py's arguments for a session's container, with these settings of ``c.DockerSpawner``."""
+def spawner_of(**settings: Any) -> FGPUSpawner:
     spawner = FGPUSpawner(config=Config({"DockerSpawner": settings}))
     spawner.user = SimpleNamespace(name="alice", url="/user/alice/", escaped_name="alice")
+    return spawner
+
+
+async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
+    """Return docker-py's arguments for a session's container, with these settings of ``c.DockerSpawner``."""
+    spawner = spawner_of(**settings)
     spawner._session = SESSION
     options = await spawner.engine_options(image)
     spec = LaunchSpec(
@@ -45,12 +51,13 @@ async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
         image,
         command=(),
         arguments=(),
-        environment={},
+        environment=spawner.environment,
         told={},
         prepared=Prepared("none", Limits(7, "charge", ())),
         devices=(),
         folder=Path("/srv/limits/7"),
         port=8888,
+        shared_memory_mib=512,
         options=options,
     )
     kwargs, _ = arguments(spec, options, PLACE, {"Id": "sha256:1", "Config": {"Cmd": ["server"]}})
@@ -82,6 +89,64 @@ async def test_what_an_administrator_sets_beside_is_kept() -> None:
     assert (host["ShmSize"], host["Memory"], host["CpuQuota"]) == (1 << 30, 1 << 30, 200_000)
     assert kwargs["hostname"] == "lab-alice"
     assert set(host["Binds"]) == {"home-alice:/home/jovyan:rw", "/srv/data:/data:ro"}
+
+
+async def test_shared_memory_is_the_sessions_unless_an_administrator_sets_another() -> None:
+    assert (await made())["host_config"]["ShmSize"] == 512 * 2**20
+    other = await made(extra_host_config={"shm_size": "1g"})
+    assert other["host_config"]["ShmSize"] == 1 << 30
+
+
+async def test_numbers_and_paths_in_an_environment_are_text() -> None:
+    values = {"NB_UID": 1000, "HALF": 0.5, "ON": True, "HOME": Path("/home/ann"), "GONE": None}
+    more = {"environment": {"PORT": 8080}}
+    environment = (await made(environment=values, extra_create_kwargs=more))["environment"]
+    assert environment == {
+        "NB_UID": "1000",
+        "HALF": "0.5",
+        "ON": "True",
+        "HOME": "/home/ann",
+        "GONE": None,
+        "PORT": "8080",
+    }
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, object()], ids=["list", "dict", "object"])
+async def test_variable_of_another_kind_is_refused_by_its_name_alone(value: object) -> None:
+    with pytest.raises(BadSettings, match=r"^SECRET is a \w+; a variable is text"):
+        await made(environment={"SECRET": value})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_host_config": {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])]}},
+        {"extra_host_config": lambda spawner: {"devices": ["/dev/nvidia0:/dev/nvidia0"]}},
+        {"extra_create_kwargs": {"host_config": {"DeviceRequests": [{"Count": -1}]}}},
+    ],
+    ids=["device request", "device", "as the engine has it"],
+)
+async def test_session_without_gpus_gets_none_from_any_setting(settings: dict[str, Any]) -> None:
+    host = (await made(**settings))["host_config"]
+    assert (host["DeviceRequests"], host["Devices"]) == ([], [])
+
+
+async def test_other_devices_of_an_administrator_are_kept() -> None:
+    host = (await made(extra_host_config={"devices": ["/dev/fuse"]}))["host_config"]
+    assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/fuse"]
+
+
+async def test_network_name_and_image_are_ours_whatever_a_function_returns() -> None:
+    kwargs = await made(
+        extra_host_config=lambda spawner: {"network_mode": "host"},
+        extra_create_kwargs=lambda spawner: {"name": "lab", "image": "lab/other"},
+    )
+    assert kwargs["host_config"]["NetworkMode"] == PLACE.network
+    assert (kwargs["name"], kwargs["image"]) == (PLACE.name, TORCH.reference)
+
+
+def test_before_its_session_is_placed_a_container_has_the_name_that_dockerspawner_gives() -> None:
+    assert spawner_of(name_template="lab-{username}").object_name == "lab-alice"
 
 
 # --- Its daemon's client ---

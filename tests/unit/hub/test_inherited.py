@@ -1,0 +1,133 @@
+"""The settings of JupyterHub's and the engines' own spawner classes: each is used, refused, or said to have no effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dockerspawner import DockerSpawner
+from jupyterhub.spawner import LocalProcessSpawner, Spawner
+from kubespawner import KubeSpawner
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.inherited import overruled, rows_of, suspects
+from fgpuspawner.spawner.base import QueuedSpawner
+
+
+def lines(kind: type[QueuedSpawner] = FGPUSpawner, section: str = "DockerSpawner", **given: Any) -> list[str]:
+    return overruled(kind, Config({section: given}))
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(BadSettings) as caught:
+        lines(**given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parent"),
+    [(QueuedSpawner, Spawner), (FGPUSpawner, DockerSpawner), (LocalFGPUSpawner, LocalProcessSpawner)],
+)
+def test_every_setting_of_the_parent_class_is_in_the_table(
+    kind: type[QueuedSpawner], parent: type[Spawner]
+) -> None:
+    in_table = {name for name in rows_of(kind) if "." not in name}
+    assert in_table == set(parent.class_traits(config=True))
+
+
+def test_kubernetes_table_names_only_settings_that_exist() -> None:
+    assert set(rows_of(KubeSpawner)) - set(KubeSpawner.class_traits(config=True)) == set()
+
+
+@pytest.mark.parametrize("name", ["options_form", "options_from_form", "apply_user_options"])
+@pytest.mark.parametrize("section", ["Spawner", "DockerSpawner", "FGPUSpawner"])
+def test_form_of_a_lab_is_refused_with_the_line_to_take_out(name: str, section: str) -> None:
+    assert refusal(section=section, **{name: print}) == (
+        f"c.{section}.{name} does not go with queued sessions; take it out: people choose in the launch form; offer "
+        "them ready-made choices with c.FGPU.presets, and images with the catalogue (docs/images.md)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"post_start_cmd": "setup.sh"}, "c.DockerSpawner.post_start_cmd does not go with queued sessions"),
+        (
+            {"extra_host_config": {"network_mode": "host"}},
+            "c.DockerSpawner.extra_host_config['network_mode'] does not go with queued sessions; take it out: each user",
+        ),
+        (
+            {"environment": {"A": ["b"]}},
+            "c.DockerSpawner.environment['A'] is a list; a variable is text, a number",
+        ),
+    ],
+)
+def test_setting_that_cannot_be_used_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    assert refusal(**given).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"image": "lab/a"}, "image"),
+        ({"allowed_images": ["lab/a"]}, "allowed_images"),
+        ({"mem_limit": "2G"}, "mem_limit"),
+        ({"cpu_limit": print}, "cpu_limit"),
+        ({"name_template": "lab-{username}"}, "name_template"),
+        ({"remove": True}, "remove"),
+        ({"pull_policy": "always"}, "pull_policy"),
+        ({"start_timeout": 300}, "start_timeout"),
+        ({"extra_host_config": {"device_requests": [1]}}, "extra_host_config['device_requests']"),
+        ({"extra_host_config": {"mem_limit": "1g"}}, "extra_host_config['mem_limit']"),
+        ({"extra_create_kwargs": {"name": "lab"}}, "extra_create_kwargs['name']"),
+        ({"environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}, "environment['NVIDIA_VISIBLE_DEVICES']"),
+        (
+            {"group_overrides": {"01": {"groups": ["a"], "spawner_override": {"mem_limit": "2G"}}}},
+            "group_overrides['01'] for mem_limit",
+        ),
+    ],
+    ids=str,
+)
+def test_overruled_setting_has_one_line(given: dict[str, Any], written: str) -> None:
+    (line,) = lines(**given)
+    assert line.startswith(f"c.DockerSpawner.{written} has no effect: ")
+
+
+def test_used_settings_and_defaults_have_no_line() -> None:
+    used = {"volumes": {"a": "/b"}, "cmd": ["lab"], "environment": {"N": 1, "P": Path("/p"), "F": print}}
+    assert lines(**used, pull_policy="ifnotpresent", remove=False, options_form="", mem_limit=None) == []
+
+
+def test_local_processes_have_a_table_of_their_own() -> None:
+    (line,) = lines(LocalFGPUSpawner, "LocalProcessSpawner", kill_timeout=3)
+    assert line.startswith(
+        "c.LocalProcessSpawner.kill_timeout has no effect: c.LocalFGPUSpawner.stop_timeout_s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "named"),
+    [
+        ({"cmd": ["start.sh"]}, "fgpu-start: start.sh cannot be run", ["cmd"]),
+        ({"cmd": "start.sh"}, "the server ended with status 1", []),
+        (
+            {"extra_create_kwargs": {"user": "root", "labels": {}}},
+            "it ended",
+            ["extra_create_kwargs['user']"],
+        ),
+        ({"extra_create_kwargs": {"user": 0}}, "it ended", ["extra_create_kwargs['user']"]),
+        ({"extra_host_config": {"runtime": "nvidia"}}, "it ended", ["extra_host_config['runtime']"]),
+        ({"environment": {"A": print}}, "the launch failed: KeyError: 'x'", ["environment['A']"]),
+        ({"environment": {"A": print}}, "it ended", []),
+    ],
+    ids=str,
+)
+def test_settings_that_may_have_broken_a_launch_are_named(
+    given: dict[str, Any], words: str, named: list[str]
+) -> None:
+    config = Config({"DockerSpawner": given})
+    assert suspects(FGPUSpawner, config, words) == [f"c.DockerSpawner.{name}" for name in named]
