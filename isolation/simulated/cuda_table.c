@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 extern const struct call __start_cuda_calls[], __stop_cuda_calls[];
 
@@ -54,12 +55,24 @@ static const struct {
 } own_table = {sizeof own_table, primary_retain_by_table};
 static const char own_table_id[17] = "fgpu-simulated-1";
 
+/* CUDA's runtime asks for such a table first of all, and then only says "error 500: named symbol not found". */
+static void say_why(void)
+{
+    static const char words[] = "fgpu: This GPU is simulated: programs that use CUDA's runtime (PyTorch, CuPy, TensorFlow) "
+                                "need a real GPU and fail here with error 500.\n";
+    static _Atomic(bool) said;
+    if (!atomic_exchange(&said, true) && write(STDERR_FILENO, words, sizeof words - 1) < 0)
+        return; /* there is no standard error */
+}
+
 CALL(cuGetExportTable, 3000, cuGetExportTable, const void **table, const CUuuid *id)
 {
     if (!table)
         return CUDA_ERROR_INVALID_VALUE;
     bool own = id && memcmp(id->bytes, own_table_id, sizeof id->bytes) == 0;
     *table = own ? &own_table : NULL;
+    if (!own)
+        say_why();
     return own ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
