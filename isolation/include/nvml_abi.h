@@ -186,6 +186,8 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *);
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *, nvmlDevice_t *);
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *, nvmlDevice_t *);
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t, unsigned int *);
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t, char *, unsigned int);

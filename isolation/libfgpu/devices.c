@@ -2,8 +2,11 @@
 #include "clock.h"
 #include "parts.h"
 
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define ORDINALS 64
 #define TRIES 100 /* of PAUSE_NS each: half a second */
@@ -96,6 +99,48 @@ static int identify(CUdevice ordinal) {
     atomic_store(&ordinals[device], ordinal);
     return device;
 }
+
+/* The device of the limits that a word of CUDA_VISIBLE_DEVICES means: its number among them, or as much of the beginning
+ * of its UUID as no other has; -1: none. */
+static int device_called(const struct fgpu_limits *limits, const char *word, size_t size) {
+    char *end;
+    unsigned long number = *word >= '0' && *word <= '9' ? strtoul(word, &end, 10) : ULONG_MAX;
+    if (number < limits->device_count && end == word + size)
+        return (int)number;
+    int found = -1;
+    for (unsigned i = 0; size > 4 && i < limits->device_count; i++)
+        if (strncasecmp(limits->devices[i].uuid, word, size) == 0) {
+            if (found >= 0 || limits->devices[i].uuid[size] == '\0')
+                return limits->devices[i].uuid[size] == '\0' ? (int)i : -1;
+            found = (int)i;
+        }
+    return found;
+}
+
+/* The driver would count the devices of the machine. So that the session's are all that there are, CUDA_VISIBLE_DEVICES
+ * becomes a list of their UUIDs: all of them, or up to the first word that means none, as the driver takes a list. */
+static void name_devices(void) {
+    char list[FGPU_MAX_DEVICES * FGPU_UUID_BYTES] = "";
+    const struct fgpu_limits *limits = fgpu_limits();
+    const char *given = getenv("CUDA_VISIBLE_DEVICES"), *word = given;
+    size_t used = 0;
+    for (unsigned i = 0; limits != NULL && i < FGPU_MAX_DEVICES; i++) {
+        int device = (int)i < (int)limits->device_count ? (int)i : -1;
+        if (given != NULL) {
+            word += strspn(word, " ");
+            device = device_called(limits, word, strcspn(word, " ,"));
+            word += strcspn(word, ",");
+            word += *word == ',';
+        }
+        if (device < 0)
+            break;
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? "," : "", limits->devices[device].uuid);
+    }
+    if (limits != NULL && (given == NULL || strcmp(given, list) != 0))
+        setenv("CUDA_VISIBLE_DEVICES", list, 1);
+}
+
+FGPU_DEVICE_HOOKS(FGPU_EXPORT_HOOK)
 
 int fgpu_device_of(CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= ORDINALS)

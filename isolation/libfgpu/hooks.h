@@ -55,6 +55,10 @@
          (const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status), \
          swap(symbol, function, status, CUDA_SUCCESS, real(symbol, function, version, flags, status)))
 
+/* ---- devices.c ------------------------------------------------------------------------------------- */
+
+#define FGPU_DEVICE_HOOKS(HOOK) HOOK(CUDA, cuInit, (unsigned int flags), (name_devices(), real(flags)))
+
 /* ---- memory.c -------------------------------------------------------------------------------------- */
 
 #define FGPU_MEMORY_HOOKS(HOOK) \
@@ -231,6 +235,16 @@
 /* ---- nvml.c ------------------------------------------------------------------------------------------ */
 
 #define FGPU_NVML_HOOKS(HOOK) \
+    HOOK(NVML, nvmlDeviceGetCount, (unsigned int *count), count_own(real(count), count)) \
+    HOOK(NVML, nvmlDeviceGetCount_v2, (unsigned int *count), count_own(real(count), count)) \
+    HOOK(NVML, nvmlDeviceGetHandleByIndex, (unsigned int index, nvmlDevice_t *device), own_at(index, device)) \
+    HOOK(NVML, nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t *device), own_at(index, device)) \
+    HOOK(NVML, nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), only_own(real(uuid, device), device)) \
+    HOOK(NVML, nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device), \
+         only_own(real(serial, device), device)) \
+    HOOK(NVML, nvmlDeviceGetHandleByPciBusId, (const char *id, nvmlDevice_t *device), only_own(real(id, device), device)) \
+    HOOK(NVML, nvmlDeviceGetHandleByPciBusId_v2, (const char *id, nvmlDevice_t *device), only_own(real(id, device), device)) \
+    HOOK(NVML, nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index), index_of(real(device, index), device, index)) \
     HOOK(NVML, nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t *memory), memory_info(real, device, memory)) \
     HOOK(NVML, nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *memory), \
          memory_info_v2(real, device, memory)) \
@@ -330,6 +344,7 @@
 #define FGPU_HOOKS(HOOK) \
     FGPU_LIBC_HOOKS(HOOK) \
     FGPU_LOOKUP_HOOKS(HOOK) \
+    FGPU_DEVICE_HOOKS(HOOK) \
     FGPU_MEMORY_HOOKS(HOOK) \
     FGPU_POOL_HOOKS(HOOK) \
     FGPU_VIRTUAL_HOOKS(HOOK) \
@@ -369,7 +384,8 @@
     CALL(CUDA, cuGraphNodeGetType) \
     CALL(CUDA, cuGraphMemAllocNodeGetParams) \
     CALL(CUDA, cuGraphChildGraphNodeGetGraph) \
-    CALL(NVML, nvmlDeviceGetUUID)
+    CALL(NVML, nvmlDeviceGetUUID) \
+    CALL(NVML, nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 
 enum fgpu_library { FGPU_LIBC, FGPU_CUDA, FGPU_NVML, FGPU_LIBRARIES };
 

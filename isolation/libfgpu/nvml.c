@@ -7,13 +7,80 @@
 
 #define NO_INSTANCE UINT32_MAX /* of a device that is not partitioned */
 
-/* ---- Memory ---- */
-
 static int device_of(nvmlDevice_t device) {
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     __typeof__(&nvmlDeviceGetUUID) get = DRIVER(nvmlDeviceGetUUID);
     return get != NULL && get(device, uuid, sizeof uuid) == NVML_SUCCESS ? fgpu_device_by_uuid(uuid) : FGPU_UNNAMED;
 }
+
+/* ---- Which devices there are ---- */
+
+/* The session's devices as NVML counts them, in the order of the limits, and what NVML says of each: an instance counts as
+ * the GPU that it is a part of, and each GPU once. 0 where the limits cannot be read. */
+struct own {
+    nvmlDevice_t handle;
+    nvmlReturn_t result;
+};
+
+static unsigned int own_devices(struct own *own) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    unsigned int count = 0, n;
+    for (unsigned i = 0; limits != NULL && i < limits->device_count; i++) {
+        const char *uuid = limits->devices[i].uuid;
+        nvmlDevice_t handle = NULL;
+        __typeof__(&nvmlDeviceGetHandleByUUID) find = DRIVER(nvmlDeviceGetHandleByUUID);
+        __typeof__(&nvmlDeviceGetDeviceHandleFromMigDeviceHandle) whole =
+            DRIVER(nvmlDeviceGetDeviceHandleFromMigDeviceHandle);
+        nvmlReturn_t result = find == NULL ? NVML_ERROR_FUNCTION_NOT_FOUND : find(uuid, &handle);
+        if (result == NVML_SUCCESS && strncmp(uuid, "MIG-", 4) == 0)
+            result = whole == NULL ? NVML_ERROR_FUNCTION_NOT_FOUND : whole(handle, &handle);
+        for (n = 0; n < count && (result != NVML_SUCCESS || own[n].handle != handle); n++) {
+        }
+        if (n == count)
+            own[count++] = (struct own){result == NVML_SUCCESS ? handle : NULL, result};
+    }
+    return count;
+}
+
+static nvmlReturn_t count_own(nvmlReturn_t result, unsigned int *count) {
+    struct own own[FGPU_MAX_DEVICES];
+    if (result == NVML_SUCCESS && (*count = own_devices(own)) == 0)
+        return NVML_ERROR_NO_PERMISSION;
+    return result;
+}
+
+static nvmlReturn_t own_at(unsigned int index, nvmlDevice_t *device) {
+    struct own own[FGPU_MAX_DEVICES];
+    unsigned int count = own_devices(own);
+    if (count == 0)
+        return NVML_ERROR_NO_PERMISSION;
+    if (device == NULL || index >= count)
+        return own[0].result == NVML_ERROR_UNINITIALIZED ? own[0].result : NVML_ERROR_INVALID_ARGUMENT;
+    *device = own[index].handle;
+    return own[index].result;
+}
+
+static nvmlReturn_t index_of(nvmlReturn_t result, nvmlDevice_t device, unsigned int *index) {
+    struct own own[FGPU_MAX_DEVICES];
+    unsigned int count = result == NVML_SUCCESS ? own_devices(own) : 0;
+    for (unsigned int n = 0; n < count; n++)
+        if (own[n].handle == device) {
+            *index = n;
+            return NVML_SUCCESS;
+        }
+    return result == NVML_SUCCESS && device_of(device) < 0 ? NVML_ERROR_NO_PERMISSION : result; /* that of an instance stays */
+}
+
+/* A device of others is not found, whatever names it. */
+static nvmlReturn_t only_own(nvmlReturn_t result, nvmlDevice_t *device) {
+    unsigned int index = 0;
+    if (result != NVML_SUCCESS || index_of(NVML_SUCCESS, *device, &index) == NVML_SUCCESS)
+        return result;
+    *device = NULL;
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* ---- Memory ---- */
 
 /* The three numbers always sum up: what a neighbour holds above its share is nothing that this session could see. */
 static nvmlReturn_t slice_of(nvmlDevice_t handle, unsigned long long *total, unsigned long long *unused,

@@ -24,6 +24,7 @@ from typing import (
     Tuple,
     Union,
 )
+from xml.etree import ElementTree
 
 VERSION = "0.1.0"
 MIB = 1024 * 1024
@@ -140,6 +141,13 @@ class ProcessInfo(ctypes.Structure):
     """nvmlProcessInfo_t, version 2."""
 
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("mig", ctypes.c_uint * 2)]
+
+
+class Sample(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t."""
+
+    _fields_ = [("pid", ctypes.c_uint), ("at_us", ctypes.c_ulonglong)]
+    _fields_ += [(name, ctypes.c_uint) for name in ("sm", "memory", "encoder", "decoder")]
 
 
 Reader = Callable[[Nvml, ctypes.c_void_p], Value]
@@ -298,6 +306,7 @@ class Process(NamedTuple):
     kind: str
     name: str
     memory_mib: Value
+    sm_percent: Optional[int]
 
 
 class Gpu(NamedTuple):
@@ -334,7 +343,7 @@ def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
             handles.append((nvml.fill(ctypes.c_void_p, by_uuid, share.uuid.encode()), share))
         except NvmlError as error:
             problems.append(f"{share.uuid}, of this session's limits: {error.text}")
-    if limits is None or limits.problem:
+    if limits is None:
         by_index = "nvmlDeviceGetHandleByIndex_v2"
         for index in range(nvml.fill(ctypes.c_uint, "nvmlDeviceGetCount_v2").value):
             handles.append((nvml.fill(ctypes.c_void_p, by_index, index), None))
@@ -395,10 +404,32 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
         for process in listed:
             kinds = found[process.pid][0] + "+" + kind if process.pid in found else kind
             found[process.pid] = (kinds, process.used)
+    sm = read_percents(nvml, gpu) if found else {}
+    mib = {
+        pid: None if used == NOT_AVAILABLE else -(-used // MIB) for pid, (_, used) in found.items()
+    }
     return [
-        Process(pid, kind, process_name(pid), None if used == NOT_AVAILABLE else -(-used // MIB))
-        for pid, (kind, used) in sorted(found.items())
+        Process(pid, found[pid][0], process_name(pid), mib[pid], sm.get(pid))
+        for pid in sorted(found)
     ]
+
+
+def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
+    """Return what each process computed lately, in percent of the device, as far as NVML tells."""
+    samples, count = (Sample * 1024)(), ctypes.c_uint(1024)
+    try:
+        nvml.call(
+            "nvmlDeviceGetProcessUtilization",
+            gpu,
+            samples,
+            ctypes.byref(count),
+            ctypes.c_ulonglong(0),
+        )
+    except NvmlError:
+        return {}
+    return {
+        sample.pid: sample.sm for sample in sorted(samples[: count.value], key=lambda s: s.at_us)
+    }
 
 
 def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
@@ -584,6 +615,72 @@ def as_json(reading: Reading) -> str:
     return json.dumps(dict(whole, problems=reading.problems))
 
 
+# What `-q` has of a GPU: elements, and the fields that are in them.
+REPORT = """\
+product_name=name mig_mode/current_mig=mig.mode.current uuid=uuid fan_speed=fan.speed
+performance_state=pstate fb_memory_usage/total=memory.total fb_memory_usage/used=memory.used
+fb_memory_usage/free=memory.free compute_mode=compute_mode utilization/gpu_util=utilization.gpu
+utilization/memory_util=utilization.memory temperature/gpu_temp=temperature.gpu
+gpu_power_readings/power_draw=power.draw gpu_power_readings/current_power_limit=power.limit"""
+MONITORS = {
+    "dmon": "gpu:Idx pwr:W gtemp:C mtemp:C sm:% mem:% enc:% dec:% jpg:% ofa:% mclk:MHz pclk:MHz",
+    "pmon": "gpu:Idx pid:# type:C/G sm:% mem:% enc:% dec:% jpg:% ofa:% command:name",
+}
+
+
+def report(reading: Reading) -> ElementTree.Element:
+    """Return what is known in the elements of `nvidia-smi -q -x`."""
+
+    def put(under: ElementTree.Element, values: Iterable[Tuple[str, object]]) -> None:
+        for path, value in values:
+            parent, _, tag = path.rpartition("/")
+            if parent and under.find(parent) is None:
+                ElementTree.SubElement(under, parent)
+            above = under.find(parent) if parent else under
+            ElementTree.SubElement(above, tag).text = shown(str(value))
+
+    root = ElementTree.Element("nvidia_smi_log")
+    put(root, [("timestamp", time.ctime()), ("driver_version", short(reading.driver))])
+    put(root, [("cuda_version", short(reading.cuda)), ("attached_gpus", len(reading.gpus))])
+    for gpu in reading.gpus:
+        entry = ElementTree.SubElement(root, "gpu", id=shown(short(gpu.values["pci.bus_id"])))
+        fields = [pair.split("=") for pair in REPORT.split()]
+        put(entry, ((p, short(gpu.values[f], f" {unit_of(f)}".rstrip())) for p, f in fields))
+        processes = ElementTree.SubElement(entry, "processes")
+        for p in listed(gpu):
+            values = (p.pid, p.kind, p.name, short(p.memory_mib, " MiB"))
+            tags = ("pid", "type", "process_name", "used_memory")
+            put(ElementTree.SubElement(processes, "process_info"), zip(tags, values))
+    return root
+
+
+def report_lines(element: ElementTree.Element, depth: int = 0) -> List[str]:
+    """Return the same as text."""
+    label = "    " * depth + " ".join(
+        [element.tag.replace("_", " ").title(), *element.attrib.values()]
+    )
+    lines = [f"{label:<42}: {element.text}" if element.text else label]
+    return lines + [line for child in element for line in report_lines(child, depth + 1)]
+
+
+def monitor(reading: Reading, kind: str, header: bool) -> List[str]:
+    """Return a line of figures for each GPU (dmon) or each process (pmon)."""
+    titles = list(zip(*(title.split(":") for title in MONITORS[kind].split())))
+    rows = [["# " + line[0], *line[1:]] for line in titles] if header else []
+    for gpu in reading.gpus:
+        of = {name: short(value).replace("N/A", "-") for name, value in gpu.values.items()}
+        if kind == "dmon":
+            known = ("index", "power.draw", "temperature.gpu")
+            busy = (of["utilization.gpu"], of["utilization.memory"])
+            rows.append([*(of[name] for name in known), "-", *busy, *"------"])
+            continue
+        for p in listed(gpu):
+            sm = "-" if p.sm_percent is None else str(p.sm_percent)
+            rows.append([of["index"], str(p.pid), p.kind, sm, *"-----", p.name.split(" ")[0]])
+        rows += [] if listed(gpu) else [[of["index"], *"---------"]]
+    return [shown(f"{row[0]:>5}" + "".join(f" {text:>8}" for text in row[1:])) for row in rows]
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 SUPPORTED = """\
@@ -594,6 +691,8 @@ options that are supported here:
   --query-gpu=FIELD,...         values of each GPU; needs --format
   --query-compute-apps=FIELD,.. values of each process of this session; needs --format
   --format=csv[,noheader][,nounits]
+  -q, --query [-x]              all of it, a value a line; with -x as XML
+  dmon, pmon [-c N] [-d SEC]    a line for each GPU, or process, every second; N times
   --json                        all of it as JSON
   -l SEC, --loop=SEC            again every SEC seconds
   -h, --help; --version
@@ -638,6 +737,11 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("-L", "--list-gpus", action="store_true")
     what.add_argument("--json", action="store_true")
+    what.add_argument("-q", "--query", action="store_true")
+    what.add_argument("monitor", nargs="?", choices=sorted(MONITORS))
+    parser.add_argument("-x", "--xml-format", action="store_true")
+    parser.add_argument("-c", "--count", type=int)
+    parser.add_argument("-d", "--delay", type=float, default=1.0)
     what.add_argument("--query-gpu", type=fields_of(GPU_FIELDS))
     what.add_argument("--query-compute-apps", type=fields_of(APP_FIELDS))
     options = parser.parse_args(arguments)
@@ -648,6 +752,10 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
         options.format[0] != "csv" or set(options.format[1:]) - {"noheader", "nounits"}
     ):
         parser.error("--format is csv[,noheader][,nounits]")
+    if options.xml_format and not options.query:
+        parser.error("-x needs -q")
+    if options.monitor is not None:
+        options.loop = options.delay
     if options.loop is not None and not 0.1 <= options.loop <= 86400:
         parser.error("--loop takes 0.1 to 86400 seconds")
     return options
@@ -655,8 +763,12 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
 
 def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str]:
     """Return the lines that the options ask for."""
-    if options.json:
-        return [as_json(reading)]
+    if options.query:
+        found = report(reading)
+        xml = ['<?xml version="1.0" ?>', ElementTree.tostring(found, "unicode")]
+        return xml if options.xml_format else report_lines(found)
+    if options.json or options.monitor is not None:
+        return [as_json(reading)] if options.json else monitor(reading, options.monitor, first)
     if options.format is not None:
         return csv_lines(reading, options, first and "noheader" not in options.format)
     if options.list_gpus:
@@ -687,10 +799,10 @@ def main() -> int:
     """Run the command."""
     options = parse_options(sys.argv[1:])
     try:
-        status = show_once(options, True)
-        while options.loop is not None and status in (0, 1):
+        status, shows = show_once(options, True), 1
+        while options.loop is not None and status in (0, 1) and shows != options.count:
             time.sleep(options.loop)
-            status = max(status, show_once(options, False))
+            status, shows = max(status, show_once(options, False)), shows + 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

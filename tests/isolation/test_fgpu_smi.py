@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from insession import holding
@@ -106,6 +107,45 @@ def test_only_the_devices_of_the_limits_are_shown(session_folder: Folder) -> Non
     done = smi(folder, "-L", "-i", "GPU-b")
     assert (done.returncode, done.stdout) == (6, "")
     assert done.stderr == "fgpu-smi: GPU GPU-b: not among this session's GPUs\n"
+
+
+def test_everything_is_told_as_xml_and_a_value_a_line(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    with holding(folder, 512, name="<b>&") as pid:
+        root = ElementTree.fromstring("\n".join(lines(smi(folder, "-q", "-x"))))
+        text = lines(smi(folder, "-q"))
+    assert (root.tag, root.findtext("attached_gpus")) == ("nvidia_smi_log", "1")
+    asked = (
+        "uuid",
+        "fb_memory_usage/total",
+        "fb_memory_usage/used",
+        "utilization/gpu_util",
+        "temperature/gpu_temp",
+    )
+    assert [root.findtext(f"gpu/{path}") for path in asked] == [UUID, "2048 MiB", "512 MiB", "0 %", "N/A"]
+    (process,) = root.iterfind("gpu/processes/process_info")
+    assert [child.text for child in process][:2] == [str(pid), "C"]
+    assert (process.findtext("process_name") or "").startswith("<b>& -c")
+    assert process.findtext("used_memory") == "512 MiB"
+    assert [line.split() for line in text if "Total" in line or "Pid" in line] == [
+        ["Total", ":", "2048", "MiB"],
+        ["Pid", ":", str(pid)],
+    ]
+
+
+def test_monitors_have_a_line_for_each_gpu_or_process_and_end_when_told(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    titles = ["# gpu", "# Idx"]
+    idle = [line.split() for line in lines(smi(folder, "pmon", "-c", "1"))[2:]]
+    assert idle == [["0", *"---------"]]
+    with holding(folder, 512) as pid:
+        gpus = lines(smi(folder, "dmon", "-c", "2", "-d", "0.1"))
+        processes = lines(smi(folder, "pmon", "-c", "1"))
+    assert [line[:5] for line in gpus[:2]] == [line[:5] for line in processes[:2]] == titles
+    assert [line.split() for line in gpus[2:]] == [["0", "-", "-", "-", "0", "0", *"------"]] * 2
+    (one,) = (line.split() for line in processes[2:])
+    assert one == ["0", str(pid), "C", "0", *"-----", sys.executable]
+    assert {len(line.split()) for line in processes[1:]} == {10, 11}, "the second begins with a mark"
 
 
 def test_a_device_of_the_limits_that_nvml_does_not_have_is_a_problem(session_folder: Folder) -> None:
@@ -283,8 +323,8 @@ def test_no_process_can_write_to_the_terminal_through_its_name(session_folder: F
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-q"], "unrecognized arguments: -q"),
-        (["topo", "-m"], "unrecognized arguments: topo -m"),
+        (["-x"], "-x needs -q"),
+        (["topo", "-m"], "invalid choice: 'topo'"),
         (["--query-gpu=name,clocks.sm", "--format=csv"], 'field "clocks.sm" is not supported'),
         (["--query-gpu=name"], "need --format=csv"),
         (["--format=csv"], "need --format=csv"),

@@ -213,16 +213,15 @@ def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: 
 
 @pytest.mark.parametrize(
     "damage",
-    ["missing", "writable", "malformed", "another device", "larger than the device", "no accounting"],
+    ["missing", "writable", "malformed", "larger than the device", "no accounting"],
 )
 def test_without_limits_that_hold_everything_is_refused(
     session_folder: Callable[..., Path], damage: str
 ) -> None:
-    uuid = "GPU-another" if damage == "another device" else UUID
     # The scheduler believes in a device of 64 GiB, the driver has 8.
     limit_mib, device_mib = (32768, 65536) if damage == "larger than the device" else (128, 8192)
     folder = session_folder(
-        devices=[(uuid, limit_mib)],
+        devices=[(UUID, limit_mib)],
         device_mib=device_mib,
         machine=f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n",
     )
@@ -298,13 +297,11 @@ def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Cal
     run(
         folder,
         """
-        cuda = Cuda()
-        cuda.cuInit(0)
-        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0) == OUT_OF_MEMORY
-        cuda.start(1)
+        cuda = Cuda().start()
         assert cuda.info()[1] == 128 * MIB
-        properties = Properties(type=PINNED, location=Location(DEVICE, 0))
-        assert cuda.result("cuMemCreate", byref(c_ulonglong()), 2 * MIB, byref(properties), 0) == OUT_OF_MEMORY
+        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 1) == 101
+        properties = Properties(type=PINNED, location=Location(DEVICE, 1))
+        assert cuda.result("cuMemCreate", byref(c_ulonglong()), 2 * MIB, byref(properties), 0) != 0
         """,
         start=False,
     )
@@ -1250,13 +1247,17 @@ def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: C
 
 
 def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder: Callable[..., Path]) -> None:
-    machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
+    machine = (
+        f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
+        f"mig parent={UUID} uuid=MIG-part memory_mib=1024 name=1g\n"
+    )
     run(
-        session_folder(devices=[(SECOND, 128)], machine=machine),
+        session_folder(devices=[("MIG-part", 128)], machine=machine),
         """
         import pynvml
         pynvml.nvmlInit()
-        other, own = (pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
+        other = pynvml.nvmlDeviceGetHandleByIndex(0)
+        own = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(other, 0)
         def refused(function, *arguments):
             try:
                 function(*arguments)

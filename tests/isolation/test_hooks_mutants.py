@@ -97,7 +97,7 @@ NVML = "import pynvml\npynvml.nvmlInit()\ndevice = pynvml.nvmlDeviceGetHandleByI
 OTHER_DEVICE = """
 library, other = pynvml.nvmlLib, pynvml.nvmlDeviceGetHandleByIndex(1)
 count, room = c_uint(64), (c_ulonglong * 192)()
-assert library.{name}(other, byref(count), room) == 4  # of a device that is not in the limits, nothing may be known
+assert library.{name}(other, byref(count), room) == 4  # of a GPU of which one has an instance, nothing may be known
 """
 
 
@@ -257,6 +257,21 @@ ELSEWHERE = {
         for display in ("GL", "VDPAU")
         for version in ("", "_v2")
     },
+    **{
+        name: "test_hooks_devices.py"
+        for name in [
+            "cuInit",
+            "nvmlDeviceGetCount",
+            "nvmlDeviceGetCount_v2",
+            "nvmlDeviceGetHandleByIndex",
+            "nvmlDeviceGetHandleByIndex_v2",
+            "nvmlDeviceGetHandleByUUID",
+            "nvmlDeviceGetHandleBySerial",
+            "nvmlDeviceGetHandleByPciBusId",
+            "nvmlDeviceGetHandleByPciBusId_v2",
+            "nvmlDeviceGetIndex",
+        ]
+    },
     "cuCtxAttach": "counts uses of a context, which the simulated driver does not",
     "nvmlDeviceGetAccountingPids": "the simulated NVML keeps no accounts of processes",
     "nvmlDeviceGetAccountingStats": "the simulated NVML keeps no accounts of processes",
@@ -329,8 +344,12 @@ def test_a_missing_hook_is_noticed(
     session_folder: Callable[..., Path], isolation_build: Path, tmp_path: Path, hook: str
 ) -> None:
     machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
+    devices = [(UUID, 128)]
+    if hook.partition("_")[0].endswith("RunningProcesses"):
+        machine += f"mig parent={SECOND} uuid=MIG-part memory_mib=1024 name=1g\n"
+        devices.append(("MIG-part", 128))
     limits = {
-        "devices": [(UUID, 128)],
+        "devices": devices,
         "context_mib": 16 if "Ctx" in hook and "Sync" not in hook else 0,
         "managed": "refuse" if hook == "cuMemPoolCreate" else "charge",
     }
