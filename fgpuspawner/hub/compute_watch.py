@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
@@ -35,6 +35,11 @@ LOOKS_EVERY_S = 5
 BELIEVED_S = 60.0
 """The longest that an answer is believed; the first one until the next look. For so long a process that libfgpu held can
 compute without it, by executing another program."""
+CHANGED = "it could not read its changed limits"
+START_AGAIN = "End it, and start it again: it cannot read its changed limits"
+LET_IT_RUN = (
+    "End programs that stop others, or leave them no processor time or memory: a check of them got no answer"
+)
 MOST_PROCESSES = 1024
 """Processes of one session that are asked for: those that computed most. The others must have a slot."""
 
@@ -53,91 +58,39 @@ class Computed:
     share: int
     percents: Mapping[int, float]
 
-    @property
-    def percent(self) -> int:
-        """All of them together, of the GPU."""
-        return round(min(100.0, sum(self.percents.values())))
-
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Processes of a session that are not proved to be held by libfgpu, and compute more than its share."""
+    """Processes of a session that are not proved to be held by libfgpu, and compute more than its share.
+
+    Without ``pids`` it is not known which. ``remedy`` is what the owner should do.
+    """
 
     uuid: str
     percent: int
     share: int
-    pids: tuple[int, ...]
-    behind: bool = False
-    """Whether libfgpu is there, and could not read the changed limits."""
+    pids: tuple[int, ...] = ()
+    cause: str = "a statically linked program does that, for one"
+    remedy: str = "End it, and run a program that is linked dynamically"
+
+    @property
+    def _what(self) -> str:
+        return f"{_programs(self.pids)} that computed {self.percent} % of a GPU around its share of {self.share} %"
 
     @property
     def words(self) -> str:
         """What they do, for the log."""
-        return (
-            f"has {_programs(self.pids)} that computed {self.percent} % of GPU {self.uuid} "
-            f"{'by limits of before' if self.behind else 'without libfgpu'}, with a share of {self.share} %"
-        )
+        return f"has {self._what} ({self.uuid}); {self.cause}"
 
     @property
     def advice(self) -> tuple[str, str, str]:
         """What its owner is told at a strike."""
-        return (
-            f"this session has {_programs(self.pids)} that computed {self.percent} % of a GPU around its share of "
-            f"{self.share} %",
-            "doing so",
-            "End it, and start it again: it cannot read its changed limits"
-            if self.behind
-            else "End it, and run a program that is linked dynamically",
-        )
+        return f"this session has {self._what}", "doing so", self.remedy
 
     @property
     def ended(self) -> str:
         """What its owner is told when it was ended."""
-        return (
-            f"your session was ended because it had {_programs(self.pids)} that computed {self.percent} % of a GPU "
-            f"around its share of {self.share} %, also after a warning; "
-            + (
-                "it could not read its changed limits"
-                if self.behind
-                else "a statically linked program does that, for one"
-            )
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A session that computes more than its share, and did not answer which of its processes libfgpu holds."""
-
-    computed: Computed
-    why: str
-
-    @property
-    def _amounts(self) -> str:
-        return (
-            f"{self.computed.percent} % of GPU {self.computed.uuid} with a share of {self.computed.share} %"
-        )
-
-    @property
-    def words(self) -> str:
-        """What it does, for the log."""
-        return f"computed {self._amounts}, and does not tell whether libfgpu holds it: {self.why}"
-
-    @property
-    def advice(self) -> tuple[str, str, str]:
-        """What its owner is told at a strike."""
-        return (
-            f"this session computed {self._amounts}, and the check of its programs got no answer ({self.why})",
-            "so",
-            "End programs that stop other programs, or that leave no processor time or memory for others",
-        )
-
-    @property
-    def ended(self) -> str:
-        """What its owner is told when it was ended."""
-        return (
-            f"your session was ended because it computed {self._amounts}, and the check of its programs got no answer "
-            f"({self.why}), also after a warning"
-        )
+        return f"your session was ended because it had {self._what}, also after a warning; {self.cause}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +105,8 @@ class Believed:
 
 def _programs(pids: Sequence[int]) -> str:
     shown = ", ".join(map(str, pids[:3]))
-    return f"a program (process {shown})" if len(pids) == 1 else f"{len(pids)} programs (processes {shown})"
+    many = f"{len(pids)} programs (processes {shown})" if pids else "programs"
+    return f"a program (process {shown})" if len(pids) == 1 else many
 
 
 def above_share(look: Look, session: Session) -> list[Computed] | None:
@@ -182,9 +136,7 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
     return found
 
 
-def around(
-    computed: Computed, *, held: Collection[int], behind: Collection[int] = frozenset()
-) -> Around | None:
+def around(computed: Computed, *, held: Collection[int], behind: Set[int] = frozenset()) -> Around | None:
     """Return the processes that are not proved to be ``held``, if these made it too much. Pure.
 
     What is held counts as the share at most. A process that is ``behind`` is not in ``held``.
@@ -195,7 +147,8 @@ def around(
     if alone + by_libfgpu <= computed.share + TOLERANCE_PERCENT:
         return None
     pids = tuple(sorted(without))
-    return Around(computed.uuid, round(alone), computed.share, pids, behind=any(p in behind for p in pids))
+    found = Around(computed.uuid, round(alone), computed.share, pids)
+    return replace(found, cause=CHANGED, remedy=START_AGAIN) if not behind.isdisjoint(pids) else found
 
 
 class ComputeWatch:
@@ -280,11 +233,14 @@ class ComputeWatch:
     async def _judge_closely(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
         asked = sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES]
-        offence: Around | Unanswered | None
+        offence: Around | None
         try:
             found = await self._ask(session, asked)
         except BadReport as e:
-            offence = Unanswered(computed[0], str(e))
+            one, cause = computed[0], f"no answer told whether libfgpu holds them: {e}"
+            offence = Around(
+                one.uuid, round(sum(one.percents.values())), one.share, cause=cause, remedy=LET_IT_RUN
+            )
         except FGPUError as e:
             log.warning(
                 "Session %d computes more than its share, and it cannot be told whether around libfgpu: %s",

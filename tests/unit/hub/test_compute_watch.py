@@ -95,8 +95,8 @@ async def test_a_program_without_libfgpu_is_warned_twice_then_ended_and_each_is_
     assert "a program (process 7) that computed 100 % of a GPU around its share" in world.told[-1][1]
     assert [action for action, _ in world.recorded] == ["watchdog.strike"] * 2 + ["watchdog.end"]
     assert world.recorded[0][1] == (
-        f"has a program (process 7) that computed 100 % of GPU {GPU} without libfgpu, with a share of 25 %; "
-        "1.0 of 3 strikes"
+        f"has a program (process 7) that computed 100 % of a GPU around its share of 25 % ({GPU}); a statically linked "
+        "program does that, for one; 1.0 of 3 strikes"
     )
 
 
@@ -134,7 +134,7 @@ async def test_who_computes_by_limits_of_before_is_warned_and_ended_and_told_to_
     assert await world.sees(*[computing((7, 50), (8, 10))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
     assert world.told[0][1].endswith("End it, and start it again: it cannot read its changed limits")
     assert world.told[-1][1].endswith("also after a warning; it could not read its changed limits")
-    assert "computed 50 % of GPU GPU-1f by limits of before, with a share of 25 %" in world.recorded[0][1]
+    assert "computed 50 % of a GPU around its share of 25 % (GPU-1f); it could not" in world.recorded[0][1]
 
 
 async def test_a_session_that_is_lent_more_all_the_time_is_asked_once_a_minute() -> None:
@@ -227,8 +227,10 @@ async def test_a_session_that_keeps_the_check_from_answering_is_warned_and_ended
     world.failure = BadReport("the check ended with status 137")
     assert await world.sees(*[computing((7, 100))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
     assert world.told[0][1].startswith(
-        f"this session computed 100 % of GPU {GPU} with a share of 25 %, and the check of its programs got no answer "
-        "(the check ended with status 137); if it is found so 2 times more, it is ended."
+        "this session has programs that computed 100 % of a GPU around its share"
+    )
+    assert world.told[-1][1].endswith(
+        "also after a warning; no answer told whether libfgpu holds them: the check ended with status 137"
     )
 
 
