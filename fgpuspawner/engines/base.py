@@ -424,17 +424,9 @@ class Engine(Launcher):
 
     @abstractmethod
     async def probe(
-        self,
-        session: Session,
-        command: Sequence[str],
-        *,
-        told: Mapping[str, str],
-        timeout_s: float,
-        as_other_user: bool = False,
+        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
     ) -> Answer:
         """Run one of the probes within the session and return what it prints. Cancelled, it may take its time.
-
-        ``as_other_user``: as a user whose processes the session cannot signal, where the engine can do that.
 
         Raises:
             LaunchFailed: it could not be run at all.

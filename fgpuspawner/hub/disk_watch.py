@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import EndCause, FGPUError, Session, SessionState, duration
+from fgpu_scheduler import (
+    EndCause,
+    FGPUError,
+    NodeAction,
+    Session,
+    SessionState,
+    Store,
+    SystemClock,
+    act_on_gpu,
+    duration,
+)
 from fgpuspawner.concurrency.background import Background
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import (
     DISK,
+    MIB,
     DiskTold,
     DiskUse,
     Limits,
@@ -21,8 +36,11 @@ from fgpuspawner.meter.disk import (
     amounts,
     judged,
 )
+from fgpuspawner.meter.file_system import LEAST, nameless_bytes, used_bytes
 
 log = logging.getLogger("fgpu.disk")
+
+REMOVED = "taken by removed files that are still open"
 
 
 class Sessions(Protocol):
@@ -41,11 +59,34 @@ class Measuring(Protocol):
     async def disk_use(self, session: Session) -> DiskUse: ...
 
 
+def close_machine(store: Store, isolation: Isolation, reason: str | None) -> None:
+    """Cordon this machine's GPUs for a reason of the disk watch; None: uncordon those that it has cordoned. Blocks.
+
+    Raises:
+        FGPUError: it could not be written.
+    """
+    now_s = SystemClock().now_s()
+    action = NodeAction.UNCORDON if reason is None else NodeAction.CORDON
+    for node in store.snapshot(now_s).nodes:
+        for device in () if isolation.is_elsewhere(node.id) else node.devices:
+            if REMOVED in (device.cordon_reason or "") if reason is None else not device.cordoned:
+                act_on_gpu(
+                    store, node.id, device.uuid, action, reason=reason or "", by="the disk watch", now_s=now_s
+                )
+
+
 class SessionDisks:
-    """One for the Hub's life."""
+    """One for the Hub's life. ``close`` has no session started on this machine for a reason; with None it may again."""
 
     def __init__(
-        self, engine: Measuring, sessions: Sessions, limits: Limits, *, data: Path, every_s: int
+        self,
+        engine: Measuring,
+        sessions: Sessions,
+        limits: Limits,
+        *,
+        data: Path,
+        every_s: int,
+        close: Callable[[str | None], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._sessions = sessions
@@ -54,6 +95,11 @@ class SessionDisks:
         self._every_s = every_s
         self._stories: dict[int, Story] = {}
         self._warned: dict[int, str] = {}
+        self._close = close
+        self._used = dict.fromkeys(filter(os.path.ismount, LEAST.read(data)), -1)
+        """Bytes taken of each file system that sessions write to, when its files were counted; -1: not yet."""
+        self._closed_for: dict[str, int] | None = None
+        """The file systems with too much in removed files, in bytes; None: not looked at yet."""
 
     def begin(self, background: Background) -> None:
         """Look again and again. A look that takes long makes the next one later."""
@@ -63,6 +109,8 @@ class SessionDisks:
             failed="What sessions take of the disk is not known",
             foreseen=(OSError,),
         )
+        failed = "What removed files take of the disk is not known"
+        background.every(self._every_s, self.compare, failed=failed, foreseen=(OSError, FGPUError))
 
     async def look(self) -> None:
         """Look once at every running session, one after another: reading folders keeps a disk busy."""
@@ -81,6 +129,8 @@ class SessionDisks:
                 # Whatever it was, it is of this session alone: the others are still looked at.
                 log.exception("What session %d takes of the disk is not known", session.id)
                 continue
+            for mount in use.mounts:
+                self._used.setdefault(mount, -1)
             if use != DiskUse():
                 told[session.id] = amounts(use, self._limits)
                 try:
@@ -88,6 +138,43 @@ class SessionDisks:
                 except FGPUError as e:
                     log.error("Session %d takes too much of the disk, and cannot be told: %s", session.id, e)
         await asyncio.to_thread(DISK.write, self._data, DiskTold(told))
+
+    async def compare(self) -> None:
+        """Close this machine while removed files that are still open take more of a file system than a session may.
+
+        All its files are counted for that, so only when what is taken of it has changed by half as much.
+        """
+        most = self._limits.session.mib * MIB
+        found = dict(self._closed_for or {})
+        for top in tuple(self._used) if most else ():
+            used = used_bytes(top)
+            if self._used[top] >= 0 and top not in found and abs(used - self._used[top]) <= most / 2:
+                continue
+            amount = await self._nameless(top)
+            # Files come and go while they are counted: twice is no accident.
+            amount = amount if amount <= most else min(amount, await self._nameless(top))
+            self._used[top] = used
+            found.pop(top, None)
+            if amount > most:
+                found[top] = amount
+        if self._closed_for is None or found.keys() != self._closed_for.keys():
+            words = " and ".join(f"{amount / 2**30:.1f} GiB of {top}" for top, amount in found.items())
+            if found:
+                log.error("%s are %s: no session starts on this machine", words, REMOVED)
+            await self._close(f"{words} are {REMOVED}" if found else None)
+        self._closed_for = found
+
+    async def _nameless(self, top: str) -> int:
+        """Return what files without a name take, beyond the least that was ever taken so.
+
+        Raises:
+            OSError: they cannot be counted.
+        """
+        found, at_most = await in_a_thread_of_its_own(nameless_bytes, top)
+        least = LEAST.read(self._data)
+        if at_most < least.setdefault(top, at_most + 1):
+            LEAST.write(self._data, {**least, top: at_most})
+        return max(0, found - least[top])
 
     async def _judge(self, session: Session, use: DiskUse) -> None:
         story, ends = judged(self._stories.get(session.id), use, self._limits, time.monotonic())

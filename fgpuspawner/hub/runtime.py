@@ -37,7 +37,7 @@ from fgpuspawner.hub.adoption import check_engine
 from fgpuspawner.hub.code_watch import CodeWatch
 from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
-from fgpuspawner.hub.disk_watch import SessionDisks
+from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
 from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.hub.gpu_use import GpuUse
 from fgpuspawner.hub.idle import Servers, SessionActivity
@@ -393,7 +393,12 @@ class Runtime:
             settings.disk_grace_s if settings.disk_over == "end" else None,
         )
         disks = SessionDisks(
-            self.engine, self.queue, limits, data=settings.data_path(), every_s=settings.disk_every_s
+            self.engine,
+            self.queue,
+            limits,
+            data=settings.data_path(),
+            every_s=settings.disk_every_s,
+            close=lambda why: asyncio.to_thread(close_machine, self.store, self.isolation, why),
         )
         disks.begin(self.background)
 

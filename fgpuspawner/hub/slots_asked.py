@@ -32,7 +32,7 @@ async def slots_of(engine: Engine, isolation: Isolation, session: Session, proce
     try:
         async with asyncio.timeout(WITHIN_S):
             if inside:
-                answer = await engine.probe(session, command, told={}, timeout_s=WITHIN_S, as_other_user=True)
+                answer = await engine.probe(session, command, told={}, timeout_s=WITHIN_S)
             else:
                 answer = await in_a_thread_of_its_own(_run, [str(own / command[0]), *command[1:]])
     except (OSError, subprocess.SubprocessError) as e:

@@ -19,6 +19,7 @@ LARGEST_BYTES = 64 * 1024
 MOST_DEVICES = 64
 LARGEST_NUMBER = 2**63
 MIB = 2**20
+ACCOUNTING = "--accounting"
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 
@@ -151,7 +152,7 @@ def static_command(nonce: str, *, timeout_s: int) -> list[str]:
 def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]:
     """Return the command of the probe that says who holds a slot."""
     asked = ",".join(map(str, pids))
-    return ["probe-static", "--nonce", nonce, "--accounting", accounting, "--processes", asked]
+    return ["probe-static", "--nonce", nonce, ACCOUNTING, accounting, "--processes", asked]
 
 
 # --- Reading ---

@@ -13,7 +13,7 @@ from fgpuspawner.meter.told import ToldFile
 MIB = 2**20
 TENTH_GIB = 2**30 / 10
 GROWN = 0.25
-"""So much of the limit beyond where it was warned, and a session is ended without waiting."""
+"""A session that takes this much of the limit more than the limit is ended at the next look after its warning."""
 ABOVE = 1.01
 MOST_NAMED = 3
 
@@ -33,10 +33,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a session takes: by what it wrote outside its home, and by its home. None where that is not known."""
+    """What a session takes: by what it wrote outside its home, and by its home. None where that is not known.
+
+    ``mounts`` are the file systems of this machine that it is on, where all of each is seen.
+    """
 
     session: Taken | None = None
     home: Taken | None = None
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One session's looks so far: ``base`` is the level at the first, or at the warning; both at least 1."""
+    """One session's looks so far. ``home`` is the level of its home at the first look, at least 1."""
 
-    base: float
+    home: float
     above_since_s: float | None = None
 
 
@@ -84,17 +88,17 @@ class Limits:
 def judged(story: Story | None, use: DiskUse, limits: Limits, now_s: float) -> tuple[Story, bool]:
     """Return the story with this look, and whether the session is to be ended. Pure.
 
-    Who is above is warned first. A home can be above when a session starts: its owner then has the same time to make
-    room in it.
+    A session above a limit is warned first. A home can be above when a session starts: its owner then has the same time
+    to make room in it.
     """
-    level = limits.level(use)
-    base = max(1.0, level) if story is None else story.base
-    if level <= 1.0:
+    session, home = limits.session.level(use.session), limits.home.level(use.home)
+    base = max(1.0, home) if story is None else story.home
+    if max(session, home) <= 1.0:
         return Story(1.0), False
     if story is None or story.above_since_s is None:
-        return Story(max(base, level), now_s), False
+        return Story(base, now_s), False
     late = limits.grace_s is not None and now_s - story.above_since_s >= limits.grace_s
-    grown = limits.grace_s is not None and level > base + GROWN
+    grown = limits.grace_s is not None and (session > 1 + GROWN or home > base + GROWN)
     return story, late or grown
 
 

@@ -26,7 +26,7 @@ offset, length, KEEP_SIZE = ctypes.c_long(0), ctypes.c_long(int(sys.argv[2]) << 
 assert ctypes.CDLL(None).fallocate(file.fileno(), KEEP_SIZE, offset, length) == 0
 """
 NAMELESS = """
-import ctypes, os, sys, time
+import ctypes, os, sys, threading, time
 if os.fork():
     sys.exit()
 file = open(sys.argv[1], "wb")
@@ -34,6 +34,10 @@ os.posix_fallocate(file.fileno(), 0, int(sys.argv[2]) << 20)
 os.unlink(sys.argv[1])
 for kept in (0, 1, 2):
     os.close(kept)
+if len(sys.argv) > 3:
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    # The first thread alone ends: SYS_exit.
+    ctypes.CDLL(None).syscall(60, 0)
 time.sleep(3600)
 """
 MANY = "import os\nfor n in range(1500): open(f'/home/jovyan/{n}', 'w').close()"
@@ -91,7 +95,7 @@ def test_a_file_that_was_removed_and_is_kept_open_counts(engine: Engine, limited
     try:
         run(engine, limited.running("nora", fgpu="0.2"), NAMELESS, "/tmp/x", "100")
         assert "this session takes" in ended(limited, "nora")
-        run(engine, limited.running("nils", fgpu="0.2"), NAMELESS, "/home/jovyan/x", "40")
+        run(engine, limited.running("nils", fgpu="0.2"), NAMELESS, "/home/jovyan/x", "40", "thread")
         assert "this home takes" in ended(limited, "nils")
     finally:
         for user in ("nora", "nils"):

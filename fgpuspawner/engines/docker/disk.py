@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import glob
 import os
 import posixpath
 import re
@@ -27,6 +28,7 @@ from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
 from fgpuspawner.engines.docker.volumes import LABEL
 from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, Taken
+from fgpuspawner.meter.file_system import mount_of
 from fgpuspawner.settings import FGPU
 
 LIMITING_DRIVERS = ("btrfs", "zfs", "devicemapper")
@@ -67,7 +69,9 @@ def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
     every = f"looked at every {settings.disk_every_s} s, then {'ended' if settings.disk_over == 'end' else 'warned'}"
     lines = []
     if session:
-        held = driver in LIMITING_DRIVERS or (driver == "overlay2" and _has_project_quotas(root))
+        _, mount = mount_of(str(root)) or ("", "")
+        quotas = mount.startswith("xfs ") and not {"prjquota", "pquota"}.isdisjoint(re.split("[ ,]", mount))
+        held = driver in LIMITING_DRIVERS or (driver == "overlay2" and quotas)
         how = (
             "held by the engine"
             if held
@@ -96,18 +100,6 @@ def _same_disk(one: Path, other: Path) -> bool:
         return one.stat().st_dev == there.stat().st_dev
     except OSError:
         return False
-
-
-def _has_project_quotas(folder: Path) -> bool:
-    """Return whether a folder is on XFS with project quotas, as far as this process sees its mount."""
-    try:
-        own = os.stat(folder).st_dev
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return False
-    device = f"{os.major(own)}:{os.minor(own)}"
-    of_it = [line.split(" - ", 1)[1] for line in lines if line.split()[2] == device and " - xfs " in line]
-    return any({"prjquota", "pquota"} & set(said.split()[-1].split(",")) for said in of_it)
 
 
 def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -152,7 +144,9 @@ def take(
     elsewhere = _places(str(m["Source"]) for m in unnamed) - in_homes
     nameless = _nameless(client, found)
     session = _measured(folders, nameless, {*elsewhere, nameless.root})
-    return DiskUse(session, _measured(homes, nameless, in_homes) if homes else None)
+    home = _measured(homes, nameless, in_homes) if homes else None
+    on = {top[0] for folder in (*folders, *homes) if (top := mount_of(folder)) is not None}
+    return DiskUse(session, home, tuple(on))
 
 
 def _told_by_engine(client: docker.APIClient, container: str) -> Taken | None:
@@ -200,7 +194,7 @@ def _nameless(client: docker.APIClient, container: Mapping[str, Any]) -> _Namele
     if not numbers_are_the_hosts():
         return _Nameless({})
     for process in processes:
-        for path in _opened(f"/proc/{process[0]}"):
+        for path in _opened(process[0]):
             looked_at += 1
             if looked_at > MOST_OPEN:
                 return _Nameless({}, root, too_many=True)
@@ -224,14 +218,12 @@ def _places(folders: Iterable[str]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _opened(process: str) -> Iterator[str]:
-    """Return paths that lead to all that a process has open or mapped."""
-    for kind in ("fd", "map_files"):
-        try:
-            with os.scandir(f"{process}/{kind}") as entries:
-                yield from (entry.path for entry in entries)
-        except OSError:
-            continue
+def _opened(pid: str) -> Iterator[str]:
+    """Return paths that lead to what a process has open or mapped; if its first thread has ended, to what others have."""
+    by_first = glob.iglob(f"/proc/{pid}/fd/*")
+    own = next(by_first, None)
+    yield from (own, *by_first) if own else glob.iglob(f"/proc/{pid}/task/*/fd/*")
+    yield from glob.iglob(f"/proc/{pid}/map_files/*")
 
 
 def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collection[int]) -> Taken | None:

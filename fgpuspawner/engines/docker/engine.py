@@ -56,14 +56,14 @@ from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
-from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.isolation.report import ACCOUNTING, LARGEST_BYTES, Answer
 from fgpuspawner.meter.disk import DiskUse
 from fgpuspawner.settings.nodes import Machine
 
 log = logging.getLogger("fgpu.docker")
 
 OTHER_USER = "65533:65533"
-"""Of no image. Docker's user namespaces have numbers below 65536 only."""
+"""A user of no image. Docker's user namespaces have numbers below 65536 only."""
 DOES_NOT_ANSWER = "the Docker engine does not answer"
 
 
@@ -327,13 +327,7 @@ class DockerEngine(Engine):
         return daemon is not None and not daemon.answers
 
     async def probe(
-        self,
-        session: Session,
-        command: Sequence[str],
-        *,
-        told: Mapping[str, str],
-        timeout_s: float,
-        as_other_user: bool = False,
+        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
     ) -> Answer:
         daemon = self.fleet.of(session)
         program, *rest = command
@@ -344,7 +338,8 @@ class DockerEngine(Engine):
             daemon.containers.name(session),
             [f"{IN_CONTAINER}/{program}", *rest],
             environment=told,
-            user=OTHER_USER if as_other_user else "",
+            # The session can signal what runs as its own user; the start's check has to see what that user sees.
+            user=OTHER_USER if ACCOUNTING in command else "",
             most_bytes=LARGEST_BYTES,
         )
         try:

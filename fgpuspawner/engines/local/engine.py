@@ -120,13 +120,7 @@ class LocalEngine(Engine):
         return Ended(status, EndCause.EXITED, f"the server ended with status {status}{last}")
 
     async def probe(
-        self,
-        session: Session,
-        command: Sequence[str],
-        *,
-        told: Mapping[str, str],
-        timeout_s: float,
-        as_other_user: bool = False,
+        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
     ) -> Answer:
         """Run a probe beside the server, with the environment that the server and its children really have."""
         port, folder = self._launched.get(session.id) or self._known(session)

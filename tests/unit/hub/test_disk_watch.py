@@ -1,15 +1,31 @@
-"""Looks at what sessions take of the disk: what one of them does hides no other."""
+"""Looks at what sessions take of the disk: what one of them does hides no other, and no file hides."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import (
+    Device,
+    EndCause,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Store,
+)
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.hub.disk_watch import SessionDisks
-from fgpuspawner.meter.disk import DISK, DiskUse, Limit, Limits, Taken
+from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.meter.disk import DISK, MIB, DiskUse, Limit, Limits, Taken
+from fgpuspawner.settings import FGPU
 
 
 def session(session_id: int) -> Session:
@@ -21,14 +37,19 @@ def session(session_id: int) -> Session:
 class Fake:
     """Engine and scheduler: session 1 cannot be looked at, the others take too much."""
 
-    def __init__(self, failure: Exception) -> None:
+    def __init__(self, failure: Exception, *mounts: Path) -> None:
         self.failure = failure
+        self.mounts = tuple(map(str, mounts))
         self.warned: list[int] = []
+        self.closed: list[str | None] = []
+
+    async def close(self, reason: str | None) -> None:
+        self.closed.append(reason)
 
     async def disk_use(self, session: Session) -> DiskUse:
         if session.id == 1:
             raise self.failure
-        return DiskUse(Taken(2 << 30))
+        return DiskUse(Taken(2 << 30), mounts=self.mounts)
 
     async def live(self) -> tuple[Session, ...]:
         return session(1), session(2)
@@ -47,6 +68,88 @@ class Fake:
 async def test_a_session_that_cannot_be_looked_at_hides_no_other(failure: Exception, tmp_path: Path) -> None:
     fake = Fake(failure)
     limits = Limits(Limit(1024), Limit(), 600)
-    await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60).look()
+    await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close).look()
     assert fake.warned == [2]
     assert list(DISK.read(tmp_path).sessions) == [2]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which programs of a session write to."""
+    found = tmp_path / "disk"
+    found.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", found], capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    yield found
+    subprocess.run(["umount", "-l", found], check=True)
+
+
+def in_flight(path: Path, mib: int) -> tuple[socket.socket, socket.socket]:
+    """Make a file, remove it, and have its only descriptor on the way between two sockets: no process shows it."""
+    ends = socket.socketpair()
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, mib * MIB)
+        path.unlink()
+        socket.send_fds(ends[0], [b"x"], [file.fileno()])
+    return ends
+
+
+async def test_a_machine_is_closed_while_removed_files_that_no_process_shows_take_too_much(
+    disk: Path, tmp_path: Path
+) -> None:
+    fake, limits = Fake(EngineSilent("away"), disk), Limits(Limit(8), Limit(), 600)
+    before = in_flight(disk / "of the system itself", 20)
+    watch = SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close)
+    await watch.look()
+    await watch.compare()
+    (disk / "a file with a name").write_bytes(b"x" * 20 * MIB)
+    await watch.compare()
+    assert fake.closed == [None], "what was there first, and what has a name, is explained"
+    ends = in_flight(disk / "x", 9)
+    await watch.compare()
+    await watch.compare()
+    reason = f"0.0 GiB of {disk} are taken by removed files that are still open"
+    assert fake.closed == [None, reason]
+    # A Hub that is started again knows what was there at first.
+    again = SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close)
+    await again.compare()
+    assert fake.closed == [None, reason, reason]
+    for end in ends:
+        end.close()
+    await again.compare()
+    assert fake.closed == [None, reason, reason, None]
+    for end in before:
+        end.close()
+
+
+def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
+    store.open()
+    settings = FGPU(
+        data_dir=str(tmp_path), nodes=[{"name": "lab"}, {"name": "away", "engine": "ssh://away"}],
+        hub_address="10.0.0.1", isolation="none",
+    )  # fmt: skip
+    nodes = tuple(
+        Node(
+            name,
+            "default",
+            1000,
+            1024,
+            tuple(Device(f"GPU-{name}{n}", name, n, "A100", 8192, 2000) for n in (0, 1)),
+        )
+        for name in ("lab", "away")
+    )
+    store.set_nodes(nodes, now_s=0)
+    store.set_cordon("GPU-lab1", "a fan is broken", now_s=0)
+    reason = "30.0 GiB of /srv are taken by removed files that are still open"
+    isolation = Isolation(settings, nodes)
+
+    def cordons() -> dict[str, str | None]:
+        return {d.uuid: d.cordon_reason for node in store.snapshot(0).nodes for d in node.devices}
+
+    for why in (reason, reason, None, None):
+        close_machine(store, isolation, why)
+        assert cordons() == {
+            "GPU-lab0": why, "GPU-lab1": "a fan is broken", "GPU-away0": None, "GPU-away1": None
+        }  # fmt: skip
+    store.close()

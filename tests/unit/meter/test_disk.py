@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fgpuspawner.meter.disk import (
     DISK,
     DiskTold,
@@ -49,8 +51,19 @@ def test_who_made_room_has_the_whole_time_again() -> None:
     assert not any(looks((0, use(21)), (599, use(21)), (600, use(20)), (601, use(21)), (1200, use(21))))
 
 
-def test_who_goes_on_is_ended_before_the_time_is_over() -> None:
-    assert looks((0, use(1)), (60, use(21)), (120, use(26)), (180, use(27))) == [False, False, False, True]
+def test_a_session_that_takes_a_quarter_more_than_its_limit_is_ended_before_the_time_is_over() -> None:
+    assert looks((0, use(1)), (60, use(21)), (120, use(25)), (180, use(26))) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("many", [use(200), use(1, 500)], ids=["session", "home"])
+def test_one_jump_to_ten_times_the_limit_ends_the_session_at_the_look_after_the_warning(
+    many: DiskUse,
+) -> None:
+    assert looks((0, use(1)), (60, many), (120, many)) == [False, False, True]
+
+
+def test_a_session_has_no_time_for_what_it_wrote_before_the_first_look() -> None:
+    assert looks((0, use(200)), (60, use(200))) == [False, True]
 
 
 def test_a_home_that_was_above_at_the_start_leaves_time_to_make_room_in_it() -> None:
