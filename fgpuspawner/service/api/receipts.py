@@ -80,6 +80,9 @@ def cells(receipt: Json) -> list[Cell]:
     return [cell(receipt[f"{name}_at_s"]) if name in INSTANTS else receipt[name] for name in COLUMNS]
 
 
+MOST_AMOUNTS = 4
+"""Amounts of a resized session that are told one by one."""
+
 Held = Sequence[tuple[int, Size]]
 """For how many seconds a session held which amount, one after the other."""
 
@@ -114,7 +117,9 @@ def _sizes_object(held: Held, *, exact: bool) -> Json:
     """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
     if len(held) < 2:
         return {}
-    told = [f"{_size_words(size, exact=exact)} for {duration(seconds)}" for seconds, size in held]
+    told = [f"{_size_words(size, exact=exact)} for {duration(s)}" for s, size in held[:MOST_AMOUNTS]]
+    if more := held[MOST_AMOUNTS:]:
+        told.append(f"{len(more)} more for {duration(sum(s for s, _ in more))}")
     return {
         "amount": ", then ".join(told),
         "fgpu": format_milli(round(_mean(held, lambda size: size.fgpu_milli))),

@@ -153,6 +153,12 @@ def test_a_resized_session_has_each_amount_with_its_time(exact: int | None, amou
     assert (found["gpu_hours"], found["compute_entitled_percent"]) == (0.5 * 0.5 + 1.5 * 0.25, 31)
 
 
+def test_of_many_amounts_the_first_are_told_and_the_others_counted() -> None:
+    sizes = tuple(Size(1060 + 60 * n, 1000, 500_000, 4096, 50) for n in range(1, 7))
+    found = receipt(Past(replace(ENDED, sizes=sizes), None), world(GPU), ALICE, SITE)
+    assert found["amount"] == ", then ".join(["1 fGPU for 1 min"] * 4 + ["3 more for 1 h 56 min"])
+
+
 def test_what_took_long_to_start_has_not_waited_in_the_queue() -> None:
     at_once = replace(ENDED, scheduled_at_s=1000, started_at_s=1012)
     assert receipt(Past(at_once, None), world(GPU), ALICE, SITE)["wait_s"] == 0
