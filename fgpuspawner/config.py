@@ -22,6 +22,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
 from fgpuspawner.hub.only_hub import OnlyHub
 from fgpuspawner.hub.startup import start_with_the_hub
+from fgpuspawner.hub.tokens import Tokens
 from fgpuspawner.scopes import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ, SERVICE, admin_of, custom
 from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.settings import FGPU
@@ -77,7 +78,10 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
 
 def _start(app: Any, only: OnlyHub) -> None:
     # Before every handler is told who asks: Home leads to the sessions.
-    app.handlers.insert(0, (f"{app.hub_prefix}home", Home))
+    app.handlers[:0] = [
+        (f"{app.hub_prefix}home", Home),
+        (rf"{app.hub_prefix}api/users/([^/]+)/tokens", Tokens),
+    ]
     header, own = _header(app), app.tornado_settings["template_vars"]
     # Pages of somebody else's server have their name as `user`; the header has who looks.
     shown = {"fgpu": lambda user: header | {"viewer": user and user.name}}

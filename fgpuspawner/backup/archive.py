@@ -17,6 +17,8 @@ from typing import Any
 from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
 
 FORMAT = 1
+MOST_BYTES, MOST_OTHER_BYTES, MOST_FILES = 64 << 30, 16 << 20, 1000
+"""What a backup may hold: of databases in all, in each other file, and files. Databases of years have some GiB."""
 MANIFEST = "manifest.json"
 DATABASES = "databases/"
 CONFIG = "config/"
@@ -93,7 +95,21 @@ def database_file(name: str, kind: str) -> str:
 
 def _unpack(packed: tarfile.TarFile, folder: Path) -> None:
     """Write files below the folder, and nothing else. Python before 3.11.4 (Debian 12) has no filters for that."""
-    for member in packed:
+    left = MOST_BYTES
+    for count, member in enumerate(packed):
+        room = shutil.disk_usage(folder).free
+        if member.name.startswith(DATABASES):
+            left -= member.size
+        elif member.size > MOST_OTHER_BYTES:
+            left = -1
+        if left < 0 or count >= MOST_FILES:
+            raise tarfile.ExtractError(
+                f"{member.name} is more than a backup may hold ({MOST_BYTES >> 30} GiB)"
+            )
+        if member.size > room:
+            raise tarfile.ExtractError(
+                f"{member.name} has {member.size >> 20} MiB, and {folder.parent} has room for {room >> 20}; set TMPDIR"
+            )
         if member.isdir():
             continue
         path = PurePosixPath(member.name)

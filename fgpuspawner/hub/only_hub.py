@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from typing import Any
@@ -29,7 +30,12 @@ class OnlyHub:
             self._take(FGPU.from_config(self._app.config))
         except FGPUError as e:
             sys.exit(f"fgpuspawner: {e}")
-        self._init_db()
+        # A file that this makes is for its owner only.
+        usual = os.umask(0o077)
+        try:
+            self._init_db()
+        finally:
+            os.umask(usual)
 
     def serve(self, installation: str) -> None:
         """Take an installation on this machine, and note in the data folder that it is served from there.

@@ -154,6 +154,7 @@ class Runtime:
         self.isolation = Isolation(self.settings, nodes)
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
+        atexit.register(self.isolation.close)
         self.drivers = Drivers(self.isolation, self.engine)
         settings = self.settings
         # Whoever wants to look most often says how often.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -284,6 +285,14 @@ class Isolation:
         # Whichever it had: the setting may have been another one then.
         for backend in self._backends.values():
             backend.teardown(session_id)
+
+    def close(self) -> None:
+        """Remove the folder in memory, unless there are sessions or warm containers."""
+        memory = self.host.accounting
+        # What cannot be read may have files of sessions: it stays.
+        with contextlib.suppress(OSError):
+            if memory is not None and not self._folders() and not lending.names(memory):
+                remove_folder(memory)
 
     def folder(self, session_id: int) -> Path:
         """Return a session's folder on this machine."""

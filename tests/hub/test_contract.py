@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from fgpu_scheduler import EndCause, SessionState
+from fgpuspawner.hub.tokens import MOST_TOKENS
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
@@ -402,3 +403,15 @@ def test_what_a_user_sends_is_small(
         assert answer.status_code == 413, answer.text
         assert answer.json()["message"] == "the request has more than 16 KiB; send less"
     assert shared_hub.api("POST", "users/mallory/tokens", json=large).status_code == 201
+
+
+def test_a_user_has_a_limit_of_tokens(shared_hub: HubProcess) -> None:
+    shared_hub.add_user("collector")
+    made = 1
+    while (answer := shared_hub.api("POST", "users/collector/tokens")).status_code == 201:
+        made += 1
+        assert made <= MOST_TOKENS
+    assert (made, answer.status_code) == (MOST_TOKENS, 429)
+    assert "revoke some" in answer.json()["message"]
+    # Other users are not held to that number together.
+    shared_hub.add_user("other")

@@ -344,3 +344,20 @@ def test_who_asks_again_is_told_that_nothing_has_changed(filled: Filled) -> None
         assert (again.status_code, again.text) == (304, ""), target
         other = filled.hub.ask("GET", target, token(target), headers={"If-None-Match": '"other"'})
         assert (other.status_code, other.text) == (200, first.text), target
+
+
+NO_TEXT = "%ED%A0%80"
+"""Half of a pair of surrogates: no text in UTF-8."""
+
+
+def test_an_argument_that_is_no_text_is_a_bad_request_everywhere(filled: Filled) -> None:
+    names = ("part", "show", "group", "image", "by", "before", "user", "ids", "end", "node", "last_event_id")
+    failed = []
+    for path in READS:
+        target = target_of(filled, path)
+        for more in (f"part={NO_TEXT}", "&".join(f"{name}={NO_TEXT}" for name in names)):
+            with filled.hub.ask("GET", with_more(target, more), filled.admin, stream=True) as answer:
+                # Where an error's page fails in turn, it is empty.
+                if answer.status_code >= 500 or not answer.text:
+                    failed.append(f"{path}?{more}: {answer.status_code}")
+    assert failed == []

@@ -162,6 +162,7 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
         f"fgpuspawner: c.FGPU.data_dir: another Hub is running on {hub.data}; end it, or give this one another folder"
     )
     assert not any(s.held for s in hub.sessions().values())
+    assert {path.stat().st_mode & 0o077 for path in hub.data.glob("*.sqlite*")} == {0}
     hub.stop("a")
     hub.reach({"b/": "RUNNING", "c/": "RUNNING"})
 

@@ -38,6 +38,8 @@ DOCKERS = "DOCKER-USER"
 DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
 FORWARDED = "in force for what is passed on"
 NO_TABLE_AFTER = "the kernel has no table security"
+MOST_CONNECTIONS = 256
+"""Connections of one session to each port of the Hub and the service, of those that are open at a time."""
 LOOK_EVERY_S = 15.0
 """So long rules that somebody else flushed may be gone."""
 COMMAND_TIMEOUT_S = 60
@@ -132,10 +134,14 @@ class Rules:
         ]
 
     def _services(self, version: int, verdict: str) -> list[str]:
+        # A session has an address of its own. The kernel counts its open connections.
+        mask = 32 if version == 4 else 128
+        many = f"-m connlimit --connlimit-above {MOST_CONNECTIONS} --connlimit-mask {mask} --connlimit-saddr"
         return [
-            f"-d {_one(address)} -p tcp -m tcp --dport {port} -j {verdict}"
+            f"-d {_one(address)} -p tcp -m tcp --dport {port} {rule}"
             for address, port in self.services
             if _version(address) == version
+            for rule in (f"{many} -j DROP", f"-j {verdict}")
         ]
 
 

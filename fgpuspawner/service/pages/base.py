@@ -99,7 +99,8 @@ class PageHandler(Handler):
     @property
     def wants_part(self) -> bool:
         """Whether the page's own script asks, for what has changed."""
-        return bool(self.get_query_argument("part", ""))
+        # Asked of refusals, too: of an argument that cannot be decoded as well.
+        return any(self.request.query_arguments.get("part", ()))
 
 
 class FormPage(PageHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ from store_worlds import postgres_url
 
 from commandline import AT_S, failure, fgpu, filled, request, write_config
 from fgpu_scheduler import Claim, Store
+from fgpuspawner.backup import archive
 from fgpuspawner.backup.archive import Manifest, pack
 
 
@@ -370,6 +372,23 @@ def test_what_would_be_written_elsewhere_is_no_backup(
         1,
         f"{backup} is no backup, or damaged: {name} is no file of a backup",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("databases/fgpu.sqlite", "MOST_BYTES"), ("config/a.py", "MOST_OTHER_BYTES"), ("b", "MOST_FILES")],
+)
+def test_what_holds_more_than_a_backup_may_is_not_unpacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, most: str
+) -> None:
+    monkeypatch.setattr(archive, most, 1)
+    backup = tmp_path / "backup.tar.gz"
+    with tarfile.open(backup, "w:gz") as packed:
+        for number in range(2):
+            member = tarfile.TarInfo(f"{name}{number}")
+            member.size = 2
+            packed.addfile(member, io.BytesIO(b"ab"))
+    assert "is more than a backup may hold" in failure(capsys, "backup", "--verify", str(backup))[1]
 
 
 def test_one_of_a_newer_program_is_refused_before_anything_is_changed(

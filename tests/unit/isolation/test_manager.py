@@ -225,6 +225,16 @@ def test_slots_are_those_that_live_sessions_leave_also_after_a_crash(tmp_path: P
     assert sorted(p.name for p in (in_memory / "lending").iterdir()) == ["1", "3", "4"]
 
 
+def test_the_folder_in_memory_goes_with_the_hub_unless_sessions_run(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    found.prepare(session(1), [1])
+    found.close()
+    assert (tmp_path / "shm" / "fgpu-abc").is_dir()
+    found.remove(1)
+    found.close()
+    assert not (tmp_path / "shm" / "fgpu-abc").exists()
+
+
 def test_limits_that_cannot_be_read_are_said_and_in_nobodys_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -318,6 +319,42 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
         return found
 
     in_network_of_its_own(world)
+
+
+MANY = """
+import socket, sys
+opened = []
+for _ in range(8):
+    s = socket.socket()
+    s.settimeout(1)
+    try:
+        s.connect((sys.argv[1], int(sys.argv[2])))
+        opened.append(s)
+    except OSError:
+        pass
+print(len(opened))
+"""
+
+
+@pytest.mark.usefixtures("iptables")
+def test_a_session_has_a_limit_of_open_connections_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    monkeypatch.setattr(firewall, "MOST_CONNECTIONS", 3)
+
+    def world() -> str:
+        neighbour = a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24")
+        try:
+            with closing(socket.create_server(("10.99.0.1", 8001), backlog=50)):
+                run(script(replace(RULES, services=(("10.99.0.1", 8001),), name_servers=())))
+                inside = f"nsenter -n -t {neighbour.pid} {sys.executable} -c".split()
+                words = [*inside, MANY, "10.99.0.1", "8001"]
+                return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        finally:
+            neighbour.kill()
+            neighbour.wait()
+
+    assert in_network_of_its_own(world) == "3"
 
 
 @pytest.mark.usefixtures("iptables")
