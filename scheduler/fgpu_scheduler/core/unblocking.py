@@ -14,8 +14,8 @@ from fgpu_scheduler.core.planner import Place, Plan, applied, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.usage import taken_milli
 
-TRIED = 64
-"""So many sessions are tried at most: each is a plan of the whole group, and somebody waits for the answer."""
+TRIED = 16
+"""At most this many sessions are tried: each is a plan of the whole group, made with every forecast of the queue."""
 
 BLOCKED = (WaitReason.RESERVED, WaitReason.RESOURCES)
 """Why the head of a queue waits, if it waits for somebody's end. Over a quota nobody is its head."""
@@ -23,7 +23,7 @@ BLOCKED = (WaitReason.RESERVED, WaitReason.RESOURCES)
 
 @dataclass(frozen=True, slots=True)
 class Unblocking:
-    """The head of a queue, and each session whose end alone would start it: who holds least of a GPU first.
+    """The head of a queue, and each session whose end alone would start it: the same user's first, then the smallest.
 
     ``by_itself`` is true where it starts once what is ending already has ended; then nobody is named. ``untried`` is
     how many more might do, which were too many to try. ``never`` is true where it would not start if all others had
@@ -59,7 +59,10 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     left = world.with_sessions(s for s in world.sessions if s.state is not SessionState.TERMINATING)
     if _starts(left, policy, head_id):
         return Unblocking(head_id, by_itself=True)
-    candidates = sorted(_worth_a_try(world, head), key=lambda s: (taken_milli(s), s.id))
+    user = head.request.user
+    candidates = sorted(
+        _worth_a_try(world, head), key=lambda s: (s.request.user != user, taken_milli(s), s.id)
+    )
 
     def without(ended: Session) -> Snapshot:
         # Whoever has less now may come first, in an order by what people use: their own requests are looked at, too.

@@ -68,6 +68,13 @@ def test_of_very_many_sessions_those_that_hold_least_are_tried_and_the_others_ar
     assert unblocking(lab, Policy(), tries=1) == Unblocking(head, (b,), untried=2)
 
 
+def test_the_heads_own_sessions_are_tried_first() -> None:
+    lab = world(devices=2).running("d", "0.6").running("b", "0.4").running("c", "0.8").pending("d", "0.4")
+    assert unblocking(lab, Policy(), tries=1) == Unblocking(
+        lab.sessions[3].id, (lab.sessions[0].id,), untried=2
+    )
+
+
 def test_who_has_less_after_an_end_may_come_before_the_head() -> None:
     lab = world(devices=1).running("a", "0.5").running("b", "0.5")
     lab = lab.pending("a", "0.5").pending("b", "0.5").pending("c", "0.5")
