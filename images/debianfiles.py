@@ -42,8 +42,12 @@ PACKAGES = (
     "tar",
     "tini",
 )
-# Needed to configure packages on a machine, not to run programs out of them.
-LEFT_OUT = re.compile(r"debconf|cdebconf|dpkg|init-system-helpers|install-info|openssl|perl.*")
+# What people expect in a terminal, and `python -m venv`: each is copied where this machine has it.
+TOOLS = ("curl", "git", "less", "nano", f"{PYTHON}-venv")
+# Needed to configure packages on a machine, not to run programs out of them; and the few programs of git in Perl.
+LEFT_OUT = re.compile(
+    r"debconf|cdebconf|dpkg|init-system-helpers|install-info|openssl|perl.*|liberror-perl|git-man"
+)
 # Pages that nobody reads in a container. Licences stay.
 UNWANTED = re.compile(
     r"usr/share/(man|info|locale|lintian|bug|doc-base|menu|bash-completion)(/|$)"
@@ -106,8 +110,8 @@ def names(relation: str) -> Iterable[str]:
             yield name
 
 
-def closure() -> list[Package]:
-    """Return the packages that go in, with what they depend on, sorted by name."""
+def closure(*, tools: bool) -> list[Package]:
+    """Return the packages that go in, with what they depend on, sorted by name; with ``tools`` also `TOOLS`."""
     have = installed()
     lacking = sorted(name for name in PACKAGES if name not in have)
     if lacking:
@@ -118,7 +122,7 @@ def closure() -> list[Package]:
             for provided in names(relation):
                 providers.setdefault(provided, name)
     chosen: dict[str, Package] = {}
-    waiting = list(PACKAGES)
+    waiting = [*PACKAGES, *(name for name in TOOLS if tools and name in have)]
     while waiting:
         name = waiting.pop()
         if name in chosen or LEFT_OUT.fullmatch(name):
@@ -209,6 +213,9 @@ def make_system_files(root: Path) -> None:
     (ssl / "cert.pem").symlink_to("/etc/ssl/certs/ca-certificates.crt")
     (ssl / "certs").symlink_to("/etc/ssl/certs")
     links = {"python3": PYTHON, "awk": "mawk", "sh": "dash", "which": "which.debianutils"}
+    # What git starts for a message, and for a long output.
+    alternatives = {"editor": "nano", "pager": "less"}
+    links |= {name: tool for name, tool in alternatives.items() if (root / "usr/bin" / tool).exists()}
     for program, goal in links.items():
         name = f"usr/bin/{program}"
         if not (root / name).is_symlink():

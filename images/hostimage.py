@@ -33,11 +33,13 @@ from archive import ARCHITECTURES, write_image
 from debianfiles import (
     HOME,
     PYTHON,
+    TOOLS,
     UID,
     CannotBuild,
     Package,
     closure,
     copy_packages,
+    installed,
     make_loader_cache,
     make_system_files,
     run,
@@ -234,10 +236,17 @@ def main() -> int:
             python=find_python(given.python) if given.python else None,
             packages=given.package,
         )
-        packages = closure()
+        tools = given.part != "server"
+        packages = closure(tools=tools)
         if given.action == "inputs":
             print(inputs_hash(packages, options))
         elif given.action != "check":
+            lacking = [name for name in TOOLS if tools and name not in installed()]
+            if lacking:
+                print(
+                    f"images: not in the image, as it is not installed here: {', '.join(lacking)}",
+                    file=sys.stderr,
+                )
             build(packages, options, given.out.resolve(), as_folder=given.action == "folder")
     except CannotBuild as error:
         print(f"images: {error}", file=sys.stderr)

@@ -23,7 +23,6 @@ UNWANTED = (
         "turtledemo",
         "tkinter",
         "lib2to3",
-        "ensurepip",
         "site-packages",
     ),
     *("config-*", "pkgconfig", "*.a"),

@@ -96,6 +96,10 @@ def check_users_environment() -> None:
     there = pip.startswith("pip ") and f" /opt/env/lib/python{version}/site-packages/pip" in pip
     # Before Python 3.10 it needs distutils, which Debian and Ubuntu have in a package of its own.
     check("pip installs there", there, pip.splitlines()[-1].partition(" (")[0])
+    # With --base host it has what the machine has of these.
+    for tool in filter(shutil.which, ("curl", "editor", "git", "less", "nano")):
+        said = output_of(tool, "--version").partition("\n")[0]
+        check(f"{tool} runs", any(letter.isdigit() for letter in said), said)
     for folder in (site, home):
         Path(folder).mkdir(parents=True, exist_ok=True)
     (Path(home) / "traitlets.py").write_text("broken = True\n", encoding="ascii")

@@ -109,7 +109,8 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
     fi
     # For images/build.sh --base host, which makes the image out of these packages' files.
     if is_root && command -v apt-get >/dev/null; then
-        install_packages tini procps ca-certificates >/dev/null || note "tini or procps is missing"
+        install_packages tini procps ca-certificates curl git less nano python3-venv >/dev/null ||
+            note "tini, procps, or a tool for images is missing"
         # A real registry, which tests start themselves.
         install_packages docker-registry >/dev/null || note "docker-registry is missing"
         # It would serve on somebody's own machine from then on.

@@ -228,3 +228,12 @@ def test_the_same_inputs_give_the_same_image(
     engine.mine(tag)
     request.addfinalizer(lambda: engine.forget(tag))
     assert ids[0].stdout.splitlines()[-1] == ids[1].stdout.splitlines()[-1]
+
+
+def test_the_default_image_has_git_curl_less_an_editor_and_environments(engine: Engine, image: str) -> None:
+    container = engine.start(f"fgpu-tools-{os.getpid()}")
+    work = "cd && python -m venv v && v/bin/pip --version && git init -q r && cd r && git config user.name a"
+    commit = "git config user.email a@b && touch f && git add f && EDITOR=true git commit -qm hi && git log"
+    tools = "curl --version && less --version && editor --version"
+    status, output = engine.run_in(container, "bash", "-lc", f"{work} && {commit} && {tools}")
+    assert status == 0, output
