@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +13,15 @@ INSTALLATION = "fgpu.installation"
 SESSION = "fgpu.session"
 ATTEMPT = "fgpu.attempt"
 NODE = "fgpu.node"
+MOST_OF_USER = 200
+"""Characters of a user's part of the name of a folder or volume: file systems take 255 for the whole name."""
+
+
+def user_part(escaped: str, separator: str) -> str:
+    """Return a user's escaped name; of a long one the beginning and a digest, after what no escaped name has."""
+    if len(escaped) <= MOST_OF_USER:
+        return escaped
+    return f"{escaped[: MOST_OF_USER // 2]}{separator}{hashlib.sha256(escaped.encode()).hexdigest()}"
 
 
 def name_of(installation: str, session_id: int, attempt: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dockerspawner import DockerSpawner
@@ -17,6 +17,7 @@ from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
 from fgpuspawner.engines.docker.firewall import Firewall
 from fgpuspawner.engines.docker.network_guard import rules_for
 from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
+from fgpuspawner.engines.marks import user_part
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured
 from fgpuspawner.settings.offline import engine_is_asked
@@ -111,6 +112,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         Example: ``c.FGPUSpawner.log_config = {"Type": "local", "Config": {"max-size": "20m"}}``
         """,
     ).tag(config=True)
+
+    @default("escape")
+    def _escape_and_cut(self) -> Callable[[str], str]:
+        return lambda text: user_part(self._escape(text), "--")
 
     @default("use_internal_ip")
     def _reach_containers_directly(self) -> bool:

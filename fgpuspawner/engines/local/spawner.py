@@ -10,6 +10,7 @@ from traitlets import Integer, default
 
 from fgpuspawner.engines.base import Installation
 from fgpuspawner.engines.local.engine import SERVER, LocalEngine
+from fgpuspawner.engines.marks import user_part
 from fgpuspawner.settings import configured
 from fgpuspawner.spawner.base import QueuedSpawner
 
@@ -47,7 +48,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
     @property
     def home(self) -> Path:
         """The user's folder. The name is quoted, so that it is always one folder below ``home``."""
-        name = quote(self.user.name, safe="").replace(".", "%2E")
+        name = user_part(quote(self.user.name, safe="").replace(".", "%2E"), ".")
         return self.runtime.settings.data_path() / "home" / name
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
