@@ -84,7 +84,7 @@ def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
         lines.append(f"homes: {home} MiB, {how}")
     if session and not can_look:
         lines.append(
-            "files are not counted, and blocks behind a file's end are not seen: the Hub is not root"
+            "files are not counted; removed files and blocks behind a file's end are not seen: the Hub is not root"
         )
     if _same_disk(root, settings.data_path()):
         lines.append(
