@@ -60,7 +60,7 @@ def render(
     presets: Sequence[Mapping[str, object]] = (),
     sessions: Sequence[Session] = (),
     advice: Mapping[str, Advice] | None = None,
-    failed: Session | None = None,
+    again: Session | None = None,
     next_step: str = "",
     notice: Notice | None = None,
 ) -> str:
@@ -70,13 +70,13 @@ def render(
     refused, to be shown again, with why it was (``refusals``) at its fields, or what a link says (``by_link``); it is
     only ever shown as text. ``fewer_sessions``: the offer's ``max_count`` is below the cap, as more would be named
     servers too many. ``presets`` are the administrator's, ``sessions`` the user's own of late. ``advice`` is what
-    their last runs of an image would have needed. ``failed`` is the last session of this server where that came to
-    nothing: the form is filled in with what it asked for, and says ``next_step``, what to do now. ``notice`` is what
+    their last runs of an image would have needed. The form is filled in with what the session ``again`` asked for, the
+    last one of this server; where that came to nothing, ``next_step`` says what to do now. ``notice`` is what
     the administrators announce.
     """
-    if failed is not None:
+    if again is not None:
         # As it was for that session; an image that is not shown is asked for by its name.
-        given = {IMAGE_NAME: "", **fields_of(Wanted.of(failed.request).as_options())}
+        given = {IMAGE_NAME: "", **fields_of(Wanted.of(again.request).as_options())}
     groups = [_group(offer, name) for name in offer.groups]
     refused = _at_fields(refusals)
     template = _jinja.get_template("fgpu_options_form.html")
@@ -94,7 +94,7 @@ def render(
         },
         by_link=by_link,
         accept_image=ACCEPT_IMAGE,
-        failed=failed,
+        again=again,
         next_step=next_step,
         notice=notice,
         quick=one_click(offer, presets, sessions),

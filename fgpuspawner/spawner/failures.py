@@ -27,7 +27,7 @@ NEXT = {
     EndCause.TIME_LIMIT: "Its time limit was reached. Ask again, for longer.",
     EndCause.IDLE: "It was idle. Ask again when you need it.",
     EndCause.HUB_STOPPED: "JupyterHub was stopped. Ask again.",
-    EndCause.USER: "It was cancelled. Ask again whenever you like.",
+    EndCause.USER: "Ask again whenever you like.",
 }
 """What to do after a start that ended so."""
 REFUSED_NEXT = "Cancel a waiting request or end a session, then ask again."
@@ -36,6 +36,15 @@ REFUSED_NEXT = "Cancel a waiting request or end a session, then ask again."
 def next_step(cause: EndCause) -> str:
     """Return what to do after a start that ended so."""
     return NEXT[cause]
+
+
+def end_words(session: Session) -> str:
+    """Return what became of a session that has ended, why, and what to do next, as sentences."""
+    what = "Your session did not start" if session.started_at_s is None else "Your session has ended"
+    if session.end_cause is EndCause.USER:
+        what = "Your request was cancelled" if session.started_at_s is None else "Your session was ended"
+    why = f": {session.message}" if session.message else ""
+    return f"{what}{why}. {next_step(session.end_cause or EndCause.EXITED)}"
 
 
 def failed_html(message: str, step: str) -> str:

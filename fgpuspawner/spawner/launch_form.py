@@ -23,7 +23,7 @@ from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.who_asks import name_of
-from fgpuspawner.spawner.failures import failed_lately, last_end, next_step
+from fgpuspawner.spawner.failures import end_words, failed_lately, last_end, next_step
 
 log = logging.getLogger("fgpu")
 
@@ -31,6 +31,8 @@ SESSIONS_LOOKED_AT = 50
 """Of somebody's sessions of late: enough for some that differ."""
 READ_WITHIN_S = 2.0
 """The form does without what the database does not tell by then."""
+AGAIN = "again"
+"""In a link to the form of a server: fill it in as the last session there was, which has ended."""
 BANNER_WITHIN_S = 1.0
 """No page waits longer for what the administrators announce."""
 
@@ -50,6 +52,8 @@ class Sent:
     fields: Mapping[str, str]
     refusals: Sequence[Refusal] = ()
     by_link: bool = False
+    again: bool = False
+    """Fill the form in with what the last session of this server asked for."""
 
 
 _sent: ContextVar[Sent | None] = ContextVar("fgpu_sent", default=None)
@@ -118,7 +122,8 @@ class LaunchFormSpawner(HasTraits):
             presets=self.runtime.settings.presets,
             sessions=lately.sessions,
             advice=lately.advice,
-            failed=failed,
+            again=failed
+            or (last_end(lately.sessions, self.name, now_s=now_s) if sent and sent.again else None),
             next_step=next_step(failed.end_cause)
             if failed is not None and failed.end_cause is not None
             else "",
@@ -187,9 +192,10 @@ class LaunchFormSpawner(HasTraits):
         except (StoreUnavailable, TimeoutError):
             return None
 
-    async def last_end(self) -> Session | None:
-        """Return this server's session where it has ended lately: the page of the server says why."""
-        return last_end((await self._lately(())).sessions, self.name, now_s=int(time.time()))
+    async def last_end(self) -> tuple[Session, str] | None:
+        """Return this server's session where it has ended lately, and in words why: the page of the server says it."""
+        found = last_end((await self._lately(())).sessions, self.name, now_s=int(time.time()))
+        return None if found is None else (found, end_words(found))
 
     async def is_filled_in_again(self) -> bool:
         """Return whether this server's form has what its failed start asked for; what was refused is not kept."""
@@ -237,6 +243,9 @@ class LaunchFormSpawner(HasTraits):
         Raises:
             OnlyFilledIn: always. The Hub then shows the form.
         """
+        if AGAIN in query_data:
+            _sent.set(Sent({}, again=True))
+            raise OnlyFilledIn
         sent = Sent(form.first_of(query_data), by_link=True)
         # Nobody accepts an image by following a link.
         said = {name: values for name, values in query_data.items() if name != ACCEPT_IMAGE}

@@ -4,7 +4,7 @@ import { PageConfig } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { endWords, type IEnd } from './endwords';
-import { type IHubLocation, servicePageHref } from './links';
+import { againHref, type IHubLocation, servicePageHref } from './links';
 import type { IFGPUModel } from './tokens';
 
 const RESTART = 'hub:restart';
@@ -43,10 +43,21 @@ export async function showEnd(
   }
   byOwner ||= id !== null && id === ending;
   shown = true;
-  if (info !== null) {
-    // Nothing is saved meanwhile: each try would fail with a dialog of its own.
-    info.isConnected = false;
-  }
+  const connected = (is: boolean): void => {
+    if (info !== null) {
+      info.isConnected = is;
+    }
+  };
+  // JupyterLab polls and saves nothing meanwhile: each try would fail, with a dialog of its own.
+  connected(false);
+  /** Go on where the session was started again in another tab. */
+  const back = (): void => {
+    if (model.reading.server === 'ok') {
+      model.stateChanged.disconnect(back);
+      told = null;
+      connected(true);
+    }
+  };
   try {
     const end = await readEnd(byOwner);
     if (end === 'runs') {
@@ -58,16 +69,17 @@ export async function showEnd(
       }
       return;
     }
-    if (end !== null) {
+    if (end !== null && end !== 'away') {
       told = id;
+      model.rest();
+      model.stateChanged.connect(back);
     }
     const knows = model.reading.status?.hub !== 'absent';
-    await tell(app, trans, knows ? servicePageHref(hub) : null, end, byOwner);
+    const page = knows ? servicePageHref(hub) : null;
+    await tell(app, trans, page, againHref(hub, model.reading.status), end, byOwner);
   } finally {
     shown = false;
-    if (info !== null) {
-      info.isConnected = true;
-    }
+    connected(id === null || told !== id);
   }
 }
 
@@ -75,7 +87,8 @@ async function tell(
   app: JupyterFrontEnd,
   trans: TranslationBundle,
   page: string | null,
-  end: IEnd | null,
+  form: string | null,
+  end: IEnd | 'away' | null,
   byOwner: boolean
 ): Promise<void> {
   const buttons = [Dialog.cancelButton({ label: trans.__('Dismiss') })];
@@ -84,20 +97,26 @@ async function tell(
   if (page !== null) {
     buttons.push(sessions);
   }
-  if (app.commands.hasCommand(RESTART)) {
+  const ended = end !== null && end !== 'away';
+  if (end !== 'away' && (form !== null || app.commands.hasCommand(RESTART))) {
     buttons.push(again);
   }
   const answer = await showDialog({
     title:
-      end !== null
+      ended
         ? trans.__('Your session has ended')
-        : trans.__('Your session does not answer'),
-    body:
-      byOwner && end?.cause === 'USER'
+        : end === 'away'
+          ? trans.__('JupyterHub does not answer')
+          : trans.__('Your session does not answer'),
+    body: !ended
+      ? end === 'away'
+        ? trans.__('Your session may still run. Leave this tab open: it connects again once JupyterHub is back.')
+        : trans.__(
+            'It may have ended, or JupyterHub or your network is away. If other web pages open, wait: this tab connects again by itself.'
+          )
+      : byOwner && end.cause === 'USER'
         ? trans.__('You ended it.')
-        : end !== null
-          ? endWords(end, trans)
-          : trans.__('It may have ended, or your network is away. Check your network first.'),
+        : endWords(end, trans),
     buttons,
     // It comes up while somebody types.
     defaultButton: 0
@@ -105,14 +124,22 @@ async function tell(
   if (answer.button.label === sessions.label && page !== null) {
     window.location.assign(page);
   } else if (answer.button.label === again.label) {
-    await app.commands.execute(RESTART);
+    if (form !== null) {
+      window.open(form, '_blank', 'noopener');
+    } else {
+      await app.commands.execute(RESTART);
+    }
   }
 }
 
-/** Read how the session of this server has ended; null where that is not known. One that `ends` may answer still. */
-async function readEnd(ends: boolean): Promise<IEnd | 'runs' | null> {
+/**
+ * Read how the session of this server has ended; null where that is not known, 'away' where something answers in place
+ * of JupyterHub, which is down. One that `ends` may answer still.
+ */
+async function readEnd(ends: boolean): Promise<IEnd | 'runs' | 'away' | null> {
   const url = `${PageConfig.getBaseUrl()}lab`;
   let runs = false;
+  let away = false;
   for (let tries = MOST_TRIES; tries > 0; tries--) {
     try {
       const answer = await fetch(url, {
@@ -121,6 +148,7 @@ async function readEnd(ends: boolean): Promise<IEnd | 'runs' | null> {
         signal: AbortSignal.timeout(PATIENCE_MS)
       });
       runs = answer.ok && answer.url.startsWith(url);
+      away = answer.status >= 500;
       if (runs && !ends) {
         return 'runs';
       }
@@ -137,9 +165,10 @@ async function readEnd(ends: boolean): Promise<IEnd | 'runs' | null> {
       }
     } catch {
       // Another site, or nobody answers.
+      away = false;
     }
     // It goes down: what is left of it, and why, is known in a moment.
     await new Promise(resolve => setTimeout(resolve, AGAIN_MS));
   }
-  return runs ? 'runs' : null;
+  return runs ? 'runs' : away ? 'away' : null;
 }

@@ -37,6 +37,16 @@ export function saveHref(
     : `${page}save/${session.id}${end ? '?end=1' : ''}`;
 }
 
+/** Return the address of the form for this session's server, filled in as the session was; null without a Hub. */
+export function againHref(hub: IHubLocation, status: IStatus | null): string | null {
+  if (status === null || status.user === null || status.session === null) {
+    return null;
+  }
+  const names = [status.user, status.session.server_name].filter(Boolean);
+  const path = names.map(encodeURIComponent).join('/');
+  return hubHref(hub, `${hub.prefix.replace(/\/*$/, '/')}spawn/${path}?again=1`);
+}
+
 /** Return the names of the servers of all of the user's sessions. */
 function taken(status: IStatus): Set<string> {
   const all: ISession[] = [...status.others];

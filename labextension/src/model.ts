@@ -52,6 +52,12 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     void this._hiddenPoll.schedule();
   }
 
+  rest(): void {
+    this._resting = true;
+    void this._poll.stop();
+    void this._hiddenPoll.stop();
+  }
+
   get reading(): IReading {
     return this._reading;
   }
@@ -172,12 +178,19 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
         server: missing ? 'missing' : 'offline'
       };
       this.stateChanged.emit();
+      if (this._resting) {
+        this.rest();
+      }
       // The poll backs off when its factory rejects.
       throw error;
     }
   }
 
   private _accept(status: IStatus): void {
+    if (this._resting) {
+      this._resting = false;
+      void this._hiddenPoll.schedule();
+    }
     this._reading = { server: 'ok', status, receivedAt: Date.now() };
     this.stateChanged.emit();
     // A view without the service lists no sessions.
@@ -205,6 +218,7 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   private readonly _hiddenPoll: Poll;
   private readonly _told = new Signal<IFGPUModel, IStatus>(this);
   private _watchers = 0;
+  private _resting = false;
   private readonly _settings: ServerConnection.ISettings;
 }
 

@@ -220,6 +220,8 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   refreshPeriodS: number;
   /** Ask now, instead of at the next period. */
   refresh(): Promise<void>;
+  /** The session has ended: ask once each time that the tab is shown again, until its server answers. */
+  rest(): void;
   /** End or cancel a session of the user; rejects with a message to show. */
   stop(id: number): Promise<void>;
   /** Keep an idle session that is about to be ended; rejects with a message to show. */

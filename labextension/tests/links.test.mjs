@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { formHref, saveHref } from '../lib/links.js';
+import { againHref, formHref, saveHref } from '../lib/links.js';
 
 const hub = { host: '', prefix: '/hub/' };
 const status = (user, ...servers) => ({
@@ -35,4 +35,12 @@ test('a session is saved on the page of the service, and ended there if that is 
   assert.equal(saveHref(hub, session, true), '/services/fgpu/save/12?end=1');
   assert.equal(saveHref({ host: '', prefix: '' }, session), null);
   assert.equal(saveHref(hub, { id: null }), null);
+});
+
+test('an ended session is asked for again on the form of its own server, filled in as it was', () => {
+  assert.equal(againHref(hub, status('ali ce')), '/hub/spawn/ali%20ce?again=1');
+  const named = { user: 'alice', session: { server_name: 'gpu 2' }, others: [] };
+  assert.equal(againHref(hub, named), '/hub/spawn/alice/gpu%202?again=1');
+  assert.equal(againHref({ host: '', prefix: '' }, named), null);
+  assert.equal(againHref(hub, null), null);
 });

@@ -18,6 +18,8 @@ from watching import Faults
 pytestmark = pytest.mark.timeout(600)
 GONE = r"(status|console|failed) .*/user/(eve|ann)/.*"
 """A page asks on for a while when its server has ended, and the Hub or the proxy refuses in its place."""
+ASKS_WITHIN_MS = 12_000
+"""So often an open JupyterLab asks for something."""
 LITTLE = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 512}
 
 
@@ -129,8 +131,16 @@ def test_lab_says_why_its_session_has_ended_and_not_that_a_server_is_unavailable
     expect(dialog).to_contain_text("repair at 15:00.")
     expect(page.get_by_text("Server unavailable or unreachable")).to_have_count(0)
     check_page(page, within=".jp-Dialog")
-    dialog.get_by_role("button", name="Dismiss").click()
+    # It asks no more, and what was asked for is in the form.
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with page.context.expect_page() as opened:
+        dialog.get_by_role("button", name="Start Again").click()
+    expect(opened.value.locator("#fgpu-cpu")).to_have_value("0.2")
     expect(dialog).to_have_count(0)
+    page.wait_for_timeout(ASKS_WITHIN_MS)
+    # The click itself is activity, which is told once.
+    assert [url for url in asked if "/api/" in url and "/api/input" not in url] == []
 
 
 def test_nobody_is_asked_for_official_news(hub: HubProcess, log_in: Callable[..., Person]) -> None:

@@ -264,6 +264,20 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     expect(page.locator("#fgpu-failed-lately")).to_have_count(0)
 
 
+def test_a_request_that_is_cancelled_elsewhere_says_so_and_can_be_asked_for_again(
+    held: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(r"(status|console) .*\b424\b")
+    ida = log_in(held.url, "ida", "test-password")
+    page = ida.page
+    start_by(page, ida.link(fgpu="1.1", **LITTLE))
+    expect(page.locator("#fgpu-place")).to_be_visible()
+    assert held.stop("ida").status_code in (202, 204)
+    expect(page.locator("#fgpu-last-word")).to_contain_text("Your request was cancelled", timeout=START_MS)
+    page.get_by_role("button", name="Start again").click()
+    expect(page.locator("#fgpu-fgpu")).to_have_value("1.1")
+
+
 def test_how_much_of_an_image_is_there_is_a_bar_with_words(
     held: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:

@@ -132,6 +132,12 @@
           lastId = event.lastEventId || lastId;
         });
       }
+      source.addEventListener("alive", function () {
+        // Nothing has changed since the page was read: it is as of now.
+        if (planned === null && !busy && offline.hidden) {
+          readAt = Date.now();
+        }
+      });
       source.addEventListener("open", stopPolling);
       source.addEventListener("queue", soon);
       source.addEventListener("change", function (event) {

@@ -136,6 +136,15 @@ function askAgain() {
   document.title = "The Hub is restarting";
 }
 
+/** Show that it has ended: it has no place in the queue any more, and there is nothing to cancel. */
+function showEnd() {
+  document.title = "Ended";
+  write(by("fgpu-title"), "This request has ended");
+  write(by("progress-message"), "Finding out why");
+  for (const id of ["fgpu-place", "fgpu-facts", "fgpu-less", "stop-server-btn", "fgpu-tell"]) { by(id).hidden = true; }
+  for (const id of ["fgpu-stays", "progress-bar"]) { by(id).parentElement.hidden = true; }
+}
+
 /** Wait until the Hub's page tells why, also where somebody else has cancelled it; a server that is gone has no page. */
 function whatBecame(tries) {
   fetch(window.location.href, { credentials: "same-origin", cache: "no-store" }).then(async function (answer) {
@@ -153,7 +162,7 @@ function whatBecame(tries) {
 }
 
 function told(event) {
-  if (!cancelling) { show(event); }
+  if (!cancelling && event.failed) { showEnd(); } else if (!cancelling) { show(event); }
   if (event.ready || event.failed) {
     over = true;
     if (cancelling) { return; }

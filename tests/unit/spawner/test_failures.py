@@ -9,7 +9,15 @@ from bs4 import BeautifulSoup
 
 from fgpu_scheduler import EndCause, Session, SessionState
 from fgpu_scheduler.testing.world import request
-from fgpuspawner.spawner.failures import LATELY_S, NEXT, failed_html, failed_lately, last_end, next_step
+from fgpuspawner.spawner.failures import (
+    LATELY_S,
+    NEXT,
+    end_words,
+    failed_html,
+    failed_lately,
+    last_end,
+    next_step,
+)
 
 FAILED = Session(
     7,
@@ -26,6 +34,39 @@ def test_for_every_end_there_is_a_next_step() -> None:
     assert set(NEXT) == set(EndCause)
     for cause in EndCause:
         assert next_step(cause).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "Your session did not start: the server ended. Try again."),
+        (
+            {"end_cause": EndCause.USER, "message": None},
+            "Your request was cancelled. Ask again whenever you like.",
+        ),
+        (
+            {"end_cause": EndCause.USER, "message": None, "started_at_s": 50},
+            "Your session was ended. Ask again whenever you like.",
+        ),
+        (
+            {
+                "end_cause": EndCause.USER,
+                "message": "ended by the administrator zoe: repair",
+                "started_at_s": 50,
+            },
+            "Your session was ended: ended by the administrator zoe: repair. Ask again",
+        ),
+        (
+            {"end_cause": EndCause.IDLE, "message": None, "started_at_s": 50},
+            "Your session has ended. It was idle.",
+        ),
+    ],
+    ids=str,
+)
+def test_the_page_of_a_server_says_why_its_session_ended_also_where_nobody_gave_a_reason(
+    changes: dict[str, object], words: str
+) -> None:
+    assert end_words(replace(FAILED, **changes)).startswith(words)  # type: ignore[arg-type]
 
 
 def test_what_happened_is_text_whatever_it_holds() -> None:
