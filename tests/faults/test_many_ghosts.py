@@ -1,4 +1,4 @@
-"""Hundreds of containers of sessions that are no more: they go, and neither the Hub's start nor a launch waits for it."""
+"""Hundreds of containers of a session that has ended: they go, and neither the Hub's start nor a launch waits for it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 LAUNCHES = 3
+ENDED = 1
+"""The id of the first session of a Hub."""
 STUBBORN = 8
 """More than are removed at a time."""
 
@@ -34,14 +36,14 @@ def nothing() -> Iterator[str]:
 
 
 def make_ghosts(installation: str, image: str, count: int) -> None:
-    """Make containers that carry the marks of sessions that there never were."""
+    """Make containers that carry the marks of a session that has ended, each of another attempt."""
     client = docker.from_env(timeout=120).api
 
     def make(number: int) -> None:
-        session = 1_000_000 + number
-        marks = {"installation": installation, "session": session, "attempt": 1, "node": "local"}
+        attempt = 1_000_000 + number
+        marks = {"installation": installation, "session": ENDED, "attempt": attempt, "node": "local"}
         labels = {f"fgpu.{key}": str(value) for key, value in marks.items()}
-        client.create_container(image, ["true"], name=f"fgpu-{installation}-{session}-1", labels=labels)
+        client.create_container(image, ["true"], name=f"fgpu-{installation}-{ENDED}-{attempt}", labels=labels)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(make, range(count)))
@@ -55,16 +57,16 @@ def ghosts_left(installation: str) -> int:
         found = client.containers(all=True, filters={"label": f"fgpu.installation={installation}"})
     finally:
         client.close()
-    return sum(1 for entry in found if int(entry["Labels"]["fgpu.session"]) >= 1_000_000)
+    return sum(1 for entry in found if int(entry["Labels"]["fgpu.attempt"]) >= 1_000_000)
 
 
 def make_stubborn(installation: str, count: int) -> list[str]:
-    """Start containers of such sessions that take no SIGTERM, and return their names."""
+    """Start containers of such attempts that take no SIGTERM, and return their names."""
     client = docker.from_env(timeout=120).api
     names = []
-    for session in range(2_000_000, 2_000_000 + count):
-        marks = {"installation": installation, "session": session, "attempt": 1, "node": "local"}
-        names.append(f"fgpu-{installation}-{session}-1")
+    for attempt in range(2_000_000, 2_000_000 + count):
+        marks = {"installation": installation, "session": ENDED, "attempt": attempt, "node": "local"}
+        names.append(f"fgpu-{installation}-{ENDED}-{attempt}")
         client.create_container(
             "fgpuspawner/base:0.1",
             entrypoint=["sleep", "infinity"],
@@ -95,6 +97,7 @@ def test_ghosts_are_removed_and_delay_neither_the_start_of_the_hub_nor_a_launch(
     hub = make_hub(after="c.FGPUSpawner.stop_timeout_s = 800\n")
     hub.start()
     hub.add_user("alice")
+    launch(hub, "alice")
     hub.terminate()
 
     make_ghosts(hub.store.installation_id, nothing, count)
