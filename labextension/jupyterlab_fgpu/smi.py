@@ -647,6 +647,8 @@ def report(reading: Reading) -> ElementTree.Element:
         fields = [pair.split("=") for pair in REPORT.split()]
         put(entry, ((p, short(gpu.values[f], f" {unit_of(f)}".rstrip())) for p, f in fields))
         processes = ElementTree.SubElement(entry, "processes")
+        if not isinstance(gpu.processes, list):
+            processes.text = "N/A" if gpu.processes is None else "ERR!"
         for p in listed(gpu):
             values = (p.pid, p.kind, p.name, short(p.memory_mib, " MiB"))
             tags = ("pid", "type", "process_name", "used_memory")
@@ -656,9 +658,8 @@ def report(reading: Reading) -> ElementTree.Element:
 
 def report_lines(element: ElementTree.Element, depth: int = 0) -> List[str]:
     """Return the same as text."""
-    label = "    " * depth + " ".join(
-        [element.tag.replace("_", " ").title(), *element.attrib.values()]
-    )
+    words = [element.tag.replace("_", " ").title(), *element.attrib.values()]
+    label = "    " * depth + " ".join(words)
     lines = [f"{label:<42}: {element.text}" if element.text else label]
     return lines + [line for child in element for line in report_lines(child, depth + 1)]
 
@@ -670,9 +671,9 @@ def monitor(reading: Reading, kind: str, header: bool) -> List[str]:
     for gpu in reading.gpus:
         of = {name: short(value).replace("N/A", "-") for name, value in gpu.values.items()}
         if kind == "dmon":
-            known = ("index", "power.draw", "temperature.gpu")
+            known = ("index", "power.draw", "temperature.gpu", "-")
             busy = (of["utilization.gpu"], of["utilization.memory"])
-            rows.append([*(of[name] for name in known), "-", *busy, *"------"])
+            rows.append([*(of.get(name, "-") for name in known), *busy, *"------"])
             continue
         for p in listed(gpu):
             sm = "-" if p.sm_percent is None else str(p.sm_percent)

@@ -89,7 +89,7 @@ def compute_words(computed: float, entitled: int | None) -> str:
     """Return what of a GPU is computed with: of the share or beyond it, or of the GPU where compute is not limited."""
     now = rounded(computed)
     if entitled is None:
-        return f"{now} % of the GPU"
+        return f"{now} % of GPU"
     return f"{now} %" if now > entitled else f"{now} of {entitled} %"
 
 

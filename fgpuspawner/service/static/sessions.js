@@ -119,7 +119,7 @@
     const sm = meter.sm_percent;
     const share = meter.compute_entitled_percent;
     fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB" + own(meter.memory_context_mib));
-    const of = share === null ? " % of the GPU" : Math.round(sm) > share ? " %" : " of " + share + " %";
+    const of = share === null ? " % of GPU" : Math.round(sm) > share ? " %" : " of " + share + " %";
     fill(fresh.querySelector(".compute"), sm, share ?? 100, Math.round(sm) + of);
     fresh.querySelector(".lent").textContent = lentNow(sm, share, meter.compute_lent_percent);
     fresh.querySelector(".trouble").textContent = meter.trouble || "";

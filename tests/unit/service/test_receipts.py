@@ -235,4 +235,4 @@ def test_memory_only_is_held_against_no_share_of_compute() -> None:
     assert receipt(Past(runs, None), found, ALICE, SITE)["compute_entitled_percent"] is None
     bars = use(shown["meter"])
     assert bars is not None
-    assert bars.compute == Bar("Compute", "38 % of the GPU", "37.5")
+    assert bars.compute == Bar("Compute", "38 % of GPU", "37.5")
