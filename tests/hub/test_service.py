@@ -458,7 +458,7 @@ def test_images_are_those_that_the_caller_may_start(world: World) -> None:
     found = world.hub.get("images", world.alice)
     (default,) = [i for i in found["images"] if i["default"]]
     assert default["slug"] == "python"
-    assert (default["python"], default["icon"], default["private"]) == ("3.11", "snake", False)
+    assert (default["python"], default["icon"], default["private"]) == ("3", "snake", False)
     nothing = {"fgpu": None, "gpu_memory_mib": None, "cpu": None, "memory_mib": None}
     assert (default["minimum"], default["recommended"]) == (nothing, nothing)
     assert "reference" not in default
