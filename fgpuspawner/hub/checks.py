@@ -77,9 +77,7 @@ def check_hub(app: Any, settings: FGPU) -> None:
 def _check_sessions(app: Any, settings: FGPU) -> None:
     """Refuse what sessions cannot live with, though servers that nobody queues for can."""
     if app.internal_ssl:
-        raise BadSettings(
-            "c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP; take it out (docs/security.md)"
-        )
+        raise BadSettings("c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP; take it out")
     count = settings.max_sessions
     if count > 1 and not app.allow_named_servers:
         raise BadSettings(

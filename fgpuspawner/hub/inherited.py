@@ -74,6 +74,10 @@ def _given(kind: type[HasTraits], config: Config) -> Iterator[tuple[str, str, An
         yield where, name, value
         for key, part in value.items() if isinstance(value, Mapping) else ():
             yield f"{where}[{key!r}]", f"{name}.{key}", part
-            if name == "group_overrides" and isinstance(part, Mapping):
-                for own, given in part.get("spawner_override", {}).items():
-                    yield f"{where}[{key!r}] for {own}", own, given
+            more = (
+                part.get("spawner_override")
+                if name == "group_overrides" and isinstance(part, Mapping)
+                else None
+            )
+            for own, given in more.items() if isinstance(more, Mapping) else ():
+                yield f"{where}[{key!r}] for {own}", own, given

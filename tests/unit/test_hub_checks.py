@@ -118,6 +118,13 @@ def test_a_setting_of_pods_that_was_removed_is_refused_with_what_to_do(name: str
     assert refusal(tmp_path, c).startswith(f"c.KubernetesFGPUSpawner.{name} does not go with queued")
 
 
+def test_tls_between_hub_and_sessions_is_refused_as_they_are_reached_by_http(tmp_path: Path) -> None:
+    c = Config({"JupyterHub": {"internal_ssl": True}})
+    assert refusal(tmp_path, c).startswith(
+        "c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP"
+    )
+
+
 def test_sessions_in_pods_cannot_be_saved_as_images() -> None:
     assert KubernetesFGPUSpawner.capabilities.why_not_saved == (
         "sessions here are pods, which cannot be saved as images"

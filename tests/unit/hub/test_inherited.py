@@ -99,6 +99,7 @@ def test_overruled_setting_has_one_line(given: dict[str, Any], written: str) -> 
 
 def test_used_settings_and_defaults_have_no_line() -> None:
     used = {"volumes": {"a": "/b"}, "cmd": ["lab"], "environment": {"N": 1, "P": Path("/p"), "F": print}}
+    assert lines(group_overrides={"01": {"spawner_override": ["mem_limit"]}, "02": None}) == []
     assert lines(**used, pull_policy="ifnotpresent", remove=False, options_form="", mem_limit=None) == []
 
 
