@@ -35,6 +35,8 @@ log = logging.getLogger("fgpu.images")
 PAUSED_WITHIN_S = 600
 """A container that somebody else has paused is waited for so long: a Hub that died may have left it so."""
 LOOK_EVERY_S = 0.5
+PAUSE_TRIES = 20
+"""A machine under load may not freeze all processes of a container in time: runc then fails, and thaws them."""
 
 
 def carriers_of(installation: str) -> str:
@@ -130,7 +132,7 @@ def commit(
     repository, tag = carrier.rsplit(":", 1)
     if not again:
         _until_not_paused(client, found["Id"])
-    with _paused(client, found["Id"]):
+    with _paused(client, found["Id"], note):
         size = written_bytes(client, found["Id"])
         check(size)
         note(f"the session is paused while {max(1, -(-size // MIB))} MiB are written")
@@ -164,10 +166,19 @@ def _until_not_paused(client: Any, container: str) -> None:
 
 
 @contextlib.contextmanager
-def _paused(client: Any, container: str) -> Iterator[None]:
+def _paused(client: Any, container: str, note: Callable[[str], None]) -> Iterator[None]:
     """Have a container stand still, and go on whatever comes of it."""
-    if not client.inspect_container(container)["State"]["Paused"]:
-        client.pause(container)
+    for tries_left in reversed(range(PAUSE_TRIES)):
+        if client.inspect_container(container)["State"]["Paused"]:
+            break
+        try:
+            client.pause(container)
+            break
+        except APIError as e:
+            if not tries_left or not e.is_server_error():
+                raise
+            note("the engine could not pause the session; trying again")
+            time.sleep(LOOK_EVERY_S)
     try:
         yield
     finally:

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
+from docker.errors import APIError
 
 from fgpu_scheduler import ImageState, PrivateImage
 from fgpuspawner.engines.base import CannotSave
+from fgpuspawner.engines.docker.images import commit
 from fgpuspawner.engines.docker.images.commit import (
     configuration,
     keeps_its_server,
@@ -184,3 +187,47 @@ class FakeEngine:
 def test_only_names_of_this_installation_that_no_row_has_are_left_behind() -> None:
     found = left_behind(FakeEngine(), "0123456789ab", lambda: ["fgpu-0123456789ab/alice/a:1"])
     assert found == ["fgpu-0123456789ab/alice/b:1", "fgpu-0123456789ab-carrier:7", "sha256:2", "sha256:1"]
+
+
+class Freezing:
+    """A container on an engine that fails to pause it so many times."""
+
+    def __init__(self, fails: int, status: int = 500) -> None:
+        self.fails, self.status, self.paused = fails, status, False
+
+    def inspect_container(self, container: str) -> Any:
+        return {"State": {"Paused": self.paused}}
+
+    def pause(self, container: str) -> None:
+        self.fails -= 1
+        if self.fails >= 0:
+            answer = requests.Response()
+            answer.status_code = self.status
+            raise APIError("OCI runtime pause failed: unable to freeze", answer)
+        self.paused = True
+
+    def unpause(self, container: str) -> None:
+        self.paused = False
+
+
+def test_a_session_that_the_engine_cannot_freeze_at_once_is_frozen_later_and_its_owner_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit, "LOOK_EVERY_S", 0)
+    engine = Freezing(2)
+    noted: list[str] = []
+    with commit._paused(engine, "c", noted.append):
+        assert engine.paused
+    assert not engine.paused
+    assert noted == ["the engine could not pause the session; trying again"] * 2
+
+
+@pytest.mark.parametrize(("fails", "status"), [(commit.PAUSE_TRIES, 500), (1, 409)])
+def test_an_engine_that_never_freezes_it_and_a_container_that_has_ended_are_errors(
+    fails: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "LOOK_EVERY_S", 0)
+    engine = Freezing(fails, status)
+    with pytest.raises(APIError), commit._paused(engine, "c", lambda message: None):
+        raise AssertionError("it runs on")
+    assert not engine.paused
