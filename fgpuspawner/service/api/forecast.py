@@ -22,7 +22,7 @@ from fgpu_scheduler import (
     quota_words,
 )
 from fgpuspawner.form import ticket as tickets
-from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.offer import Refused
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.session_objects import waits_for
@@ -198,19 +198,15 @@ class Forecast(Api):
             refused = refused_object(e.refusals, count=_count(fields), simulated=simulated)
             self.answer(refused | {"quota": quota})
             return
-        found = await self._forecast(wanted, offer, world)
+        found = await reader.forecast(wanted, offer, world)
+        if found.beside_now is not None:
+            # What is below the image's minimum is not offered.
+            cpu_milli, memory_mib = found.beside_now
+            if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
+                found = replace(found, beside_now=None)
         simulated = world.simulated([wanted.group])
         told = forecast_object(found, world, viewer, count=wanted.count, simulated=simulated)
         self.answer(told | {"quota": quota})
-
-    async def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
-        """Return what would become of the request. CPU and memory below the image's minimum are not offered."""
-        found = await self.service.reader.forecast(wanted, offer, world)
-        if found.beside_now is None:
-            return found
-        cpu_milli, memory_mib = found.beside_now
-        too_little = offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib))
-        return replace(found, beside_now=None) if too_little else found
 
 
 def _refuse_beside(world: World, asked: Request, count: int, caps: Caps) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from fgpu_scheduler import Past, Size, format_milli, memory_words
+from fgpu_scheduler import Past, Request, Size, format_milli
 from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.text.sessions import amount_words
 from fgpuspawner.text.times import cell, duration
 
 COLUMNS = [
@@ -56,7 +58,7 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
     return {
         "session_id": session.id,
         **asked_object(session, world, viewer, site),
-        **_sizes_object(held, exact=session.request.gpu_memory_mib is not None),
+        **_sizes_object(held, session.request),
         "wait_s": max(0, (session.scheduled_at_s or until_s) - session.waits_since_s),
         "run_s": max(0, until_s - session.started_at_s) if session.started_at_s is not None else 0,
         "gpu_hours": round(sum(s * size.gpu_millionths for s, size in held) / 1_000_000 / 3600, 4),
@@ -66,9 +68,7 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
         "energy_wh": _wh(measured.energy_mj if measured else None),
         "energy_estimated": bool(measured and measured.energy_mj is not None and measured.energy_estimated),
         "samples": measured.samples if measured else 0,
-        "compute_entitled_percent": round(_mean(held, lambda size: size.compute_percent)) or None
-        if held
-        else None,
+        "compute_entitled_percent": round(_mean(held, lambda size: size.compute_percent)) or None,
         "compute_received_percent": lent.received if lent else None,
         "compute_borrowed_percent": lent.borrowed if lent else None,
         "compute_lent_percent": lent.lent if lent else None,
@@ -110,14 +110,14 @@ def _held(past: Past, world: World, until_s: int) -> Held:
 
 def _mean(held: Held, of: Callable[[Size], int]) -> float:
     total_s = sum(seconds for seconds, _ in held)
-    return sum(seconds * of(size) for seconds, size in held) / total_s if total_s else of(held[-1][1])
+    return sum(seconds * of(size) for seconds, size in held) / total_s if total_s else 0
 
 
-def _sizes_object(held: Held, *, exact: bool) -> Json:
+def _sizes_object(held: Held, asked: Request) -> Json:
     """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
     if len(held) < 2:
         return {}
-    told = [f"{_size_words(size, exact=exact)} for {duration(s)}" for s, size in held[:MOST_AMOUNTS]]
+    told = [f"{amount_words(_of_size(asked, size))} for {duration(s)}" for s, size in held[:MOST_AMOUNTS]]
     if more := held[MOST_AMOUNTS:]:
         told.append(f"{len(more)} more for {duration(sum(s for s, _ in more))}")
     return {
@@ -127,10 +127,10 @@ def _sizes_object(held: Held, *, exact: bool) -> Json:
     }
 
 
-def _size_words(size: Size, *, exact: bool) -> str:
-    if not exact:
-        return f"{format_milli(size.fgpu_milli)} fGPU"
-    return memory_words(size.memory_mib) + (f" + {size.compute_percent} %" if size.compute_percent else "")
+def _of_size(asked: Request, size: Size) -> Request:
+    if asked.gpu_memory_mib is None:
+        return replace(asked, fgpu_milli=size.fgpu_milli)
+    return replace(asked, gpu_memory_mib=size.memory_mib, compute_percent=size.compute_percent or None)
 
 
 def gpus_of(past: Past, world: World) -> float:
