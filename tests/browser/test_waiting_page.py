@@ -249,7 +249,7 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     expect(page.locator(".fgpu-happened")).to_contain_text(
         "the server ended with status 7; its last words: it is broken"
     )
-    expect(page.locator(".fgpu-next")).to_contain_text("Choose another image, or try again later")
+    expect(page.locator(".fgpu-next")).to_contain_text("or choose another image")
     check_page(page, within="main, .container")
     page.get_by_role("button", name="Back to the form").click()
     expect(page.locator("#fgpu-failed-lately")).to_contain_text(
