@@ -130,8 +130,12 @@ def spawner_of(runtime: str) -> type[QueuedSpawner]:
     return found
 
 
-def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None:
-    data = settings.data_path()
+def make_data(data: Path) -> None:
+    """Make the Hub's data folder, for its owner alone.
+
+    Raises:
+        BadSettings: it cannot be made, or not be written to.
+    """
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         if data.stat().st_uid == os.geteuid():
@@ -141,6 +145,13 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be made: {e.strerror}") from None
     if not os.access(data, os.W_OK | os.X_OK):
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be written to by the Hub's user")
+
+
+def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None:
+    data = settings.data_path()
+    # Commands load this file too, as other users: what they made here the Hub could not write to.
+    if JupyterHub.initialized():
+        make_data(data)
     hub = c.JupyterHub
     hub.setdefault("allow_named_servers", True)
     # The Hub keeps each name for ever, with the options that were sent for it.

@@ -75,8 +75,10 @@ def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
     with tempfile.TemporaryDirectory(prefix="fgpu-backup-") as name:
         folder = Path(name)
         try:
-            with tarfile.open(archive, mode="r:gz") as packed:
+            with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:gz") as packed:
                 _unpack(packed, folder)
+        except (FileNotFoundError, PermissionError):
+            raise
         except (tarfile.TarError, EOFError, OSError) as e:
             raise BackupFailed(f"{archive} is no backup, or damaged: {e}") from None
         manifest = _manifest(archive, folder)

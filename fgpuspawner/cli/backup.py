@@ -103,6 +103,8 @@ def run_backup(given: argparse.Namespace) -> list[str]:
         secret = sealed(here.cookie.read_bytes(), _passphrase(given, new=True))
     now = datetime.now(UTC)
     file = to / now.strftime(NAMED) if to.is_dir() else to
+    if not file.absolute().parent.is_dir():
+        raise BackupFailed(f"there is no folder {file.absolute().parent}; make it, or name another")
     if file.exists():
         raise BackupFailed(f"{file} is there already; name another file")
     with tempfile.TemporaryDirectory(prefix=".fgpu-backup-", dir=file.absolute().parent) as name:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
+from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
 from fgpuspawner.cli import clock
 from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
+from fgpuspawner.cli.hub_traits import wrong_in_the_hub
+from fgpuspawner.cli.units import as_hub_user
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
 from fgpuspawner.hub.inherited import overruled
@@ -39,7 +42,10 @@ def add_to(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines or as JSON."""
-    return as_json(examined, given.config) if given.json else examined(given.config)
+    if given.json:
+        return as_json(examined, given.config)
+    lines = examined(given.config)
+    return Report(lines, status=int(lines[0].startswith(FAIL)))
 
 
 def as_json(examine: Callable[[str], list[str]], path: str) -> Report:
@@ -54,25 +60,35 @@ def as_json(examine: Callable[[str], list[str]], path: str) -> Report:
 
 
 def _level(line: str) -> str:
+    if line.strip().startswith(f"{FAIL}: "):
+        return FAIL
     return WARN if line.strip().startswith(("WARNING: ", "DANGER: ", "WARN: ")) else OK
 
 
 def examined(path: str) -> list[str]:
-    """Return what a configuration gives, as lines, the first of them "OK".
+    """Return what a configuration gives, as lines, the first of them "OK" or "FAIL". Root judges as the Hub's user.
 
     Raises:
-        FGPUError: it cannot work; one line that says why.
+        FGPUError: nothing more can be said of it; one line that says why.
     """
     config = load_config(path)
-    no_token = lacks_proxy_token(config)
+    with as_hub_user(FGPU.from_config(config).data_path()):
+        lines = _examined(config, path)
+    return [f"{FAIL if any(_level(line) == FAIL for line in lines) else OK}: {path}", *lines]
+
+
+def _examined(config: Config, path: str) -> list[str]:
+    # Its unit reads the token from there. Others cannot.
+    no_token = lacks_proxy_token(config) and not Path(path).with_name("proxy.env").exists()
     with quiet():
         settings, app = checked_like_the_hub(config, path)
+        lines = [f"  {FAIL}: {line}" for line in wrong_in_the_hub(app, config, settings)]
     spawner_class: type[QueuedSpawner] = app.spawner_class
     able = spawner_class.capabilities
     catalogue = load_catalogue(settings.catalogue_path())
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}
-    lines = [f"OK: {path}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
+    lines.append(f"  sessions: {able.kind} ({spawner_class.__name__})")
     if no_token:
         lines.append("  WARNING: CONFIGPROXY_AUTH_TOKEN is not set here; the Hub needs it in its environment")
     if settings.finds_nodes:
@@ -108,7 +124,7 @@ def examined(path: str) -> list[str]:
     lines.append(f"  {clock.words()}")
     lines.extend(f"  {line}" for line in spawner_class.holds(config, settings))
     elsewhere = spawner_class.wrong_elsewhere(config, settings, installation)
-    lines.extend(f"  WARNING: {line}" for line in elsewhere)
+    lines.extend(f"  {line}" if _level(line) == FAIL else f"  WARNING: {line}" for line in elsewhere)
     with quiet():
         facts = profiles.facts_of(
             app,
@@ -141,6 +157,8 @@ def _disk(data: Path) -> list[str]:
     there = next((folder for folder in (data, *data.parents) if folder.is_dir()), None)
     if there is None:
         return []
+    if there == data and not os.access(data, os.W_OK | os.X_OK):
+        return [f"  {FAIL}: c.FGPU.data_dir: {data} cannot be written to by the Hub's user"]
     try:
         room = room_of(there)
     except OSError as e:

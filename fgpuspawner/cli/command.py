@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fgpuspawner.cli.usage import CONFIG, UsageError
+from fgpuspawner.cli.usage import CONFIG, CONFIG_OF_SETUP, UsageError, default_config
 from fgpuspawner.text.tables import printable
 
 if TYPE_CHECKING:
@@ -74,13 +74,15 @@ def add_commands(commands: Any, name: str, what: str, about: str, *, metavar: st
 
 def add_config(parser: argparse.ArgumentParser, what: str = "default: ") -> None:
     """Add the option that names the Hub's configuration."""
-    parser.add_argument("--config", metavar="FILE", default=CONFIG, help=f"{what}{CONFIG}")
+    words = f"{what}{CONFIG}, or else {CONFIG_OF_SETUP}"
+    parser.add_argument("--config", metavar="FILE", default=default_config(), help=words)
 
 
 def add_config_or_db(parser: argparse.ArgumentParser) -> None:
     """Add the options that name an installation: its Hub's configuration, or its database."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", metavar="FILE", help=f"the Hub's configuration; default: {CONFIG}")
+    words = f"the Hub's configuration; default: {CONFIG}, or else {CONFIG_OF_SETUP}"
+    where.add_argument("--config", metavar="FILE", help=words)
     where.add_argument("--db", metavar="URL", help="the scheduler's database, instead of a configuration")
 
 
@@ -105,7 +107,7 @@ def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
 
     if given.db:
         return given.db, Policy(), None
-    _, settings = loaded(given.config or CONFIG)
+    _, settings = loaded(given.config or default_config())
     return settings.database_url(), settings.policy(), settings
 
 
@@ -151,6 +153,8 @@ def read_secret(path: str, what: str) -> str:
 
 def one_line(message: str) -> str:
     """Return what is wrong as one line: whatever the words are and wherever they are from, no URL has a password."""
+    # Python's own form of what the system says: [Errno 2] No such file or directory: 'NAME'
+    message = re.sub(r"\[Errno \d+\] ([^:']+): '([^']*)'", r"\2: \1", message)
     return printable(re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split())))
 
 

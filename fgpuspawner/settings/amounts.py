@@ -18,7 +18,7 @@ from fgpu_scheduler import (
 from fgpuspawner.settings.traits import LARGEST_MIB, TIME_REMEDY, Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
-MEMORY_REMEDY = f"it must be at least {MIN_MEMORY_MIB}, or 0 to leave it open"
+MEMORY_REMEDY = f"it must be between {MIN_MEMORY_MIB} and {LARGEST_MIB}, or 0 to leave it open"
 RESERVE_MIB = 512
 """The default of ``watchdog_tolerance_mib``."""
 RESERVE_PART = 32
@@ -57,7 +57,7 @@ class AmountSettings(Settings):
     """Most fGPU in one session; empty: as many as a machine has."""
     max_cpu = Amount("").tag(example="8")
     """Most CPU cores in one session; empty: the machine's."""
-    max_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="32768", remedy=MEMORY_REMEDY)
+    max_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="32768", remedy=MEMORY_REMEDY)
     """Most memory of one session in MiB; 0: the machine's."""
     max_sessions = Integer(8, min=1).tag(example="4")
     """Most sessions that one request starts."""
@@ -76,7 +76,9 @@ class AmountSettings(Settings):
     """fGPU preselected in the form; empty: half a GPU, rounded down to the step."""
     default_cpu = Amount("").tag(example="2")
     """CPU cores preselected; empty: the same part of the machine as the GPU."""
-    default_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="4096", remedy=MEMORY_REMEDY)
+    default_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(
+        example="4096", remedy=MEMORY_REMEDY
+    )
     """Memory in MiB preselected; 0: the same part of the machine as the GPU."""
     default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
         example="4 * 3600", remedy=TIME_REMEDY

@@ -20,6 +20,7 @@ from fgpuspawner.settings.network import NetworkSettings
 from fgpuspawner.settings.nodes import is_elsewhere
 from fgpuspawner.settings.queue import QueueSettings
 from fgpuspawner.settings.service import ServiceSettings, TimeoutSettings
+from fgpuspawner.settings.traits import nearest
 
 REMOVED = {"hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them"}
 """Each setting of an earlier version, and what to do now."""
@@ -50,9 +51,8 @@ class FGPU(
             if name in REMOVED:
                 raise BadSettings(f"c.FGPU.{name} is no longer a setting: {REMOVED[name]}")
             if name not in known:
-                raise BadSettings(
-                    f"c.FGPU.{name} is not a setting; the settings are {', '.join(sorted(known))}"
-                )
+                words = nearest(name, known) or "; docs/settings.md has them all"
+                raise BadSettings(f"c.FGPU.{name} is not a setting{words}")
             if isinstance(value, LazyConfigValue) and _has_no_effect(value, known[name].default()):
                 raise BadSettings(
                     f"c.FGPU.{name} cannot be added to so; set it as a whole: c.FGPU.{name} = ..."

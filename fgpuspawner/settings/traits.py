@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class Settings(Configurable):
             raise
         except TraitError:
             remedy = _remedy(self.traits()[name], value)
+            if name.endswith("_mib") and isinstance(value, str) and "MiB" not in remedy:
+                remedy += ". Write MiB, such as 8192 for 8 GiB"
             raise BadValue(f"c.FGPU.{name} is {value!r}; {remedy}") from None
 
 
@@ -136,6 +139,12 @@ class Amount(TraitType[Any, Any]):
             instead = 'or "" to leave it open' if self.default_value == "" else "such as 0.1"
             raise BadSettings(f"c.FGPU.{self.name} is 0; it must be above 0, {instead}")
         return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like a wrong one, as the end of a line; "" where none is."""
+    found = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def milli(value: object, name: str) -> int:

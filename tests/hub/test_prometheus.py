@@ -16,7 +16,7 @@ from hubprocess import ROOT, HubProcess, free_ports, running, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MONITORING = ROOT / "monitoring"
+MONITORING = ROOT / "fgpuspawner/deploy"
 INSTALL = """
 dir=$1
 note() { echo "$*" >&2; }

@@ -20,7 +20,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 import quickstart
 from fgpu_scheduler import BadSettings
-from fgpuspawner.config import configure
+from fgpuspawner.config import configure, make_data
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.hub.checks import check_hub, use_start_timeout
 from fgpuspawner.settings import FGPU
@@ -135,6 +135,9 @@ def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
     assert c.Spawner.consecutive_failure_limit == 0
     (templates,) = c.JupyterHub.template_paths
     assert (Path(templates) / "spawn_pending.html").exists()
+    # The Hub makes its folder; a command, which may be root's, does not.
+    assert not (folder / "data").exists()
+    make_data(folder / "data")
     assert (folder / "data").stat().st_mode & 0o777 == 0o700
 
 

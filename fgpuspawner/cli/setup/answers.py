@@ -56,6 +56,11 @@ class Answers:
         port = f":{self.public_port}" if self.tls == "proxy" and self.public_port != PORT else ""
         return f"https://{self.host}{port}"
 
+    @property
+    def groups_of_hub(self) -> list[str]:
+        """The groups that the Hub's unit is in: of the engine, and of what passwords are checked with."""
+        return ["docker"] * (self.runtime == "docker") + ["shadow"] * (self.login == "pam")
+
     def checked(self) -> Answers:
         """Return these answers.
 

@@ -106,7 +106,8 @@ def run(given: argparse.Namespace) -> list[str]:
         answers = ask(answers, input)
     answers = answers.checked()
     programs, known_secrets = _programs(), _secrets(machine)
-    steps = setup.steps(answers, files(answers, programs, known_secrets), given.labextension)
+    wanted = files(answers, programs, known_secrets)
+    steps = setup.steps(answers, wanted, given.labextension)
     new = any(step.what == CONFIG and step.do for step in steps)
     found = look(machine, answers, programs, again=known is not None)
     if new and not any(f.level == FAIL for f in found):
@@ -116,7 +117,8 @@ def run(given: argparse.Namespace) -> list[str]:
                 Finding(WARN, "fgpu check: not run (--dry-run), as it would make the engine's network fgpu")
             )
         else:
-            found += of_the_configuration(answers, programs, known_secrets)
+            (text,) = (file.text for file in wanted if file.path == CONFIG)
+            found += of_the_configuration(machine, answers, text, known_secrets)
     head = ["Checked:", *(f"  {f.level:<5} {f.words}" for f in found), *_words(answers)]
     if any(f.level == FAIL for f in found):
         return Report([*head, *_plan(steps), "", "Nothing was changed: mend what FAIL says first."], status=1)

@@ -10,9 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import fgpuspawner
 from fgpuspawner.cli.setup.answers import Answers
+from fgpuspawner.cli.usage import CONFIG_OF_SETUP
 
 ETC, UNITS = "/etc/jupyterhub", "/etc/systemd/system"
-CONFIG, TOKEN = f"{ETC}/jupyterhub_config.py", f"{ETC}/proxy.env"
+CONFIG, TOKEN = CONFIG_OF_SETUP, f"{ETC}/proxy.env"
 PASSWORDS = {f"{ETC}/password": 12, f"{ETC}/admin-password": 32}
 """The passwords of `--login password`, and of how many random bytes they are."""
 DAEMON = "/etc/docker/daemon.json"
@@ -89,18 +90,13 @@ def files(answers: Answers, programs: Programs, secrets: dict[str, str]) -> list
     ]
 
 
-def config_for_check(answers: Answers, programs: Programs, data: Path) -> str:
-    """Return the configuration as it will be, but for its data: to be judged before anything is written."""
-    return _Templates(answers, programs, data=str(data)).text("jupyterhub_config.py.j2")
-
-
 def set_of(names: Iterable[str]) -> str:
     """Return the Python that makes a set of these names, in order."""
     return "{" + ", ".join(f'"{name}"' for name in sorted(names)) + "}" if names else "set()"
 
 
 class _Templates:
-    def __init__(self, answers: Answers, programs: Programs, **other: str) -> None:
+    def __init__(self, answers: Answers, programs: Programs) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "files"),
             undefined=StrictUndefined,
@@ -112,7 +108,6 @@ class _Templates:
         self._environment.filters["set_of"] = set_of
         api_port, hub_port, service_port = answers.ports
         state = answers.data.removeprefix("/var/lib/") if answers.data.startswith("/var/lib/") else ""
-        groups = ["docker"] * (answers.runtime == "docker") + ["shadow"] * (answers.login == "pam")
         self._known = {
             **asdict(answers),
             "url": answers.url,
@@ -121,13 +116,12 @@ class _Templates:
             "hub_port": hub_port,
             "service_port": service_port,
             "state_directory": state,
-            "groups_of_hub": " ".join(groups),
+            "groups_of_hub": " ".join(answers.groups_of_hub),
             "programs": programs.folder,
             "proxy": programs.proxy,
             "proxy_path": programs.proxy_path,
             "pages": str(Path(fgpuspawner.__file__).parent / "proxy_pages"),
             "etc": ETC,
-            **other,
         }
 
     def text(self, name: str) -> str:

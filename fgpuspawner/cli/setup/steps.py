@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
-import ssl
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +13,12 @@ from pathlib import Path
 from fgpu_scheduler import BadSettings
 from fgpuspawner.cli.setup import record as records
 from fgpuspawner.cli.setup.answers import Answers, to_json
-from fgpuspawner.cli.setup.files import CONFIG, DAEMON, FIREWALL, HUB, PROXY, File, units
+from fgpuspawner.cli.setup.files import BACKUPS, CONFIG, DAEMON, FIREWALL, HUB, PROXY, File, units
 from fgpuspawner.cli.setup.machine import Machine
 from fgpuspawner.cli.setup.record import Record, digest
 from fgpuspawner.cli.units import unit_states
 
 AS_IT_IS, KEEP = "as it is", "keep"
-UP_WITHIN_S = 120
 ALL_UNITS = (PROXY, HUB, FIREWALL, "fgpu-backup.timer", "fgpu-backup.service")
 IMAGE = "fgpuspawner/{}:0.1"
 
@@ -140,7 +136,7 @@ class Setup:
 
     def _user(self, answers: Answers) -> list[Step]:
         name = answers.user
-        groups = ["docker"] * (answers.runtime == "docker") + ["shadow"] * (answers.login == "pam")
+        groups = answers.groups_of_hub
         why = (
             f"no password, no login; its unit adds the groups {' and '.join(groups)}"
             if groups
@@ -159,15 +155,14 @@ class Setup:
         return [Step("make", f"user {name}", why, make)]
 
     def _data(self, answers: Answers) -> list[Step]:
-        folder = self.machine.at(answers.data)
-        if answers.data.startswith("/var/lib/"):
-            return [
-                Step(
-                    AS_IT_IS,
-                    answers.data,
-                    "the data: systemd makes it when the Hub starts, for the Hub's user alone",
-                )
-            ]
+        backups = self._own(answers, BACKUPS, "the backups, for the Hub's user alone")
+        if not answers.data.startswith("/var/lib/"):
+            return [self._own(answers, answers.data, "the data, for the Hub's user alone"), backups]
+        why = "the data: systemd makes it when the Hub starts, for the Hub's user alone"
+        return [Step(AS_IT_IS, answers.data, why), backups]
+
+    def _own(self, answers: Answers, path: str, why: str) -> Step:
+        folder = self.machine.at(path)
 
         def own() -> None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -178,8 +173,8 @@ class Setup:
 
         number = self.machine.number(answers.user, of="passwd")
         if folder.is_dir() and (os.geteuid() != 0 or folder.stat().st_uid == number):
-            return [Step(AS_IT_IS, answers.data, "the data, for the Hub's user alone")]
-        return [Step("make", answers.data, "the data, for the Hub's user alone", own)]
+            return Step(AS_IT_IS, path, why)
+        return Step("make", path, why, own)
 
     def _docker(self, daemon: Step, images: Iterable[str], labextension: str) -> list[Step]:
         if not self.machine.is_real:
@@ -229,12 +224,12 @@ class Setup:
                     "start" if unit in off else "restart",
                     unit,
                     f"and with the machine{cuts}",
-                    self._starts(unit, answers),
+                    self._starts(unit),
                 )
             )
         return steps
 
-    def _starts(self, unit: str, answers: Answers) -> Callable[[], None]:
+    def _starts(self, unit: str) -> Callable[[], None]:
         def start() -> None:
             self.machine.systemctl("enable", unit)
             if self.machine.is_real:
@@ -245,8 +240,6 @@ class Setup:
                         (u.words() for u in unit_states() if u.name == unit), f"{unit} does not start"
                     )
                     raise BadSettings(f"{said}; then run fgpu setup again")
-                if unit == HUB:
-                    until_up(answers)
 
         return start
 
@@ -343,7 +336,7 @@ class Setup:
     def _remove_user(self, answers: Answers) -> None:
         # The number may be given to somebody else: the data is then closed to them. A later setup gives it to its user.
         data = self.machine.at(answers.data)
-        for folder in (data, self.machine.at("/var/lib/fgpu-backup")):
+        for folder in (data, self.machine.at(BACKUPS)):
             if folder.is_dir() and os.geteuid() == 0:
                 os.chown(folder, 0, 0)
                 folder.chmod(0o700)
@@ -358,37 +351,3 @@ class Setup:
             # What somebody else has put there stays.
             with contextlib.suppress(OSError):
                 self.machine.at(folder).rmdir()
-
-
-def until_up(answers: Answers) -> None:
-    """Wait until the Hub answers through its proxy.
-
-    Raises:
-        BadSettings: it does not; where to look.
-    """
-    ends = time.monotonic() + UP_WITHIN_S
-    while time.monotonic() < ends:
-        if _answers(answers):
-            return
-        time.sleep(1)
-    raise BadSettings(
-        f"the Hub has not answered within {UP_WITHIN_S} s; look: journalctl -u {HUB} -u {PROXY} -n 30"
-    )
-
-
-def _answers(answers: Answers) -> bool:
-    connection: http.client.HTTPConnection
-    if answers.tls == "proxy":
-        # Whose certificate it is, is no question here: nothing secret is sent.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", answers.public_port, timeout=5, context=context)
-    else:
-        connection = http.client.HTTPConnection("127.0.0.1", answers.public_port, timeout=5)
-    try:
-        connection.request("GET", "/hub/health", headers={"Host": answers.host or "127.0.0.1"})
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

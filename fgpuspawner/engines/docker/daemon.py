@@ -29,7 +29,7 @@ from fgpuspawner.engines.docker import remote_files
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.docker.client import Client
 from fgpuspawner.engines.docker.containers import Containers
-from fgpuspawner.engines.docker.errors import FAILED, GONE
+from fgpuspawner.engines.docker.errors import FAILED, GONE, words
 from fgpuspawner.engines.docker.events import Events, call_soon_and_again
 from fgpuspawner.engines.docker.keepalive import keep_alive
 from fgpuspawner.engines.docker.remote_driver import RemoteDriver
@@ -90,7 +90,7 @@ def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APICli
         return Client(**{**CLIENT, "timeout": CALL_TIMEOUT_S, **kwargs_from_env(), **client_kwargs, **more})
     except DockerException as e:
         raise BadSettings(
-            f"the Docker engine does not answer; is it running, and may the Hub use it? ({e})"
+            f"the Docker engine does not answer; is it running, and may the Hub use it? ({words(e)})"
         ) from e
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import requests
@@ -17,6 +18,12 @@ GONE = (
 
 FAILED = (DockerException, *GONE)
 """Any of both."""
+
+
+def words(error: Exception) -> str:
+    """Return what the system says in an error of a client, which has it inside of a tuple; or else all of it."""
+    inside = re.search(r"Error\(\d+, '([^']+)'", str(error))
+    return inside[1] if inside else str(error)
 
 
 def rows(answer: Any) -> list[dict[str, Any]]:

@@ -89,7 +89,9 @@ def on_engines(settings: FGPU, client_kwargs: Mapping[str, Any], installation: s
                 found += sessions_of_others(client, address, installation)
                 found += wrong_time(client, address) if address.is_elsewhere else []
         except EngineSilent:
-            found.append(f"whose sessions run on {address} is not known, as it does not answer")
+            found.append(
+                f"FAIL: {address} does not answer: no session can start there; is c.FGPU.nodes right?"
+            )
         finally:
             daemon.close()
     return found

@@ -29,6 +29,7 @@ from fgpuspawner.config import configure
 
 c = get_config()  # noqa: F821
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+c.Authenticator.allow_all = True
 configure(c, data_dir={data!r}, simulated_gpus="2", **{settings!r})
 """
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import json
+import os
 import re
+import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,14 +20,22 @@ from typing import Any
 import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
-from fgpuspawner.cli import check, clock
+from fgpu_scheduler import lock_file
+from fgpuspawner.cli import check, clock, hub_traits
 from fgpuspawner.engines.docker import others
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
+from hubprocess import free_ports
 
 ROOT = Path(__file__).parents[3]
+is_taken = hub_traits.is_taken
+
+
+@pytest.fixture(autouse=True)
+def _other_hubs_of_this_machine_take_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_traits, "is_taken", lambda host, port: False)
 
 
 @pytest.fixture
@@ -147,6 +160,10 @@ def test_check_needs_no_token_of_the_proxy_and_says_that_the_hub_does(
     assert words in out
     monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", "secret")
     assert words not in fgpu(capsys, "check", "--config", str(path))[1]
+    monkeypatch.delenv("CONFIGPROXY_AUTH_TOKEN")
+    # Where `fgpu setup` keeps it, for the Hub's unit.
+    (tmp_path / "proxy.env").touch(mode=0)
+    assert words not in fgpu(capsys, "check", "--config", str(path))[1]
 
 
 def test_check_warns_of_an_image_of_the_warm_pool_that_no_catalogue_has(
@@ -212,6 +229,7 @@ def test_check_tells_a_database_that_answers_from_one_that_is_not_used_yet(
 
 def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PORT", str(free_ports(4)))
     ended = run("check", "--config", str(ROOT / "jupyterhub_config.py"), cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"OK: {ROOT}/jupyterhub_config.py\n")
@@ -254,7 +272,7 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
             {"db_url": "nonsense"},
             "c.FGPU.db_url: the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite",
         ),
-        ("import nowhere", {}, "jupyterhub_config.py:7: ModuleNotFoundError: No module named 'nowhere'"),
+        ("import nowhere", {}, "jupyterhub_config.py:8: ModuleNotFoundError: No module named 'nowhere'"),
         ("raise SystemExit(3)", {}, "{path} ends the process with status 3"),
         (
             "c.JupyterHub.spawner_class = 'simple'",
@@ -273,6 +291,104 @@ def test_check_says_in_one_line_why_a_configuration_cannot_work(
 ) -> None:
     path = write_config(tmp_path, after=after, **settings)
     assert failure(capsys, "check", "--config", path) == (1, line.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ("c.JupyterHub.admin_acess = True", "c.JupyterHub.admin_acess is not a setting; did you mean admin_access?"),
+        (
+            "c.PAMAuthenticator.allowed_group = {'lab'}",
+            "c.PAMAuthenticator.allowed_group is not a setting; did you mean allowed_groups?",
+        ),
+        ("c.Spawner.dis_user_config = 1",
+         "c.Spawner.dis_user_config is not a setting; did you mean disable_user_config?"),
+        ("c.JupiterHub.port = 1", "c.JupiterHub: there is no such class; did you mean c.JupyterHub?"),
+        ("c.Authenticator.allow_all = False",
+         "nobody may log in: set c.Authenticator.allow_all = True, or allowed_users; "
+         "where your authenticator has its own rules, c.Authenticator.any_allow_config = True"),
+        ("c.JupyterHub.bind_url = 'https://127.0.0.1:8000'", "c.JupyterHub.bind_url is https, and there is no "
+         "certificate: set c.JupyterHub.ssl_cert and ssl_key; or if another web server encrypts, use bind_url = "
+         "\"http://127.0.0.1:8000\" with c.JupyterHub.public_url"),
+        ("c.JupyterHub.ssl_cert = c.JupyterHub.ssl_key = '/nowhere/hub.pem'",
+         "c.JupyterHub.ssl_cert and ssl_key: there is no file /nowhere/hub.pem"),
+        ("c.JupyterHub.ssl_cert = c.JupyterHub.ssl_key = __file__",
+         "c.JupyterHub.ssl_cert and ssl_key: {path} with {path}: "),
+    ],
+)  # fmt: skip
+def test_check_says_what_is_wrong_in_jupyterhubs_own_settings(
+    after: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, after=after)
+    status, out, err = fgpu(capsys, "check", "--config", path)
+    assert (status, err) == (1, "")
+    assert out.startswith(f"FAIL: {path}\n  FAIL: {line.format(path=path)}")
+    assert out.count("FAIL: ") == 2
+    assert json.loads(fgpu(capsys, "check", "--json", "--config", path)[1])["level"] == "FAIL"
+
+
+def test_check_finds_a_port_in_use_unless_it_is_the_hubs_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        monkeypatch.setattr(hub_traits, "is_taken", lambda host, of: of == port and is_taken(host, of))
+        path = write_config(tmp_path, after=f"\nc.JupyterHub.hub_port = {port}\n")
+        status, out, _ = fgpu(capsys, "check", "--config", path)
+        line = (
+            f"c.JupyterHub.hub_port: port {port} is used by another program: end it, or choose another port"
+        )
+        assert (status, f"  FAIL: {line}\n" in out) == (1, True)
+        (tmp_path / "data").mkdir()
+        with contextlib.closing(lock_file(tmp_path / "data/hub.lock", "")):
+            assert fgpu(capsys, "check", "--config", path)[0] == 0
+
+
+def test_check_of_a_wrong_class_names_those_that_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, after="c.JupyterHub.authenticator_class = 'pamm'")
+    status, line = failure(capsys, "check", "--config", path)
+    assert status == 1
+    assert line.startswith(
+        "c.JupyterHub.authenticator_class is 'pamm', which cannot be imported; use one of auth0, "
+    )
+    assert ", pam, shared-password" in line
+
+
+def test_check_says_that_docker_is_not_there_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    path = Path(write_config(tmp_path))
+    path.write_text(path.read_text().replace("configure(c,", 'configure(c, runtime="docker",'))
+    ended = run("check", "--config", str(path), cwd=tmp_path)
+    words = "the Docker engine does not answer; is it running, and may the Hub use it? (No such file or directory)"
+    assert (ended.returncode, ended.stderr) == (1, f"fgpu: {words}\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_roots_check_judges_as_the_owner_of_the_data_folder_and_makes_nothing_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(check, "has_here", lambda: asked.append(os.geteuid()) or (4, 8192))
+    # Others than root cannot enter the folders of tests.
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        path, data = write_config(Path(name)), Path(name, "data")
+        assert fgpu(capsys, "check", "--config", path)[0] == 0
+        assert not data.exists()
+        data.mkdir(mode=0o700)
+        os.chown(data, 4711, 4711)
+        assert fgpu(capsys, "check", "--config", path)[0] == 0
+        assert (asked, os.geteuid()) == ([0, 4711], 0)
+        data.chmod(0o500)
+        status, out, _ = fgpu(capsys, "check", "--config", path)
+        assert (
+            status,
+            f"  FAIL: c.FGPU.data_dir: {data} cannot be written to by the Hub's user\n" in out,
+        ) == (1, True)
 
 
 def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

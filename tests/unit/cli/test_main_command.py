@@ -105,7 +105,7 @@ def test_a_password_in_what_a_configuration_raises_is_not_repeated(
 ) -> None:
     path = write_config(tmp_path, after="raise ValueError('cannot use postgresql://fgpu:s3cret@db/x')")
     _, line = failure(capsys, "check", "--config", path)
-    assert line == "jupyterhub_config.py:7: ValueError: cannot use postgresql://***@db/x"
+    assert line == "jupyterhub_config.py:8: ValueError: cannot use postgresql://***@db/x"
 
 
 def test_the_installed_command_ends_with_its_status_and_no_traceback(tmp_path: Path) -> None:

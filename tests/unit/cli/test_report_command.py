@@ -124,7 +124,7 @@ def test_a_configuration_that_cannot_be_used_is_reported_too(
     file = tmp_path / "report.txt"
     assert fgpu(capsys, "report", str(file), "--config", config)[0] == 0
     text = file.read_text()
-    assert "jupyterhub_config.py:7: ValueError" in text
+    assert "jupyterhub_config.py:8: ValueError" in text
     assert "s3cret" not in text
     assert "hunter22" not in text
 

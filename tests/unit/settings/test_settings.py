@@ -29,13 +29,12 @@ from fgpu_scheduler import (
     group_policy,
 )
 from fgpu_scheduler.core import admission
-from fgpuspawner.config import configure
+from fgpuspawner.config import make_data
 from fgpuspawner.images.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings import nodes as module
 from fgpuspawner.settings.network import METADATA
 
-NAMES = ", ".join(sorted(FGPU.class_trait_names(config=True)))
 TWO_NODES = [
     {"name": "a", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 2}},
     {
@@ -132,12 +131,13 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.db_url: the database may be SQLite or PostgreSQL, and not postgres; write postgresql+psycopg://",
         ),
         # Names and types.
-        ({"fgpu_per_gpus": 2}, f"c.FGPU.fgpu_per_gpus is not a setting; the settings are {NAMES}"),
+        ({"fgpu_per_gpus": 2}, "c.FGPU.fgpu_per_gpus is not a setting; did you mean fgpu_per_gpu?"),
         (
             {"hami_library": "/lib/libvgpu.so"},
             "c.FGPU.hami_library is no longer a setting: HAMi's library cannot hold sessions; leave it out, "
             "libfgpu holds them",
         ),
+        ({"wholly_other": 2}, "c.FGPU.wholly_other is not a setting; docs/settings.md has them all"),
         ({"max_sessions": "x"}, "c.FGPU.max_sessions is 'x'; it must be a whole number, at least 1"),
         ({"meter_every_s": 0.5}, "c.FGPU.meter_every_s is 0.5; it must be a whole number, between 1 and 300"),
         ({"owners_may_commit": "no"}, "c.FGPU.owners_may_commit is 'no'; it must be True or False"),
@@ -385,6 +385,7 @@ def node(**keys: Any) -> dict[str, Any]:
         (node(cpu=True), "c.FGPU.nodes: node 'a' has cpu True; it must be a number above 0"),
         (node(cpu=float("nan")), "c.FGPU.nodes: node 'a' has cpu nan; it must be a number above 0"),
         (node(cpu=float("inf")), "c.FGPU.nodes: node 'a' has cpu inf; it must be a number above 0"),
+        (node(memory_mib="8GB"), "c.FGPU.nodes: node 'a' has memory_mib '8GB'; use whole MiB such as 65536"),
         (node(memory_mib=0), "c.FGPU.nodes: node 'a' has memory_mib 0; use whole MiB such as 65536"),
         (node(memory_mib=512.5), "c.FGPU.nodes: node 'a' has memory_mib 512.5; use whole MiB such as 65536"),
         (
@@ -430,11 +431,20 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"default_cpu": "0.0001"}, "c.FGPU.default_cpu: 0.0001 has more than three decimals"),
         (
             {"max_memory_mib": -1},
-            "c.FGPU.max_memory_mib is -1; it must be at least 128, or 0 to leave it open",
+            "c.FGPU.max_memory_mib is -1; it must be between 128 and 2147483648, or 0 to leave it open",
         ),
         (
             {"default_memory_mib": 1},
-            "c.FGPU.default_memory_mib is 1; it must be at least 128, or 0 to leave it open",
+            "c.FGPU.default_memory_mib is 1; it must be between 128 and 2147483648, or 0 to leave it open",
+        ),
+        (
+            {"max_memory_mib": 2**36},
+            "c.FGPU.max_memory_mib is 68719476736; it must be between 128 and 2147483648, or 0 to leave it open",
+        ),
+        (
+            {"max_memory_mib": "8GB"},
+            "c.FGPU.max_memory_mib is '8GB'; it must be between 128 and 2147483648, or 0 to leave it open. Write MiB, "
+            "such as 8192 for 8 GiB",
         ),
         ({"max_sessions": 0}, "c.FGPU.max_sessions is 0; it must be at least 1"),
         ({"max_shares_per_gpu": 0}, "c.FGPU.max_shares_per_gpu is 0; it must be between 1 and 100"),
@@ -733,21 +743,24 @@ def test_the_catalogue_that_came_with_the_package_is_the_default() -> None:
 def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "data", "Not a directory")):
-        with pytest.raises(SystemExit) as caught:
-            configure(Config(), data_dir=str(folder))
-        assert caught.value.code == f"fgpuspawner: c.FGPU.data_dir: {folder} cannot be made: {why}"
+        with pytest.raises(BadSettings, match=f"^c.FGPU.data_dir: {folder} cannot be made: {why}$"):
+            make_data(folder)
 
 
 AS_NOBODY = """
 import os, sys
-from traitlets.config import Config
-from fgpuspawner.config import configure
+from pathlib import Path
+from fgpu_scheduler import BadSettings
+from fgpuspawner.config import make_data
 
 if os.getuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
-configure(Config(), data_dir=sys.argv[1])
+try:
+    make_data(Path(sys.argv[1]))
+except BadSettings as e:
+    sys.exit(str(e))
 """
 
 
@@ -765,7 +778,7 @@ def test_a_data_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> N
         )
     finally:
         folder.rmdir()
-    line = f"fgpuspawner: c.FGPU.data_dir: {folder} cannot be written to by the Hub's user\n"
+    line = f"c.FGPU.data_dir: {folder} cannot be written to by the Hub's user\n"
     assert (ended.returncode, ended.stderr) == (1, line)
 
 
