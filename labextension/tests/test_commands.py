@@ -42,7 +42,7 @@ def test_nothing_beyond_the_standard_library_is_imported(file: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             names.add("." if node.level or node.module is None else node.module)
     standard = """argparse ctypes json os re shutil signal subprocess sys tempfile textwrap time
-    typing"""
+    typing xml.etree"""
     assert names <= set(standard.split())
 
 
@@ -96,8 +96,8 @@ def test_both_read_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     limits = smi.read_limits()
     assert limits is not None
     assert (limits.session, limits.problem) == (17, None)
-    assert limits.shares == [("GPU-a", 2048, 8192, 25, "memory", False)]
-    assert verify.read_limits(str(file)).shares == [("GPU-a", 2048, 8192, 25, "memory", 25)]
+    assert limits.shares == [("GPU-a", 2048, 8192, 0, "memory", False)]
+    assert verify.read_limits(str(file)).shares == [("GPU-a", 2048, 8192, 0, "memory", 0)]
 
 
 def test_who_is_asked_to_end_ends_the_check_that_runs(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_who_is_asked_to_end_ends_the_check_that_runs(tmp_path: Path) -> None:
 
 
 def session(**changes: Any) -> verify.Session:
-    share = verify.Share("GPU-a", 2048, 8192, 25, "memory", 25)._replace(**changes)
+    share = verify.Share("GPU-a", 2048, 8192, 0, "memory", 0)._replace(**changes)
     return verify.Session(verify.Limits("/x/limits", 17, "charge", [share]), 1)
 
 

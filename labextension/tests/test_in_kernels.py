@@ -143,7 +143,7 @@ def test_what_others_hold_is_never_shown_as_this_sessions(
         "memory.used": 1100,
     }
     own = None if share is None else smi.Share("GPU-1", *share, 25, "memory+compute", False)
-    gpu = smi.Gpu(shown, [smi.Process(41, "C", "python train.py", 1100)], own)
+    gpu = smi.Gpu(shown, [smi.Process(41, "C", "python train.py", 1100, None)], own)
     found = smi.Reading("550", "12.4", [gpu], 12, smi.problems_of(gpu))
     monkeypatch.setattr(smi, "Nvml", ClosedNvml)
     monkeypatch.setattr(smi, "read_all", lambda nvml, wanted: found)
