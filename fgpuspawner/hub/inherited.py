@@ -18,6 +18,7 @@ TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 USED, REFUSED, NO_EFFECT = "used", "refused", "no_effect"
 UNFORESEEN = "the launch failed"
 """How the words begin of what no engine foresaw."""
+LOG_SAYS_WHY = "the Hub's log says why"
 
 
 def rows_of(kind: type[HasTraits]) -> dict[str, tuple[str, str]]:
@@ -37,12 +38,18 @@ def overruled(kind: type[HasTraits], config: Config) -> list[str]:
         BadSettings: one that cannot be used; the line names it, and what there is instead.
     """
     lines, rows, traits = [], rows_of(kind), kind.class_traits()
+    # Of KubeSpawner a variable may be a reference to a secret.
+    references = any(base.__name__ == "KubeSpawner" for base in kind.mro())
     for where, name, value in _given(kind, config):
         setting, _, key = name.partition(".")
         use, instead = rows.get(name, (USED, ""))
         if setting == "environment" and is_knob(key):
             lines.append(f"{where} has no effect: it is set for each session by what the session has")
-        elif setting == "environment" and key and not callable(value) and not isinstance(value, Mapping):
+        elif (
+            setting == "environment"
+            and key
+            and not (callable(value) or (references and isinstance(value, Mapping)))
+        ):
             as_text(where, value)
         elif not value or (name in traits and value == traits[name].default()):
             continue
@@ -61,7 +68,9 @@ def suspects(kind: type[HasTraits], config: Config, words: str) -> list[str]:
             return words.startswith(UNFORESEEN) and not name.endswith("_hook")
         if name == "cmd":
             return bool(value) and (value if isinstance(value, str) else str(value[0])) in words
-        return value is not None and name in TABLES["shapes_launch"]
+        # As sessions start without it, and Zero to JupyterHub always sets these.
+        usual = value in (None, "", {}, []) or (name, value) == ("uid", 1000)
+        return name in TABLES["shapes_launch"] and not usual
 
     return [where for where, name, value in _given(kind, config) if may_be(name, value)]
 

@@ -61,7 +61,7 @@ from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
-from fgpuspawner.hub.inherited import suspects
+from fgpuspawner.hub.inherited import LOG_SAYS_WHY, suspects
 from fgpuspawner.hub.session_server import it_answers, wait_up
 from fgpuspawner.hub.who_asks import ended_by
 from fgpuspawner.images.model import Image
@@ -828,7 +828,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
 @contextlib.contextmanager
 def _named(hook: str) -> Iterator[None]:
-    """Have the failure of an administrator's function tell its own words, and which function it is.
+    """Have the failure of an administrator's function name it, with what the function says to users.
+
+    Other words of an exception may hold secrets: they are for the log.
 
     Raises:
         NotStarted: it failed, or refused the start.
@@ -836,9 +838,16 @@ def _named(hook: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        said = (e.get_message() or e.reason) if isinstance(e, HTTPError) else f"{type(e).__name__}: {e}"
-        if not isinstance(e, HTTPError):
-            logging.getLogger("fgpu").exception("%s failed", hook)
-        words, status = f"{said} (from {hook})", getattr(e, "status_code", 500)
-        html = failed_html(words, SHOW_IT)
-        raise NotStarted(words, reason="hook_failed", html=html, status_code=status) from None
+        log, said, status = logging.getLogger("fgpu"), getattr(e, "jupyterhub_message", ""), 500
+        log.warning("%s ended a start: %s", hook, e, exc_info=not isinstance(e, HTTPError))
+        if isinstance(e, HTTPError):
+            said = said or getattr(e, "message", "") or e.get_message() or e.reason or str(e)
+            status = e.status_code
+        words = f"{said} (from {hook})" if said else f"{hook} failed ({type(e).__name__}); {LOG_SAYS_WHY}"
+        html = getattr(e, "jupyterhub_html_message", getattr(e, "message_html", None))
+        raise NotStarted(
+            words,
+            reason="hook_failed",
+            html=html or failed_html(words, SHOW_IT),
+            status_code=status,
+        ) from None

@@ -18,7 +18,7 @@ from fgpuspawner.engines.base import (
     NotBound,
     ServerToken,
 )
-from fgpuspawner.hub.inherited import UNFORESEEN
+from fgpuspawner.hub.inherited import LOG_SAYS_WHY, UNFORESEEN
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.hub.verification import Verification
@@ -91,7 +91,8 @@ class Launch:
             raise
         except Exception as e:
             log.exception("Launching session %d failed", self.session.id)
-            raise LaunchFailed(f"{UNFORESEEN}: {type(e).__name__}: {e}") from e
+            # Its words are an administrator's function's, say, and may hold secrets.
+            raise LaunchFailed(f"{UNFORESEEN} ({type(e).__name__}); {LOG_SAYS_WHY}") from e
         running = await queue.running(self.session.id, self.session.attempt, launched.to_json())
         self._runtime.metrics.started(running, way=self._way, took_s=time.monotonic() - began_s)
         return running

@@ -13,8 +13,9 @@ from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
-from fgpuspawner.hub.inherited import overruled, rows_of, suspects
+from fgpuspawner.hub.inherited import UNFORESEEN, overruled, rows_of, suspects
 from fgpuspawner.spawner.base import QueuedSpawner
 
 
@@ -122,7 +123,8 @@ def test_local_processes_have_a_table_of_their_own() -> None:
         ),
         ({"extra_create_kwargs": {"user": 0}}, "it ended", ["extra_create_kwargs['user']"]),
         ({"extra_host_config": {"runtime": "nvidia"}}, "it ended", ["extra_host_config['runtime']"]),
-        ({"environment": {"A": print}}, "the launch failed: KeyError: 'x'", ["environment['A']"]),
+        ({"extra_host_config": {"runtime": "", "security_opt": []}}, "it ended", []),
+        ({"environment": {"A": print}}, f"{UNFORESEEN} (KeyError)", ["environment['A']"]),
         ({"environment": {"A": print}}, "it ended", []),
     ],
     ids=str,
@@ -132,3 +134,19 @@ def test_settings_that_may_have_broken_a_launch_are_named(
 ) -> None:
     config = Config({"DockerSpawner": given})
     assert suspects(FGPUSpawner, config, words) == [f"c.DockerSpawner.{name}" for name in named]
+
+
+@pytest.mark.parametrize(("uid", "named"), [(1000, []), (0, ["c.KubeSpawner.uid"])])
+def test_what_a_chart_always_sets_is_not_named(uid: int, named: list[str]) -> None:
+    chart = {"uid": uid, "extra_pod_config": {}, "extra_container_config": {}, "cmd": "jupyterhub-singleuser"}
+    config = Config({"KubeSpawner": chart})
+    assert suspects(KubernetesFGPUSpawner, config, "the server ended with status 1") == named
+
+
+def test_reference_to_a_secret_is_a_variable_in_pods_alone() -> None:
+    given = {"environment": {"KEY": {"valueFrom": {"secretKeyRef": {"name": "lab", "key": "key"}}}}}
+    assert lines(KubernetesFGPUSpawner, "KubeSpawner", **given) == []
+    assert (
+        refusal(**given)
+        == "c.DockerSpawner.environment['KEY'] is a dict; a variable is text, a number or a path"
+    )

@@ -1,7 +1,8 @@
-"""Functions of an administrator that run before a start: when one fails, its owner reads its words and its name."""
+"""Functions of an administrator before a start: when one fails, its owner reads which, and what it says to users."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,19 +13,32 @@ from traitlets.config import Config
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.spawner.launch_form import NotStarted
 
+FROM = "(from c.Spawner.pre_spawn_hook)"
+
+
+class Worded(Exception):
+    """Has words for users, as JupyterHub's documentation shows it, beside its own."""
+
+    jupyterhub_message = "Your home is <full>"
+
 
 @pytest.mark.parametrize(
     ("error", "words", "status"),
     [
-        (RuntimeError("no <home> on the filer"), "RuntimeError: no <home> on the filer", 500),
-        (HTTPError(403, "the course of %s has ended", "ann"), "the course of ann has ended", 403),
-        (SpawnException("the lab is closed", reason="closed"), "the lab is closed", 400),
-        (KeyError("group"), "KeyError: 'group'", 500),
+        (HTTPError(403, "the <course> of %s has ended", "ann"), f"the <course> of ann has ended {FROM}", 403),
+        (HTTPError(403), f"HTTP 403: Forbidden {FROM}", 403),
+        (SpawnException("100 % full", reason="full", log_message="s3cret"), f"100 % full {FROM}", 400),
+        (Worded("s3cret"), f"Your home is <full> {FROM}", 500),
+        (
+            RuntimeError("s3cret"),
+            "c.Spawner.pre_spawn_hook failed (RuntimeError); the Hub's log says why",
+            500,
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_failure_of_a_hook_tells_its_own_words_and_its_setting(
-    error: Exception, words: str, status: int
+async def test_a_hook_tells_its_owner_what_is_for_users_and_the_log_the_rest(
+    error: Exception, words: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hook(spawner: Any) -> None:
         raise error
@@ -32,9 +46,9 @@ async def test_failure_of_a_hook_tells_its_own_words_and_its_setting(
     spawner = LocalFGPUSpawner(config=Config({"Spawner": {"pre_spawn_hook": hook}}))
     with pytest.raises(NotStarted) as caught:
         await spawner.run_pre_spawn_hook()
-    said = f"{words} (from c.Spawner.pre_spawn_hook)"
-    assert (caught.value.jupyterhub_message, caught.value.status_code) == (said, status)
-    assert "<home>" not in caught.value.jupyterhub_html_message
+    assert (caught.value.jupyterhub_message, caught.value.status_code) == (words, status)
+    assert "<" not in re.sub("</?div[^<]*>", "", caught.value.jupyterhub_html_message)
+    assert str(error) in caplog.text
 
 
 async def test_hooks_that_wait_are_waited_for() -> None:
