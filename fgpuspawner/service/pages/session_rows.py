@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s
 from operator import itemgetter
 
-from fgpu_scheduler import memory_words
+from fgpu_scheduler import BASIS_LIMITS, memory_words
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Use, use
@@ -85,9 +85,10 @@ class Row:
 
 
 def _between_s(session: Json) -> tuple[int, int] | None:
-    """Return the range in which a start probably lies; None where it is no range."""
+    """Return the range in which a start probably lies; None where it is no range, or its latest instant is told."""
     early_s, late_s = session["early_start_at_s"], session["late_start_at_s"]
-    if early_s is None or late_s is None or late_s - early_s <= 2 * RANGE_GRAIN_S:
+    latest = session["forecast_basis"] == BASIS_LIMITS
+    if latest or early_s is None or late_s is None or late_s - early_s <= 2 * RANGE_GRAIN_S:
         return None
     return early_s - early_s % RANGE_GRAIN_S, late_s + -late_s % RANGE_GRAIN_S
 

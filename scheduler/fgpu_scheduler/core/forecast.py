@@ -14,7 +14,7 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import BASIS_NOW, Ahead, Start, expected_starts
+from fgpu_scheduler.core.starts import BASIS_LIMITS, BASIS_NOW, BASIS_TYPICAL, Ahead, Start, expected_starts
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 
 STARTS_NOW = "starts now"
@@ -170,8 +170,11 @@ def _ranged(told: Forecast, start: Start, now_s: int, experience: Experience) ->
     if told.promised_at_s is not None:
         late_s = min(late_s, max(told.promised_at_s, start.at_s))
     middle_s = min(middle_s, late_s)
+    # A start that may come later is not known by time limits alone, which tell the latest.
+    may_be_later = told.basis == BASIS_LIMITS and late_s > middle_s
     return replace(
         told,
+        basis=BASIS_TYPICAL if may_be_later else told.basis,
         expected_start_at_s=middle_s,
         early_at_s=min(max(found.early_at_s, now_s), middle_s),
         late_at_s=late_s,

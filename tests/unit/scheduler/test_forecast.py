@@ -11,7 +11,7 @@ from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
 from fgpu_scheduler.core.lengths import Lengths, PastRun
-from fgpu_scheduler.core.model import Request, SessionState, WaitReason
+from fgpu_scheduler.core.model import EndCause, Request, SessionState, WaitReason
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.policies import GroupPolicy
@@ -448,6 +448,18 @@ def test_a_lifetime_of_the_resource_group_is_the_latest_end_of_each_session() ->
     lab = world().running("a", "1", started_ago_s=600).pending("b", "1")
     (found,) = forecast(lab, Policy(GroupPolicy(max_lifetime_s=HOUR)), Experience())
     assert (found.expected_start_at_s, found.basis) == (NOW_S + HOUR - 600, BASIS_LIMITS)
+
+
+def test_a_start_that_may_come_later_than_told_is_not_said_to_be_known_by_time_limits() -> None:
+    lab = world(devices=5)
+    for user in "abcde":
+        lab = lab.running(user, "1")
+    sure = replace(lab.of("a"), ends_at_s=NOW_S + HOUR, ends_cause=EndCause.TIME_LIMIT)
+    lab = replace(lab, sessions=tuple(sure if s.id == sure.id else s for s in lab.sessions)).pending("z", "1")
+    (found,) = forecast(lab, Policy(), Experience(runs(*range(600, 12600, 600))))
+    assert found.late_at_s == NOW_S + HOUR
+    assert found.expected_start_at_s is not None
+    assert (found.basis, found.expected_start_at_s < found.late_at_s) == (BASIS_TYPICAL, True)
 
 
 def test_starts_that_were_later_than_planned_make_the_next_range_later_and_never_before_now() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from worlds import ADMIN, ALICE, Build, S, gpu, node, shown
 
 from fgpu_scheduler import (
+    BASIS_LIMITS,
     EndCause,
     Forecast,
 )
@@ -66,3 +67,5 @@ def test_a_start_that_is_not_certain_is_a_range_to_five_minutes() -> None:
     assert [instant % 300 for instant in between_s] == [0, 0]
     assert between_s[0] <= at_s - 1000 < at_s + 1000 <= between_s[1]
     assert line(only).between_s is None, "a start that is certain is an instant"
+    by_limits = line(replace(uncertain, basis=BASIS_LIMITS))
+    assert (by_limits.between_s, by_limits.about) == (None, "at the latest"), "as the waiting page says"
