@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fgpu_scheduler import (
@@ -104,7 +104,7 @@ class Offer:
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
     ``lending`` are the nodes where a share of compute is what a session has at least. ``available`` is where the images
-    are, ``absent`` why those that are left out can't start, by slug.
+    are: one that can't start is not shown, and is refused with the reason.
     """
 
     images: tuple[Image, ...]
@@ -120,19 +120,23 @@ class Offer:
     usual_memory_mib: int = 0
     lending: frozenset[str] = frozenset()
     available: Availabilities = NOTHING_KNOWN
-    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
         """The images that the user is shown."""
-        return tuple(i for i in self.images if not i.hidden and i.is_accepted_by(self.user))
+        found = (i for i in self.images if not i.hidden and i.is_accepted_by(self.user))
+        return tuple(i for i in found if self._may_start(i))
 
     @property
     def offered_images(self) -> tuple[Image, ...]:
         """The images of others that the user has neither accepted nor declined."""
-        return tuple(
+        others = (
             i for i in self.images if not i.is_accepted_by(self.user) and self.user not in i.declined_by
         )
+        return tuple(i for i in others if self._may_start(i))
+
+    def _may_start(self, image: Image) -> bool:
+        return self.available.why_not(image.slug, self.nodes) is None
 
     @property
     def max_priority(self) -> int:
@@ -216,9 +220,10 @@ class Offer:
         """Return what the image of ``wanted`` needs and would not get."""
         image = next(i for i in self.images if i.slug == wanted.image)
         request = wanted.request(self.user, "", self.hub_groups)
-        why = self.available.why_not(image.slug, self.nodes_of(wanted.group))
-        if why is not None:
-            return [cannot_start(f"{image.name} in {wanted.group}", why)]
+        own = f"{image.name} in {wanted.group}", self.nodes_of(wanted.group)
+        for what, nodes in ((image.name, self.nodes), own):
+            if (why := self.available.why_not(image.slug, nodes)) is not None:
+                return [cannot_start(what, why)]
         return refusals(image, request, self.nodes, step_milli=self.caps.fgpu_step_milli)
 
     def others(self, wanted: Wanted) -> Iterator[Wanted]:
@@ -244,10 +249,13 @@ class Offer:
                 yield other
 
 
+CANNOT_START = "image_cannot_start"
+
+
 def cannot_start(what: str, why: str) -> Refusal:
     """Return the refusal of an image that can't start."""
     message = f"image: {what} can't start: {why}; choose another image, or ask an administrator"
-    return Refusal("image", "image_cannot_start", message)
+    return Refusal("image", CANNOT_START, message)
 
 
 def make_offer(
@@ -273,15 +281,13 @@ def make_offer(
     # What no node could ever hold is said to administrators, by `fgpu images list` and the service's page.
     images = [i for i in images if never_held(i, nodes, settings.caps()) is None]
     own = [n for n in nodes if n.resource_group in groups]
-    absent = {i.slug: why for i in images if (why := available.why_not(i.slug, own)) is not None}
     shown = [i for i in images if not i.hidden and i.is_accepted_by(user)]
-    images = [i for i in images if i.slug not in absent]
-    if not images and shown:
-        raise Refused([cannot_start(i.name, absent[i.slug]) for i in shown])
-    if not images:
-        raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
+    why_not = {i.slug: available.why_not(i.slug, own) for i in images}
+    if None not in why_not.values():
+        none = Refusal("image", "no_image", "image: you may use no image; ask an administrator")
+        raise Refused([cannot_start(i.name, why_not[i.slug] or "") for i in shown] or [none])
     hub_groups = tuple(hub_groups)
-    shown = [i for i in shown if i.slug not in absent]
+    shown = [i for i in shown if why_not[i.slug] is None]
     image = next((i for i in shown if i.default), next(iter(shown), None))
     longest_s = settings.max_time_limit_s or None
     offer = Offer(
@@ -309,7 +315,6 @@ def make_offer(
         settings.default_memory_mib,
         lending,
         available,
-        absent,
     )
     # Half a GPU, at least a step.
     amounts = offer.amounts(groups[0]) or (offer.caps.fgpu_step_milli,)

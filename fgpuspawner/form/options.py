@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 
-from fgpu_scheduler import Refusal, admit
-from fgpuspawner.form.offer import Offer, Refused, Wanted, cannot_start
+from fgpu_scheduler import Refusal, Request, admit
+from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.images.availability import NOTHING_KNOWN
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
 from fgpuspawner.text.fields import FIELDS, Given, in_gib, joined, short
@@ -126,12 +127,18 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     return wanted
 
 
-def parse_to_start(raw: Mapping[str, object], offer: Offer) -> tuple[Wanted, str]:
+def parse_to_start(
+    raw: Mapping[str, object], offer: Offer, waiting: Request | None = None
+) -> tuple[Wanted, str]:
     """Return what ``raw`` asks for, and the digest of the image that is accepted with it; "" where none has to be.
+
+    ``waiting`` is the server's request that waits already: it keeps its place, also if its image can't start now.
 
     Raises:
         Refused: with every reason at once; also where the image is somebody else's, and is not accepted.
     """
+    if waiting is not None and raw.get("image", waiting.image) == waiting.image:
+        raw, offer = {**raw, "image": waiting.image}, replace(offer, available=NOTHING_KNOWN)
     wanted = parse(raw, offer)
     image = offer.image(wanted.image)
     assert image is not None
@@ -150,15 +157,13 @@ def _image(given: Given, offer: Offer) -> Image:
     """Return the image that was chosen; what is hidden only where it was named. Any, where it is refused."""
     slug, slugs = given.raw.get("image"), [image.slug for image in offer.shown_images]
     found = offer.image(slug)
-    if isinstance(slug, str) and slug in offer.absent:
-        given.refusals.append(cannot_start(slug, offer.absent[slug]))
-    elif found is None and not slugs:
+    if found is None and not slugs:
         named = slug not in (None, "")
         asked = f"there is no {short(slug)}" if named else "you are shown none"
         problem = f"{asked}; name one that you may use, or ask an administrator"
         given.refuse("image", "unknown_choice" if named else "no_image", problem)
         return offer.images[0]
-    elif found is None and slug == "":
+    if found is None and slug == "":
         problem = f"none is chosen; choose one of {', '.join(slugs)}"
         given.refuse("image", "no_image", problem, nearest=offer.default.image)
     elif found is None:

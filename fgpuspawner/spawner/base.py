@@ -36,6 +36,7 @@ from fgpu_scheduler import (
     EndCause,
     FGPUError,
     Refusal,
+    Request,
     Requeued,
     Session,
     SessionEnded,
@@ -57,7 +58,7 @@ from fgpuspawner.engines.base import (
     LaunchSpec,
     Safeguard,
 )
-from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
+from fgpuspawner.form.offer import CANNOT_START, Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
@@ -271,7 +272,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         # Of a start that was cancelled an instant ago; there is one launch of a server at a time.
         await self._launch_at_rest()
         try:
-            wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer())
+            waiting = await self.runtime.queue.patiently(self._waiting)
+            wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer(), waiting)
             if accepted:
                 self.refuse_others_answer(wanted.image)
                 await self._accept_image(accepted)
@@ -375,6 +377,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self.user_options = {k: v for k, v in self.user_options.items() if k != ACCEPT_IMAGE}
         self.orm_spawner.user_options = self.user_options
         self.user.db.commit()
+
+    async def _waiting(self) -> Request | None:
+        """Return this server's request that waits already, or None."""
+        current = await self.runtime.queue.serving(self.user.name, self.name)
+        return None if current is None or current.state is SessionState.RUNNING else current.own_request
 
     async def _enqueue(self, wanted: Wanted) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
@@ -735,12 +742,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if current is None:
             return
         try:
-            parse_to_start(Wanted.of(current.own_request).as_options(), self.offer())
-        except Refused:
-            await self._end(current, EndCause.USER, why, now=True)
-        else:
-            if current.held:
-                self._phase = self.IDLE
+            asked = current.own_request
+            parse_to_start(Wanted.of(asked).as_options(), self.offer(), asked)
+        except Refused as e:
+            if any(refusal.code != CANNOT_START for refusal in e.refusals):
+                await self._end(current, EndCause.USER, why, now=True)
+                return
+        if current.held:
+            self._phase = self.IDLE
 
     def get_state(self) -> dict[str, Any]:
         """Return what the Hub keeps of this server: of which request its session came, and which is to end."""

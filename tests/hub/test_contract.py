@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,6 +298,35 @@ def test_what_a_restart_left_in_the_queue_keeps_its_place_where_another_request_
     ended = hub.store.session(before.id)
     assert ended is not None
     assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.USER)
+
+
+def test_what_waits_keeps_its_place_over_a_restart_while_its_image_cannot_start(
+    make_hub: Any, tmp_path: Path
+) -> None:
+    program = tmp_path / "lab/bin/python"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(sys.executable)
+    entry = '[[image]]\nslug = "{0}"\nname = "{0}"\nframework = "python"\nversion = "3"\npython = "3"\nreference = "r"\n'
+    catalogue = tmp_path / "catalogue.toml"
+    catalogue.write_text(
+        f'{entry.format("plain")}default = true\n{entry.format("lab")}environment = "{tmp_path}/lab"\n'
+    )
+    hub = make_hub(service=False, catalogue=str(catalogue)).start()
+    full(hub)
+    for user in ("alice", "bob"):
+        hub.add_user(user)
+    asked = {**ONE, "image": "lab"}
+    assert hub.spawn("alice", options=asked).status_code == 202
+    hub.reach({"holder/": "RUNNING", "alice/": "PENDING"})
+    before = hub.sessions()["alice/"]
+    hub.kill()
+    program.unlink()
+    hub.start()
+    until(lambda: "can't start" in (hub.data / "images.json").read_text(), what="the Hub has looked")
+    assert "no python" in hub.refused("bob", options=asked).json()["message"]
+    assert hub.spawn("alice", options=asked).status_code in (201, 202)
+    until(lambda: not hub.sessions()["alice/"].held, what="it is waited for again")
+    assert hub.sessions()["alice/"].id == before.id
 
 
 def test_several_sessions_in_one_submission_queue_together_as_named_servers(make_hub: Any) -> None:

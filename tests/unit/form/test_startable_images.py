@@ -8,7 +8,7 @@ import pytest
 from traitlets.config import Config
 
 from fgpuspawner.form.offer import Offer, Refused, make_offer
-from fgpuspawner.form.options import parse
+from fgpuspawner.form.options import parse, parse_to_start
 from fgpuspawner.form.presets import one_click
 from fgpuspawner.images.availability import Availabilities, Availability, Where
 from fgpuspawner.images.model import Image
@@ -44,9 +44,9 @@ def refused(choice: Offer, **raw: object) -> str:
 def test_an_image_that_can_start_nowhere_is_not_offered_and_refused_with_the_reason() -> None:
     choice = offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
     assert choice.shown_images == (PYTHON,)
-    said = "image: tf-1 can't start: nothing has built it; choose another image, or ask an administrator"
-    assert refused(choice, image="tf-1") == said
-    assert said in refused(choice, image="tf-1", group="none")
+    said = "TensorFlow 1.15 can't start: nothing has built it; choose another image, or ask an administrator"
+    assert refused(choice, image="tf-1") == f"image: {said}"
+    assert not choice.shows("tf-1")
     presets = [{"name": "Old", "image": "tf-1"}, {"name": "Plain", "image": "python"}]
     assert [one["title"] for one in one_click(choice, presets, ())["presets"]] == ["Plain"]
 
@@ -72,3 +72,19 @@ def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidde
     ]
     with pytest.raises(Refused, match="you may use no image"):
         offer(replace(OLD, hidden=True), tf_1=(BUILD, BUILD))
+
+
+def test_what_waits_already_keeps_its_place_while_its_image_cannot_start() -> None:
+    """As after a restart of the Hub, while the registry does not answer."""
+    asked = parse({"image": "tf-1"}, offer(PYTHON, OLD))
+    waiting, now = asked.request("ann", ""), offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
+    assert parse_to_start(asked.as_options(), now, waiting) == (asked, "")
+    # The default image, as it was when it was asked for.
+    python = parse({}, offer(PYTHON, OLD)).request("ann", "")
+    away = offer(PYTHON, OLD, python=(BUILD, BUILD))
+    assert parse_to_start({}, away, python)[0].image == "python"
+    assert parse({}, away).image == "tf-1"
+    # Another image is judged as if nothing waited.
+    for other in (python, None):
+        with pytest.raises(Refused, match="nothing has built it"):
+            parse_to_start(asked.as_options(), now, other)
