@@ -10,11 +10,13 @@ from pathlib import Path
 from fgpu_scheduler import Node
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent
-from fgpuspawner.images.availability import Availabilities, Availability, Where
+from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities, Availability, Where
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.meter.told import AVAILABLE, WANTED
 
 LOOK_EVERY_S = 3.0
+ASK_EVERY_S = 15.0
+"""While nothing is fetched, and no image or node is new."""
 NO_SESSION = 0
 
 
@@ -33,26 +35,31 @@ class ImageWatch:
         self._engine, self._catalogue, self._nodes = engine, catalogue, nodes
         self._background, self._data = background, data
         self._done = WANTED.read(data)
-        self.available = Availabilities()
+        self._seen: object = None
+        self.available = NOTHING_KNOWN
 
     def begin(self) -> None:
         """Ask again and again."""
         self._background.every(LOOK_EVERY_S, self.look, failed="Which images can start is not known now")
 
     async def look(self) -> None:
-        """Begin to fetch what was asked for since the last look, then ask where each image is."""
+        """Begin to fetch what was asked for since the last look, then ask where each image is, if it is time."""
         images, nodes = self._catalogue().images, [node.id for node in self._nodes()]
         wanted = await asyncio.to_thread(WANTED.read, self._data)
         for image in images:
             if wanted.get(image.slug) != self._done.get(image.slug):
-                self._fetch(image)
+                for node_id in nodes:
+                    fetching = self._engine.fetch_image(image, node_id, NO_SESSION, ahead=True)
+                    self._background.run(fetching, failed=f"Image {image.slug} does not come to {node_id}")
         self._done = wanted
-        now_s = time.time()
+        now_s, now = time.time(), (images, nodes, wanted)
+        is_young = abs(now_s - self.available.at_s) < ASK_EVERY_S
+        if is_young and now == self._seen and not self.available.moving:
+            return
         answers = await asyncio.gather(*(self._at(image, node_id) for image in images for node_id in nodes))
         found = iter(answers)
-        self.available = Availabilities(
-            now_s, {i.slug: {node_id: next(found) for node_id in nodes} for i in images}
-        )
+        known = {i.slug: {n: one for n in nodes if (one := next(found)) != Availability()} for i in images}
+        self.available, self._seen = Availabilities(now_s, known), now
         await asyncio.to_thread(AVAILABLE.write, self._data, self.available)
 
     async def _at(self, image: Image, node_id: str) -> Availability:
@@ -60,9 +67,3 @@ class ImageWatch:
             return await self._engine.availability(image, node_id)
         except EngineSilent as e:
             return Availability(Where.UNKNOWN, str(e))
-
-    def _fetch(self, image: Image) -> None:
-        for node_id, one in self.available.images.get(image.slug, {}).items():
-            if one.where is not Where.HERE:
-                fetching = self._engine.fetch_image(image, node_id, NO_SESSION, ahead=True)
-                self._background.run(fetching, failed=f"Image {image.slug} does not come to {node_id}")

@@ -37,6 +37,11 @@ class Availabilities:
     at_s: float = 0
     images: Mapping[str, Mapping[str, Availability]] = field(default_factory=dict)
 
+    @property
+    def moving(self) -> bool:
+        """Whether an image is on its way to a node."""
+        return any(one.where is Where.COMING for at in self.images.values() for one in at.values())
+
     def fresh(self, now_s: float) -> Availabilities:
         """Return the answer, an empty one once it is old."""
         return self if abs(now_s - self.at_s) <= FRESH_S else NOTHING_KNOWN
@@ -47,8 +52,13 @@ class Availabilities:
 
     def why_not(self, slug: str, nodes: Sequence[Node]) -> str | None:
         """Return why an image can start on none of these nodes; None where it may start on one."""
-        found = [self.at(slug, node.id) for node in nodes]
-        return found[0].words if found and all(one.where is Where.CANNOT for one in found) else None
+        words = None
+        for node in nodes:
+            one = self.at(slug, node.id)
+            if one.where is not Where.CANNOT:
+                return None
+            words = words or one.words
+        return words
 
 
 NOTHING_KNOWN = Availabilities()

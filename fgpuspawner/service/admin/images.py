@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from fgpu_scheduler import Audit, Node, Store, amounts_that_fit
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.images.availability import Availabilities, Availability, Where
+from fgpuspawner.images.availability import Availabilities, Availability
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Editor, Source
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
@@ -118,9 +118,7 @@ class ImagesPage(CataloguePage):
                 never_held(image, world.snapshot.nodes, caps) or between_steps(image, amounts)
             ),
             places=lambda image: places_of(image, world.snapshot.nodes, world.available),
-            moving=any(
-                a.where is Where.COMING for at in world.available.images.values() for a in at.values()
-            ),
+            moving=world.available.moving,
             fetches=reader.engine.fetches_images,
             icon=lambda image: icon_svg(icon_name(image)),
             sources=SOURCES,
@@ -147,10 +145,10 @@ class ImagesPage(CataloguePage):
             raise bad_argument("action", "there is no such action")
 
     def _fetch(self, slug: str, store: Store, by: str, now_s: int) -> None:
-        """Ask the Hub for an image to be fetched, and write down who asked."""
+        """Write down who asks, then ask the Hub to fetch an image."""
+        Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
         data = self.service.settings.data_path()
         WANTED.write(data, {**WANTED.read(data), slug: now_s})
-        Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
 
 
 class EditPage(CataloguePage):

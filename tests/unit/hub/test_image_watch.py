@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fgpu_scheduler import Node
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent
+from fgpuspawner.hub import image_watch as module
 from fgpuspawner.hub.image_watch import ImageWatch
 from fgpuspawner.images.availability import FRESH_S, Availability, Where
 from fgpuspawner.images.model import Catalogue, Image
@@ -27,15 +29,18 @@ class Engines(Engine):
     def __init__(self) -> None:
         self.where = {"a": Where.HERE, "b": Where.FETCHABLE}
         self.fetched: list[tuple[str, str]] = []
+        self.asked = 0
 
     async def availability(self, image: Image, node_id: str) -> Availability:
+        self.asked += 1
         if node_id not in self.where:
             raise EngineSilent("it does not answer")
         return Availability(self.where[node_id])
 
     async def fetch_image(self, image: Image, node_id: str, session_id: int, *, ahead: bool = False) -> None:
-        self.fetched.append((image.slug, node_id))
-        self.where[node_id] = Where.HERE
+        if self.where.get(node_id) is not Where.HERE:
+            self.fetched.append((image.slug, node_id))
+            self.where[node_id] = Where.HERE
 
 
 class Lab:
@@ -43,9 +48,10 @@ class Lab:
         # Its sessions are not asked for here.
         self.engine = type("Asked", (Engines,), dict.fromkeys(Engine.__abstractmethods__))()
         self.data = data
+        self.images: tuple[Image, ...] = (TORCH,)
         nodes = tuple(Node(name, "default", 8000, 16384, ()) for name in "abc")
         self.watch = ImageWatch(
-            self.engine, lambda: Catalogue((TORCH,)), lambda: nodes, background, data=data
+            self.engine, lambda: Catalogue(self.images), lambda: nodes, background, data=data
         )
 
     async def look(self) -> dict[str, Availability]:
@@ -75,8 +81,27 @@ async def test_what_each_node_has_is_told_and_a_silent_one_is_unknown(lab: Lab) 
 
 
 async def test_an_image_that_is_asked_for_is_fetched_once_where_it_lacks(lab: Lab) -> None:
-    await lab.look()
+    # Asked for before the Hub's first look.
     WANTED.write(lab.data, {"torch": 1001, "unknown": 1001})
     await lab.look()
     assert (await lab.look())["b"] == Availability(Where.HERE)
     assert lab.engine.fetched == [("torch", "b"), ("torch", "c")]
+
+
+async def test_engines_are_asked_seldom_unless_something_is_new_or_on_its_way(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        await lab.look()
+    assert lab.engine.asked == 3
+    lab.images += (replace(TORCH, slug="new"),)
+    lab.engine.where["a"] = Where.COMING
+    await lab.look()
+    lab.engine.where["a"] = Where.UNKNOWN
+    # What is not known takes no place in the file.
+    assert "a" not in await lab.look()
+    await lab.look()
+    assert lab.engine.asked == 3 + 6 + 6
+    monkeypatch.setattr(module, "ASK_EVERY_S", 0.0)
+    await lab.look()
+    assert lab.engine.asked == 21

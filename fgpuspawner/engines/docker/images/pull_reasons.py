@@ -46,8 +46,8 @@ PASSING = (Kind.REGISTRY, Kind.NETWORK, Kind.ENGINE)
 """What another try may help against."""
 
 SAID: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    # Of an engine, or a proxy before it, that does not know the question.
-    (Kind.OTHER, ("page not found", "<html")),
+    # Of an engine, or a proxy or a plugin before it, that does not know or allow the question.
+    (Kind.OTHER, ("page not found", "<html", "denied by plugin")),
     (Kind.DISK_FULL, ("no space left on device", "disk quota exceeded")),
     (
         Kind.DIGEST,

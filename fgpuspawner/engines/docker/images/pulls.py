@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,11 +39,14 @@ AGAIN_AFTER_S = (1.0, 4.0, 15.0)
 FINAL = (Kind.DISK_FULL, Kind.DIGEST)
 """What another engine's copy would not mend."""
 AT_A_TIME = 3
-"""Pulls of one engine at a time: as many layers as it fetches at a time by itself."""
-ASK_EVERY_S, ASK_DISABLED_EVERY_S, ASK_WITHIN_S = 30.0, 600.0, 20.0
-"""Seconds between two questions whether a registry has an image, also a disabled one, and for the answer."""
+"""Pulls of one engine at a time, and questions to registries: as many layers as it fetches at a time by itself."""
+ASK_EVERY_S, ASK_REFUSED_EVERY_S, ASK_WITHIN_S = 30.0, 300.0, 20.0
+"""Seconds between two questions whether a registry has an image, also where it said no, and for the answer."""
+ASK_PATIENCE_S = 5.0
+"""An answer that takes longer is used at the next look."""
 NO_ANSWER = (Kind.ENGINE, Kind.REGISTRY, Kind.OTHER)
 """After these it is not known whether the registry has an image."""
+NOT_ASKED = Reason(Kind.REGISTRY, "it has not answered yet")
 BROKE_OFF = "the registry broke off"
 """What is told of what the engine itself tries again."""
 
@@ -100,6 +103,8 @@ class Pulls:
         self._moved = asyncio.Event()
         self._asked: dict[tuple[Daemon, str], tuple[float, Reason | None]] = {}
         """When and why a registry did not give an image; None: it has it."""
+        self._questions: dict[tuple[Daemon, str], asyncio.Task[None]] = {}
+        self._asking: dict[Daemon, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_A_TIME))
 
     # -- for whoever waits ----------------------------------------------------------------------------
 
@@ -126,24 +131,40 @@ class Pulls:
             return Availability(Where.HERE)
         if await self._another_with(daemon, image) is not None:
             return Availability(Where.FETCHABLE)
-        reason = await self._not_given(daemon, image)
+        silent = not all(one.answers for one in self._fleet.daemons)
+        if image.owner:
+            return Availability(Where.UNKNOWN if silent else Where.CANNOT, "no machine that answers has it")
+        reason = await self._not_given(daemon, image.reference)
         if reason is None:
             return Availability(Where.FETCHABLE)
-        where = Where.UNKNOWN if reason.kind in NO_ANSWER else Where.CANNOT
+        where = Where.UNKNOWN if silent or reason.kind in NO_ANSWER else Where.CANNOT
         return Availability(where, _why(image, other, reason))
 
-    async def _not_given(self, daemon: Daemon, image: Image) -> Reason | None:
-        """Return why a registry, or the engine of a private image, does not give an image; None: it has it."""
-        if image.owner:
-            answer = all(other.answers for other in self._fleet.daemons)
-            return Reason(Kind.NOT_FOUND if answer else Kind.ENGINE, "no engine that answers has it")
-        asked_s, reason = self._asked.get((daemon, image.reference), (-math.inf, None))
-        if time.monotonic() - asked_s >= (ASK_EVERY_S if image.enabled else ASK_DISABLED_EVERY_S):
-            talk = Talk(daemon.client, silent_s=ASK_WITHIN_S)
-            ask = functools.partial(fetch, talk, daemon.client, image.reference, None)
-            reason = await in_a_thread_of_its_own(ask, cut=talk.cut)
-            self._asked[daemon, image.reference] = time.monotonic(), reason
-        return reason
+    async def _not_given(self, daemon: Daemon, reference: str) -> Reason | None:
+        """Return why a registry does not give an image, as it said last; None: it has it.
+
+        A registry that has it is not asked again until a fetch fails: each answer counts against its limit of pulls.
+        """
+        key = daemon, reference
+        asked_s, reason = self._asked.get(key, (-math.inf, NOT_ASKED))
+        refused = reason is not None and reason.kind in (Kind.NOT_FOUND, Kind.DENIED)
+        due = time.monotonic() - asked_s >= (ASK_REFUSED_EVERY_S if refused else ASK_EVERY_S)
+        if reason is not None and due:
+            if key not in self._questions:
+                self._questions[key] = asyncio.create_task(self._ask(daemon, reference))
+            await asyncio.wait([self._questions[key]], timeout=ASK_PATIENCE_S)
+        return self._asked.get(key, (0, NOT_ASKED))[1]
+
+    async def _ask(self, daemon: Daemon, reference: str) -> None:
+        try:
+            async with self._asking[daemon]:
+                talk = Talk(daemon.client, silent_s=ASK_WITHIN_S)
+                reason = await in_a_thread_of_its_own(
+                    fetch, talk, daemon.client, reference, None, cut=talk.cut
+                )
+                self._asked[daemon, reference] = time.monotonic(), reason
+        finally:
+            del self._questions[daemon, reference]
 
     async def ensure(self, daemon: Daemon, image: Image, waiter: int, *, ahead: bool = False) -> Found:
         """Wait until the engine has an image, and return what it says of it. ``waiter`` is the session that needs it.

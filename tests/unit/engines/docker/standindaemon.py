@@ -28,6 +28,8 @@ class StandIn:
         self.pulls: dict[str, list[list[Step]]] = {}
         self.registry: dict[str, tuple[int, str]] = {}
         """By reference, what the engine says when it has asked the registry: a status, and words."""
+        self.registry_waits: threading.Event | None = None
+        """A registry's answer waits for this."""
         self.silent = False
         """It hangs up on whoever asks it something."""
         self.asked: Counter[str] = Counter()
@@ -88,6 +90,8 @@ class StandIn:
         if "/distribution/" in path:
             reference = path.partition("/distribution/")[2].removesuffix("/json")
             self.asked[f"registry {reference}"] += 1
+            if self.registry_waits is not None:
+                self.registry_waits.wait()
             status, words = self.registry.get(reference, (500, "error: no such host"))
             self._say(request, status, {"message": words})
             return

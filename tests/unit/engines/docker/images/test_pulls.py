@@ -468,6 +468,7 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
         "lab/gone:1": (403, "denied: requested access to the resource is denied"),
         "lab/busy:1": (429, "toomanyrequests: slow down"),
         "lab/odd:1": (404, "page not found"),
+        "lab/guarded:1": (403, "authorization denied by plugin guard: pulls only"),
     }
     world = lab(engine, other)
 
@@ -484,6 +485,7 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
     assert (await at("lab/never-built:1"))[0] is Where.CANNOT
     assert (await at("lab/busy:1"))[0] is Where.UNKNOWN
     assert (await at("lab/odd:1"))[0] is Where.UNKNOWN
+    assert (await at("lab/guarded:1"))[0] is Where.UNKNOWN
     # What is under the name is not what is wanted, and nothing else is to be had.
     where, why = await at("lab/here:1", digest=OTHER_DIGEST)
     assert (where, "not the one that is wanted" in why) == (Where.CANNOT, True)
@@ -492,9 +494,52 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
     other.images["ann/more:1"] = {"Id": "sha256:x"}
     assert (await at("ann/more:1", owner="ann", node_id="b"))[0] is Where.FETCHABLE
     # The registry is not asked again at once.
+    names = ("old", "gone", "never-built", "busy", "odd", "guarded", "here")
     assert {asked: n for asked, n in engine.asked.items() if asked.startswith("registry")} == {
-        f"registry lab/{name}:1": 1 for name in ("old", "gone", "never-built", "busy", "odd", "here")
+        f"registry lab/{name}:1": 1 for name in names
     }
+    # What an engine that is away may have is not known.
+    world.daemons[1].answers = False
+    for silent in (await at("lab/gone:1"), await at("ann/lost:1", owner="ann", node_id="b")):
+        assert silent[0] is Where.UNKNOWN
+
+
+async def test_a_registry_is_asked_once_at_a_time_and_not_again_once_it_has_the_image(
+    engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.registry = {"lab/torch:1": (200, "{}"), "lab/gone:1": (404, "manifest unknown")}
+    world = lab(engine)
+    (daemon,) = world.daemons
+    for times in (2, 1):
+        names = ("lab/torch:1", "lab/gone:1") * times
+        looks = [world.pulls.availability(daemon, image(name)) for name in names]
+        found = [one.where for one in await asyncio.gather(*looks)]
+        assert found == [Where.FETCHABLE, Where.CANNOT] * times
+        monkeypatch.setattr(module, "ASK_REFUSED_EVERY_S", 0.0)
+        monkeypatch.setattr(module, "ASK_EVERY_S", 0.0)
+    assert (engine.asked["registry lab/torch:1"], engine.asked["registry lab/gone:1"]) == (1, 2)
+
+
+async def test_a_slow_registry_holds_no_look_up_and_is_unknown_until_it_answers(
+    engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_PATIENCE_S", 0.01)
+    engine.registry_waits = threading.Event()
+    world = lab(engine)
+    names = [f"lab/{n}:1" for n in range(6)]
+    engine.registry = {name: (200, "{}") for name in names}
+
+    async def look() -> set[Where]:
+        looks = [world.pulls.availability(world.daemons[0], image(name)) for name in names]
+        return {one.where for one in await asyncio.gather(*looks)}
+
+    assert await look() == {Where.UNKNOWN}
+    await eventually(lambda: sum(engine.asked[f"registry {name}"] for name in names) == module.AT_A_TIME)
+    assert await look() == {Where.UNKNOWN}
+    assert threads() == module.AT_A_TIME
+    engine.registry_waits.set()
+    await eventually(lambda: all(engine.asked[f"registry {name}"] == 1 for name in names) and threads() == 0)
+    assert await look() == {Where.FETCHABLE}
 
 
 async def test_an_image_is_on_its_way_while_it_is_fetched_and_unknown_while_the_engine_is_silent(
