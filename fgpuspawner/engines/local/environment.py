@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from importlib.metadata import distributions
@@ -50,5 +51,6 @@ def availability(image: Image, server: str) -> Availability:
 
 
 def _is(version: str, said: str) -> bool:
-    """Return whether one of two versions is the beginning of the other."""
-    return f"{version}.".startswith(f"{said}.") or f"{said}.".startswith(f"{version}.")
+    """Return whether one of two versions is the beginning of the other, each up to what is no number: "+cu126"."""
+    numbers = [re.findall(r"\d+", re.split(r"[^\d.]", text)[0]) for text in (version, said)]
+    return all(one == other for one, other in zip(*numbers, strict=False))

@@ -51,6 +51,9 @@ def test_an_environment_of_its_own_has_the_versions_that_the_entry_says(environm
     here, own = str(environment), f"its sessions would run in the Python environment {environment}, which has"
     torch = {"environment": here, "python": "3.9", "framework": "pytorch"}
     assert at(**torch, version="2.1") == Availability(Where.HERE)
+    # A wheel's own label is no part of the version, nor are words in the entry.
+    assert at(**torch, version="2.1.0").where is Where.HERE
+    assert at(**torch, version="2.1 with CUDA").where is Where.HERE
     assert at(**torch, version="2.13").words == f"{own} pytorch 2.1.0+cu121, not 2.13"
     assert at(environment=here).words == f"{own} Python 3.9, not {OWN}"
     # What no package of that name tells, the administrator knows.
