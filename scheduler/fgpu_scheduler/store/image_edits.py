@@ -94,17 +94,13 @@ def _difference(before: ImageEdit, edit: ImageEdit) -> str:
 
 def value_words(key: str, value: object) -> str:
     """Return the value of a key of an image's entry in words; None: the key is left out."""
-    if isinstance(value, bool) or (value is None and key in FLAGS):
+    if key in FLAGS:
         return "yes" if (key == "enabled" if value is None else value) else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
-    return (
-        ", ".join(map(str, value))
-        if isinstance(value, list | tuple)
-        else "none"
-        if value is None
-        else str(value)
-    )
+        value = [f"{name} {one}" for name, one in value.items()]
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return "none" if value in (None, "") else str(value)
 
 
 def _values(edit: ImageEdit) -> dict[str, object]:
