@@ -118,7 +118,9 @@ static int device_called(const struct fgpu_limits *limits, const char *word, siz
 }
 
 /* The driver would count the devices of the machine. So that the session's are all that there are, CUDA_VISIBLE_DEVICES
- * becomes a list of their UUIDs: all of them, or up to the first word that means none, as the driver takes a list. */
+ * becomes a list of their UUIDs: all of them, or up to the first word that means none, as the driver takes a list.
+ * A session's environment has the variable: setenv then changes one pointer and frees nothing, so that other threads may
+ * call getenv at the same time. */
 static void name_devices(void) {
     char list[FGPU_MAX_DEVICES * FGPU_UUID_BYTES] = "";
     const struct fgpu_limits *limits = fgpu_limits();

@@ -240,6 +240,8 @@
     HOOK(NVML, nvmlDeviceGetHandleByIndex, (unsigned int index, nvmlDevice_t *device), own_at(index, device)) \
     HOOK(NVML, nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t *device), own_at(index, device)) \
     HOOK(NVML, nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), only_own(real(uuid, device), device)) \
+    HOOK(NVML, nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device), \
+         only_own(real(uuid, device), device)) \
     HOOK(NVML, nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device), \
          only_own(real(serial, device), device)) \
     HOOK(NVML, nvmlDeviceGetHandleByPciBusId, (const char *id, nvmlDevice_t *device), only_own(real(id, device), device)) \

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pynvml
 import pytest
 from sessionfolders import preloaded
 
@@ -72,6 +74,12 @@ def test_nvml_counts_and_finds_the_sessions_gpus_alone(two_of_four: Path) -> Non
         "GPU-a": "Not Found",
         "its bus": "Not Found",
     }
+
+
+def test_no_function_of_nvml_finds_a_gpu_past_the_hooks() -> None:
+    functions = set(re.findall(r'"(nvmlDeviceGetHandleBy\w+)"', Path(pynvml.__file__).read_text()))
+    hooks = (Path(__file__).parents[2] / "isolation/libfgpu/hooks.h").read_text()
+    assert functions - set(re.findall(r"HOOK\(NVML, (\w+)", hooks)) == set()
 
 
 def test_an_instance_is_counted_as_the_gpu_that_it_is_a_part_of(session_folder: Folder) -> None:

@@ -266,6 +266,7 @@ ELSEWHERE = {
             "nvmlDeviceGetHandleByIndex",
             "nvmlDeviceGetHandleByIndex_v2",
             "nvmlDeviceGetHandleByUUID",
+            "nvmlDeviceGetHandleByUUIDV",
             "nvmlDeviceGetHandleBySerial",
             "nvmlDeviceGetHandleByPciBusId",
             "nvmlDeviceGetHandleByPciBusId_v2",
