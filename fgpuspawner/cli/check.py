@@ -72,17 +72,17 @@ def examined(path: str) -> list[str]:
         FGPUError: nothing more can be said of it; one line that says why.
     """
     config = load_config(path)
+    # Its unit reads the token from there, as root. Others cannot.
+    no_token = lacks_proxy_token(config) and not Path(path).with_name("proxy.env").exists()
     with as_hub_user(FGPU.from_config(config).data_path()):
-        lines = _examined(config, path)
+        lines = _examined(config, path, no_token=no_token)
     return [f"{FAIL if any(_level(line) == FAIL for line in lines) else OK}: {path}", *lines]
 
 
-def _examined(config: Config, path: str) -> list[str]:
-    # Its unit reads the token from there. Others cannot.
-    no_token = lacks_proxy_token(config) and not Path(path).with_name("proxy.env").exists()
+def _examined(config: Config, path: str, *, no_token: bool) -> list[str]:
     with quiet():
         settings, app = checked_like_the_hub(config, path)
-        lines = [f"  {FAIL}: {line}" for line in wrong_in_the_hub(app, config, settings)]
+        lines = [f"  {line}" for line in wrong_in_the_hub(app, config, settings)]
     spawner_class: type[QueuedSpawner] = app.spawner_class
     able = spawner_class.capabilities
     catalogue = load_catalogue(settings.catalogue_path())

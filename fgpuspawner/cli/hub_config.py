@@ -71,14 +71,11 @@ def checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
         app.proxy = app.proxy_class(parent=app, app=app)
         spawner_class = app.spawner_class
     except (TraitError, ValueError) as e:
-        found = re.match(r"The '(\w+)' trait of .*, but '(.+)' could not be imported", str(e))
-        choices: list[str] = []
-        if found and (names := getattr(JupyterHub.class_traits()[found[1]], "load_entry_points", None)):
-            choices = sorted(names())
-        words = (
-            f"c.JupyterHub.{found[1]} is {found[2]!r}, which cannot be imported" if found else f"{path}: {e}"
-        )
-        raise BadSettings(words + f"; use one of {', '.join(choices)}" * bool(choices)) from None
+        words = f"{path}: {e}"
+        if found := re.match(r"The '(\w+)' trait of .*JupyterHub .* '(.+)' could not be imported", str(e)):
+            known = ", ".join(sorted(JupyterHub.class_traits()[found[1]].load_entry_points()))
+            words = f"c.JupyterHub.{found[1]} is {found[2]!r}, which cannot be imported; use one of {known}"
+        raise BadSettings(words) from None
     configured = any(service.get("name") == SERVICE for service in app.services)
     if not configured or not issubclass(spawner_class, QueuedSpawner):
         raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")

@@ -39,7 +39,7 @@ class UnitState:
         why = f": {self.reason}" if self.reason else ""
         if self.state == "failed":
             name = self.name.removesuffix(".service")
-            why += f"; systemd tries no more. Mend it, then: systemctl reset-failed {name}; systemctl start {name}"
+            why += f"; systemd has given up. Fix it, then run: systemctl reset-failed {name}; systemctl start {name}"
         return f"{self.name}: {self.state}{times}{why}"
 
 
@@ -64,16 +64,9 @@ def _state(name: str, found: Mapping[str, str]) -> UnitState:
 
 def _last_error(name: str) -> str:
     """Return the last error that a unit's programs logged, or else their last line; empty where it cannot be read."""
-    words = [
-        "journalctl",
-        f"_SYSTEMD_UNIT={name}",
-        "--output=cat",
-        "--no-pager",
-        "--quiet",
-        f"--lines={LINES}",
-    ]
+    words = f"journalctl _SYSTEMD_UNIT={name} --output=cat --no-pager --quiet --lines={LINES}"
     with contextlib.suppress(FileNotFoundError):
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(words.split(), capture_output=True, text=True, errors="replace", check=False)
         lines = [COLOURS.sub("", line).strip() for line in reversed(done.stdout.splitlines())]
         return printable(next((line for line in lines if ERROR.match(line)), lines[0] if lines else ""))
     return ""
@@ -93,17 +86,18 @@ def unit(name: str) -> dict[str, str]:
 def as_hub_user(data: Path, *lent: Path) -> Iterator[None]:
     """Be the owner of the Hub's data folder for a while, if this is root: what is written is then the Hub's.
 
-    ``lent`` are folders of this process, which that user can use afterwards.
+    That user's home is the process's, too. ``lent`` are folders of this process, which that user can use afterwards.
     """
     if os.geteuid() != 0 or not data.is_dir() or (owner := data.stat()).st_uid == 0:
         yield
         return
     user, group = owner.st_uid, owner.st_gid
-    for path in (path for folder in lent for path in (folder, *folder.rglob("*"))):
-        os.chown(path, user, group)
-    before, groups = os.getgroups(), [group]
+    # The folder last: its owner could replace a file by a link, and root would follow that.
+    for path in [path for folder in lent for path in (folder, *folder.rglob("*"))][::-1]:
+        os.chown(path, user, group, follow_symlinks=False)
+    before, groups, home = os.getgroups(), [group], os.environ.get("HOME", "/root")
     with contextlib.suppress(KeyError):
-        name = pwd.getpwuid(user).pw_name
+        name, *_, os.environ["HOME"], _ = pwd.getpwuid(user)
         groups = os.getgrouplist(name, group)
         hub = unit(HUB)
         if hub.get("User") == name:
@@ -118,3 +112,4 @@ def as_hub_user(data: Path, *lent: Path) -> Iterator[None]:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(before)
+        os.environ["HOME"] = home

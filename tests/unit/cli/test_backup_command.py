@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 import secrets
 import sqlite3
 import stat
@@ -25,6 +26,7 @@ from commandline import AT_S, failure, fgpu, filled, request, write_config
 from fgpu_scheduler import Claim, Store
 from fgpuspawner.backup import archive
 from fgpuspawner.backup.archive import Manifest, pack
+from fgpuspawner.cli.units import as_hub_user
 
 
 @contextmanager
@@ -334,6 +336,30 @@ def test_what_root_restores_is_the_hub_users_who_starts_from_it_and_makes_the_ni
         finally:
             os.seteuid(0)
             os.setegid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_root_gives_files_away_from_the_inside_and_has_the_home_of_the_user_that_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[str] = []
+
+    def chown(path: Path, user: int, group: int, *, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        given.append(path.name)
+
+    with tempfile.TemporaryDirectory() as name:
+        data, lent = Path(name, "data"), Path(name, "lent")
+        data.mkdir()
+        (lent / "inner").mkdir(parents=True)
+        (lent / "inner/file").touch()
+        user = pwd.getpwnam("nobody")
+        os.chown(data, user.pw_uid, user.pw_gid)
+        monkeypatch.setattr(os, "chown", chown)
+        monkeypatch.setenv("HOME", "/root")
+        with as_hub_user(data, lent):
+            assert os.environ["HOME"] == user.pw_dir
+        assert (os.environ["HOME"], given) == ("/root", ["file", "inner", "lent"])
 
 
 def test_of_those_in_a_folder_the_newest_are_kept(

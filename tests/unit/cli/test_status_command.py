@@ -255,7 +255,7 @@ WHY = "fgpuspawner: c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 
         ("inactive", "dead", "success", 0, 0, "stopped"),
         (
             *("failed", "failed", "exit-code", 60, 0),
-            f"failed (60 times): {WHY}; systemd tries no more. Mend it, then: systemctl reset-failed jupyterhub; "
+            f"failed (60 times): {WHY}; systemd has given up. Fix it, then run: systemctl reset-failed jupyterhub; "
             "systemctl start jupyterhub",
         ),
     ],
