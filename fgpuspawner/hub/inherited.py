@@ -83,10 +83,6 @@ def _given(kind: type[HasTraits], config: Config) -> Iterator[tuple[str, str, An
         yield where, name, value
         for key, part in value.items() if isinstance(value, Mapping) else ():
             yield f"{where}[{key!r}]", f"{name}.{key}", part
-            more = (
-                part.get("spawner_override")
-                if name == "group_overrides" and isinstance(part, Mapping)
-                else None
-            )
+            more = part.get("spawner_override") if isinstance(part, Mapping) else None
             for own, given in more.items() if isinstance(more, Mapping) else ():
                 yield f"{where}[{key!r}] for {own}", own, given

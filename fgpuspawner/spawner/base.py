@@ -250,9 +250,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             await super().run_auth_state_hook(auth_state)
 
     async def apply_group_overrides(self) -> None:
-        """Apply what is set for the user's groups."""
+        """Apply what is set for the user's groups, but for the time that a start may take: it covers the queue."""
+        start_timeout_s = self.start_timeout
         with _named("c.Spawner.group_overrides"):
             await super().apply_group_overrides()
+        self.set_trait("start_timeout", start_timeout_s)
 
     async def run_pre_spawn_hook(self) -> None:
         """Run the last of the hooks before `start`."""

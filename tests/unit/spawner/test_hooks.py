@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,15 @@ async def test_a_hook_tells_its_owner_what_is_for_users_and_the_log_the_rest(
     assert (caught.value.jupyterhub_message, caught.value.status_code) == (words, status)
     assert "<" not in re.sub("</?div[^<]*>", "", caught.value.jupyterhub_html_message)
     assert str(error) in caplog.text
+
+
+async def test_time_to_wait_in_the_queue_is_not_a_groups_to_override() -> None:
+    override = {"groups": ["course"], "spawner_override": {"start_timeout": 60, "default_url": "/lab"}}
+    config = Config({"Spawner": {"group_overrides": {"01": override}, "start_timeout": 90_000}})
+    ann = SimpleNamespace(name="ann", groups=[SimpleNamespace(name="course")])
+    spawner = LocalFGPUSpawner(config=config, user=ann)
+    await spawner.apply_group_overrides()
+    assert (spawner.start_timeout, spawner.default_url) == (90_000, "/lab")
 
 
 async def test_hooks_that_wait_are_waited_for() -> None:
