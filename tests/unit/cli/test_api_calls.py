@@ -1,4 +1,4 @@
-"""The API as the commands call it: whose certificate is trusted."""
+"""Certificates: which one the commands trust as they call the API, and which one the proxy can use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from commandline import failure, fgpu
+from fgpuspawner.cli.hub_traits import wrong_certificate
 
 
 class Service(BaseHTTPRequestHandler):
@@ -88,3 +95,17 @@ def test_a_certificate_is_trusted_if_this_machine_trusts_it(
         1,
         f"{other}: its certificate is not trusted here: Hostname mismatch, certificate is not valid for 'localhost'",
     )
+
+
+def test_encrypted_key_is_usable_with_the_passphrase_that_the_proxy_has_and_a_missing_file_is_named(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = str(certificate), certificate.with_name("key.pem")
+    assert wrong_certificate(cert, cert) == ""
+    locked = BestAvailableEncryption(b"secret")
+    plain = load_pem_private_key(certificate.read_bytes(), None)
+    key.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    assert wrong_certificate(cert, str(key)).startswith(f"{cert} with {key}: ")
+    monkeypatch.setenv("CONFIGPROXY_SSL_KEY_PASSPHRASE", "secret")
+    assert wrong_certificate(cert, str(key)) == ""
+    assert wrong_certificate(cert, f"{key}/inside") == f"{key}/inside: Not a directory"
