@@ -314,7 +314,7 @@ class DockerHub(HubProcess):
 
     def close(self) -> None:
         """End the Hub, and remove its sessions' containers."""
-        installation = self.installation if (self.data / "fgpu.sqlite").exists() else None
+        installation = self.installation if self.has_store() else None
         super().close()
         if installation is not None:
             remove_leftovers(installation)

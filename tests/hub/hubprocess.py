@@ -337,6 +337,11 @@ class HubProcess:
             until(self._store_is_there, what="the Hub has made its database")
         return self._store
 
+    def has_store(self) -> bool:
+        """Return whether a Hub has made the database in its folder: one that is refused leaves it empty."""
+        database = self.data / "fgpu.sqlite"
+        return database.exists() and database.stat().st_size > 0
+
     def _store_is_there(self) -> bool:
         from fgpu_scheduler import StoreUnavailable
 

@@ -158,6 +158,6 @@ def on(
     try:
         yield hub.start()
     finally:
-        if (hub.data / "fgpu.sqlite").exists():
+        if hub.has_store():
             cluster.end(hub, namespace)
         hub.close()

@@ -90,7 +90,7 @@ CULLER = (
     ("changed", "said"),
     [
         ({"named": False}, "c.JupyterHub.allow_named_servers is False"),
-        ({"failures": 5}, "consecutive_failure_limit is 5"),
+        ({"failures": 5}, "consecutive_failure_limit does not go with queued sessions"),
         ({"more": CULLER}, "service 'jupyterhub-idle-culler' ends idle sessions without a warning"),
         ({"more": 'c.KubeSpawner.scheduler_name = "user-scheduler"'}, "c.KubeSpawner.scheduler_name is"),
     ],
