@@ -99,15 +99,14 @@ def _unpack(packed: tarfile.TarFile, folder: Path) -> None:
     """Write files below the folder, and nothing else. Python before 3.11.4 (Debian 12) has no filters for that."""
     left = MOST_BYTES
     for count, member in enumerate(packed):
-        room = shutil.disk_usage(folder).free
-        if member.name.startswith(DATABASES):
-            left -= member.size
-        elif member.size > MOST_OTHER_BYTES:
-            left = -1
-        if left < 0 or count >= MOST_FILES:
+        most = left if member.name.startswith(DATABASES) else MOST_OTHER_BYTES
+        if member.size > most or count >= MOST_FILES:
             raise tarfile.ExtractError(
-                f"{member.name} is more than a backup may hold ({MOST_BYTES >> 30} GiB)"
+                f"{member.name} is more than a backup may hold: {MOST_FILES} files, {MOST_BYTES >> 30} GiB of databases, "
+                f"and {MOST_OTHER_BYTES >> 20} MiB of each other file"
             )
+        left -= member.size
+        room = shutil.disk_usage(folder).free
         if member.size > room:
             raise tarfile.ExtractError(
                 f"{member.name} has {member.size >> 20} MiB, and {folder.parent} has room for {room >> 20}; set TMPDIR"

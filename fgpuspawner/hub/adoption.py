@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -33,7 +33,6 @@ ENDED = "fgpu_ended"
 """In what the Hub keeps of a server: the id of a session that a person ended while its end could not be committed."""
 MOST_NAMED = 5
 """Sessions that a warning names."""
-SET_BACK = "set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
 
 
 def token_of(db: Any, server: orm.Spawner, token: str) -> ServerToken | None:
@@ -56,23 +55,22 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
 
     With the authenticator's ``delete_invalid_users``, sessions of users whose names it does not take are left out.
     """
-    named = app.authenticator
+    authenticator = app.authenticator
     adopted = [
         session
         for session in sessions
         if session.state is SessionState.RUNNING
         and not _is_known_or_ended(app.db, session)
-        and (not named.delete_invalid_users or named.validate_username(session.request.user))
+        and (not authenticator.delete_invalid_users or authenticator.validate_username(session.request.user))
     ]
     for session in adopted:
         _write(app, session)
     app.db.commit()
     if adopted:
-        named = ", ".join(f"{s.request.user}/{s.request.server_name}" for s in adopted[:MOST_NAMED])
         log.warning(
             "The Hub's own database is new, or older than what runs: %d sessions that it did not know are adopted (%s)",
             len(adopted),
-            named + (", ..." if len(adopted) > MOST_NAMED else ""),
+            _some([f"{s.request.user}/{s.request.server_name}" for s in adopted]),
         )
     return adopted
 
@@ -86,8 +84,8 @@ async def check_engine(seen: Seen, store: Store, sessions: Iterable[Session]) ->
     there = {thing.session_id for thing in seen.things if thing.alive}
     if newer := [n for n in sorted(there) if await asyncio.to_thread(store.session, n) is None]:
         raise BadSettings(
-            f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}), so it is older "
-            f"than they are; {SET_BACK}"
+            f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}): it is older; "
+            "use the newer one again, or have this start end them: c.FGPU.end_unknown_sessions = True"
         )
     unseen = [
         session
@@ -99,7 +97,7 @@ async def check_engine(seen: Seen, store: Store, sessions: Iterable[Session]) ->
     if lost := [session.id for session, answer in zip(unseen, answers, strict=True) if answer]:
         raise BadSettings(
             f"runtime, or the engine's address: {len(lost)} sessions answer that the engine does not know "
-            f"({_some(lost)}); {SET_BACK}"
+            f"({_some(lost)}); set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
         )
 
 
@@ -115,8 +113,8 @@ async def _answers(session: Session) -> bool:
         return False
 
 
-def _some(ids: list[int]) -> str:
-    return ", ".join(map(str, ids[:MOST_NAMED])) + (", ..." if len(ids) > MOST_NAMED else "")
+def _some(named: Sequence[object]) -> str:
+    return ", ".join(map(str, named[:MOST_NAMED])) + (", ..." if len(named) > MOST_NAMED else "")
 
 
 def _is_known_or_ended(db: Any, session: Session) -> bool:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from fgpu_scheduler import BadSettings, Claim, FGPUError, lock_file
+from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.settings import FGPU
 
 LOOKED_AT_EVERY_S = 30.0
@@ -51,17 +52,20 @@ class OnlyHub:
         except OSError:
             raise BadSettings(
                 f"c.FGPU.db_url: another Hub on this machine serves installation {installation}, and this database is a "
-                "copy of that Hub's; end it, or give this one another database"
+                "copy of that Hub's; end that Hub (ss -xap | grep fgpu-hub names its process), or give this one another "
+                "database"
             ) from None
         note, files = self._data / NOTE, self._data / "limits"
-        before = note.read_text() if note.exists() else installation
+        before = note.read_text() if note.exists() else ""
+        if before == installation:
+            return
         sessions = [path for path in files.glob("*") if path.name.isdigit()]
-        if before != installation and sessions:
+        if before and sessions:
             raise BadSettings(
                 f"c.FGPU.db_url: this database is of installation {installation}, and {files} has files of "
                 f"{len(sessions)} sessions of installation {before}; set it back, or end those and remove {files}"
             )
-        note.write_text(installation)
+        write_whole(note, installation.encode(), mode=0o600)
 
     def _take(self, settings: FGPU) -> None:
         self._data = settings.data_path()

@@ -279,9 +279,7 @@ class Runtime:
         for session in live:
             server = session.request.user, session.request.server_name
             if session.state is SessionState.RUNNING and server not in self._served:
-                message = (
-                    "its end had not been noted, or c.FGPU.end_unknown_sessions is set, when the Hub started"
-                )
+                message = "the Hub did not know this session any more when it restarted"
                 end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
                 await self.queue.patiently(end)
         self._look_after()

@@ -14,6 +14,8 @@ class Tokens(UserTokenListAPIHandler):  # type: ignore[misc]
     """`/users/{name}/tokens`, as JupyterHub has it."""
 
     async def post(self, user_name: str) -> None:
+        # JupyterHub removes those that have expired once an hour.
+        orm.APIToken.purge_expired(self.db)
         user = self.find_user(user_name)
         own = self.db.query(orm.APIToken).filter_by(client_id="jupyterhub", user_id=user and user.id)
         if user is not None and own.count() >= MOST_TOKENS:

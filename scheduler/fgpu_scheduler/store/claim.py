@@ -61,7 +61,7 @@ class Claim:
             if self._url.database not in (None, "", ":memory:"):
                 if self._file is None:
                     self._file = _private(Path(str(self._url.database)))
-                _lock(self._file, self._taken())
+                _lock(self._file, Path(str(self._url.database)), self._taken())
             return
         with one_line(self._url, *AWAY, DBAPIError):
             if self._connection is not None:
@@ -121,27 +121,30 @@ def lock_file(path: Path, taken: str) -> IO[str]:
     """
     file = os.fdopen(_private(path), "w")
     try:
-        _lock(file.fileno(), taken)
-    except BadSettings:
+        _lock(file.fileno(), path, taken)
+    except BaseException:
         file.close()
         raise
     return file
 
 
 def _private(path: Path) -> int:
-    """Open a file, which is made if it is not there, and close it and SQLite's files beside it to other users."""
+    """Open a file for its owner and group; it is made if it is not there. SQLite gives its files beside it that mode."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        for own in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                own.chmod(own.stat().st_mode & 0o770)
     except OSError as e:
         raise StoreUnavailable(f"{path}: {e.strerror}") from e
+    with contextlib.suppress(PermissionError):
+        os.fchmod(file, os.fstat(file).st_mode & 0o770)
     return file
 
 
-def _lock(file: int, taken: str) -> None:
+def _lock(file: int, path: Path, taken: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BadSettings(taken) from None
+    except OSError as e:
+        raise StoreUnavailable(
+            f"{path} cannot be locked ({e.strerror}); move it to a disk of this machine"
+        ) from e
