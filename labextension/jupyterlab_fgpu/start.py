@@ -19,6 +19,7 @@ import json
 import os
 import select
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -184,14 +185,27 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
             os.execvp(program, identity.argv)
         except OSError as e:
             sys.exit(f"fgpu-start: {program} cannot be run: {e.strerror}")
+    # c.Spawner.notebook_dir may be relative to the folder.
+    root = os.path.expanduser(os.environ.get("JUPYTERHUB_ROOT_DIR", ""))
+    os.environ["JUPYTERHUB_ROOT_DIR"] = os.path.abspath(root)
     # What it takes for code from its working folder must not be what a session's programs write.
-    os.environ.setdefault("JUPYTERHUB_ROOT_DIR", folder)
     os.chdir("/")
+    _start_programs_in(folder)
     if XSRF in sys.modules and any(name.startswith("JUPYTERHUB_XSRF_") for name in environment):
         importlib.reload(sys.modules[XSRF])
     sys.argv = [program, *arguments]
     _serve(token)
     sys.exit(0)
+
+
+def _start_programs_in(folder: str) -> None:
+    """Have programs that this server starts begin in a folder, unless the server names another."""
+    start = subprocess.Popen.__init__
+
+    def start_there(self: Any, *args: Any, cwd: Any = None, **kwargs: Any) -> None:
+        start(self, *args, cwd=folder if cwd is None else cwd, **kwargs)
+
+    subprocess.Popen.__init__ = start_there  # type: ignore[method-assign]
 
 
 def _serve(token: str) -> None:

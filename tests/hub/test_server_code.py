@@ -42,7 +42,7 @@ DATA = re.compile(
         \w+\.ipynb
         | \.jupyter/(migrated | jupyter_server_config\.json | jupyter_server_config\.d/own\.json)
         | \.local/share/jupyter/(notebook_secret | kernels/own/kernel\.json
-            | runtime/(jpserver-\d+(-open\.html | \.json) | jupyter_cookie_secret))
+            | runtime/(jpserver-\d+(-open\.html | \.json) | jupyter_cookie_secret | kernel-[\w-]+\.json))
     )""",
     re.VERBOSE,
 )
@@ -92,7 +92,7 @@ def fill(home: Path) -> None:
         write(home / f"{name}.py", CODE)
     write(home / ".ipython/profile_default/startup/00-own.py", CODE)
     write(home / ".ipython/profile_default/ipython_config.py", CODE)
-    kernel = {"argv": ["true"], "display_name": "own", "language": "python"}
+    kernel = {"argv": ["touch", "kernel-began-here"], "display_name": "own", "language": "python"}
     write(home / ".local/share/jupyter/kernels/own/kernel.json", json.dumps(kernel))
     for name, exporter in {"plain": None, **EXPORTERS}.items():
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
@@ -109,7 +109,7 @@ def test_nothing_at_home_or_in_the_working_folder_is_code_to_the_server(
     write(tmp_path / "started.py", STARTED)
     started = f"c.Spawner.cmd = ['python', {str(tmp_path / 'started.py')!r}]\n"
     traced = f"c.Spawner.environment = {{'PYTHONPATH': {str(tmp_path / 'traced')!r}}}\n"
-    hub = make_hub(mini=False, after=started + traced)
+    hub = make_hub(mini=False, after=f"{started}{traced}c.Spawner.notebook_dir = '.'\n")
     home = hub.data / "home" / "alice"
     fill(home)
     hub.start()
@@ -129,6 +129,10 @@ def test_nothing_at_home_or_in_the_working_folder_is_code_to_the_server(
     for name in EXPORTERS:
         assert "Unknown exporter" in ask(f"nbconvert/script/{name}.ipynb").text
     assert "plain.ipynb" in ask("api/contents").text
+    # Its programs begin in the home all the same.
+    url = f"{hub.url}/user/alice/api/kernels"
+    assert requests.post(url, headers=headers, json={"name": "own"}, timeout=60).status_code == 201
+    until((home / "kernel-began-here").exists, what="a kernel without a notebook has begun in the home")
     lines = log.read_text(errors="replace").splitlines()
     assert [line for line in lines if line.startswith("os.chdir")][-1] == "os.chdir /"
     at_home = {line.replace(f" {home}/", " ") for line in lines if f" {home}/" in line}
