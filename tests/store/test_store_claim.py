@@ -86,9 +86,8 @@ def test_a_second_one_is_refused_whichever_name_leads_to_the_file(
     first.close()
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_second_one_is_refused_whichever_search_path_leads_to_the_tables(url: str) -> None:
-    if make_url(url).get_backend_name() != "postgresql":
-        pytest.skip("SQLite has no search path")
     schema = f"elsewhere_{os.getpid()}"
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
