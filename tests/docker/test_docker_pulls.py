@@ -329,7 +329,7 @@ def test_an_image_that_the_registry_denies_is_refused_and_asked_for_no_more(
 
     def refused() -> bool:
         answer = hub.spawn("dan", options={**SMALL, "image": "denied"})
-        return "the registry denies access to it" in answer.text
+        return answer.status_code == 400 and "the registry denies access to it" in answer.text
 
     until(refused, what="the Hub knows that the image cannot be had")
     asked = registry.asked["fgpu-test/denied:1"]
