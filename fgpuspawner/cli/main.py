@@ -29,7 +29,6 @@ COMMANDS = {
     "end": "sessions",
     "forecast": "sessions",
     "grow": "grow",
-    "top": "top",
     "setup": "setup.command",
     "status": "status",
     "check": "check",
@@ -38,19 +37,17 @@ COMMANDS = {
     "node": "node",
     "backup": "backup",
     "restore": "backup",
-    "upgrade": "upgrade",
     "images": "images",
     "kube": "kube",
     "replay": "replay",
     "quota": "quota",
     "members": "members",
-    "import": "importing",
     "audit": "audit",
     "completion": "completion",
 }
 """Each command, and the module of this package that adds it: of those of one module all stand together."""
 
-ABOUT = """Start and end your GPU sessions (run, list, show, end, forecast, grow, top), or look after an installation (the
+ABOUT = """Start and end your GPU sessions (run, list, show, end, forecast, grow), or look after an installation (the
 others)."""
 
 

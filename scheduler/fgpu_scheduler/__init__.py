@@ -128,7 +128,6 @@ if TYPE_CHECKING:
     from fgpu_scheduler.store.audit import Audit, AuditLine
     from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
     from fgpu_scheduler.store.claim import Claim, lock_file
-    from fgpu_scheduler.store.database import missing_migrations as missing_migrations
     from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
     from fgpu_scheduler.store.foretold import Foretold
     from fgpu_scheduler.store.history import History

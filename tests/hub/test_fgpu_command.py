@@ -217,30 +217,6 @@ def test_commands_side_by_side_start_one_session_each(people: tuple[Person, Pers
     assert error["code"] == "session_exists"
 
 
-def test_top_shows_users_their_sessions_and_administrators_everybodys(
-    hub: HubProcess, people: tuple[Person, Person]
-) -> None:
-    alice, bob = people
-    number = alice.json("run", "--fgpu", "1.5", *SMALL, "--wait")["sessions"][0]["id"]
-    waits = bob.json("run", "--fgpu", "1", *SMALL)["sessions"][0]["id"]
-    admin = Person(hub, "admin", hub.add_user("admin"), alice.home)
-    mine, all_ = alice.json("top", "--once"), admin.json("top", "--once")
-    assert [[s["id"] for s in found["sessions"]] for found in (mine, all_)] == [[number], [number, waits]]
-    assert [entry["user"] for entry in mine["queues"][0]["entries"]] == [None]
-    assert [entry["user"] for entry in all_["queues"][0]["entries"]] == ["bob"]
-    until(lambda: alice.json("top", "--once")["meters"].get(str(number)), what="it is measured")
-    shown, everything = alice.fgpu("top")[0], admin.fgpu("top")[0]
-    assert "[########--] 1.5/2" in shown
-    assert f"/{mine['sessions'][0]['gpu_memory_mib']} MiB" in shown
-    assert "1.5 of 2 fGPU in use, 1 waiting; " in shown
-    assert ("alice" in shown.split("session", 1)[1], "bob" in shown, "somebody" in shown) == (
-        False,
-        False,
-        True,
-    )
-    assert ("alice" in everything, "bob" in everything) == (True, True)
-
-
 def test_a_shell_is_told_the_sessions_images_and_groups_of_who_has_the_token(
     people: tuple[Person, Person],
 ) -> None:

@@ -56,14 +56,6 @@ MIGRATION_LOCK = 0x66677075
 """PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
 
 
-def missing_migrations(url: str) -> list[str]:
-    """Return what the Hub of this version will do to a scheduler's database when it starts, a line each.
-
-    Nothing is written. Raises `StoreUnavailable` where it cannot be read, is not there yet, or is of a newer version.
-    """
-    return Database(url).missing()
-
-
 class Database:
     """The database behind a URL. Safe to use from several threads."""
 
@@ -122,16 +114,6 @@ class Database:
         except BaseException:
             self.close()
             raise
-
-    def missing(self) -> list[str]:
-        """Return what `open` would do to the tables; see `missing_migrations`."""
-        try:
-            with self._one_line(DBAPIError):
-                self._found()
-                with self.reading() as connection:
-                    return self._missing(connection)
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Close every connection. Idempotent; the database can be opened again."""

@@ -39,9 +39,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["start"],
             "argument COMMAND: invalid choice: 'start' (choose from 'run', 'list', 'show', 'end', 'forecast', 'grow', "
-            "'top', 'setup', 'status', 'check', 'report', "
-            "'firewall', 'node', 'backup', 'restore', 'upgrade', 'images', "
-            "'kube', 'replay', 'quota', 'members', 'import', 'audit', 'completion'); "
+            "'setup', 'status', 'check', 'report', 'firewall', 'node', 'backup', 'restore', 'images', "
+            "'kube', 'replay', 'quota', 'members', 'audit', 'completion'); "
             "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
