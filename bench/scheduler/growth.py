@@ -148,7 +148,7 @@ async def beside_pages(scheduler: Scheduler, pages: int) -> dict[str, float]:
 
     async def page() -> None:
         async for _ in scheduler.changes(at_least_every_s=20):
-            await scheduler.forecasts()
+            await scheduler.outlook()
 
     async def writes(name: str) -> list[float]:
         took = []

@@ -32,6 +32,7 @@ KEPT = {
     "home",
     "hub.lock",
     "hub-urls.json",
+    "images.json",
     "installation",
     "isolation.json",
     "jupyterhub.sqlite",

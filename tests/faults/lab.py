@@ -117,7 +117,7 @@ class Lab:
         return (await self.scheduler.session(session_id)).state
 
     async def forecast(self, session_id: int) -> Forecast:
-        return (await self.scheduler.forecasts())[session_id]
+        return (await self.scheduler.outlook()).forecasts[session_id]
 
     async def restart(self) -> None:
         """Let another scheduler take over, as a restarted Hub does."""

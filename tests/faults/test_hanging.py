@@ -96,7 +96,7 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
     waits = await lab.ask("bob")
     await lab.rounds()
     store.is_away = True
-    asks = asyncio.ensure_future(lab.scheduler.forecasts())
+    asks = asyncio.ensure_future(lab.scheduler.outlook())
     assert await asyncio.to_thread(store.asked.wait, 60)
     asks.cancel()
     await asyncio.wait([asks])
@@ -111,7 +111,7 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
 async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(lab: Lab) -> None:
     await lab.run(await lab.ask("alice"))
     await lab.ask("bob")
-    await lab.scheduler.forecasts()
+    await lab.scheduler.outlook()
     # In that turn of the loop it is done, and what follows from it comes in the next.
     just_done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     just_done.set_result(lab.scheduler._forecasts._outlook)

@@ -265,7 +265,7 @@ async def test_pods_of_others_at_any_instant_over_commit_nothing_and_cost_nobody
             waiting = [s.id for s in live if s.state is SessionState.PENDING]
             waited += len(waiting)
             # Of one user, in the order in which they were asked for: also those that were given back.
-            order = [i for i in await queue.forecasts() if i in waiting]
+            order = [i for i in (await queue.outlook()).forecasts if i in waiting]
             assert order == sorted(order), seed
             await world.nobody_else()
             async with asyncio.timeout(SETTLED_WITHIN_S):

@@ -32,7 +32,7 @@ seconds, something always changes there, and everything else in this process run
 
 
 class Forecasts:
-    """Keeps what was forecast last. `Queue.forecasts` has the promise."""
+    """Keeps what was forecast last. `Queue.outlook` has the promise."""
 
     def __init__(
         self, store: Store, thread: StoreThread, policy: Policy, clock: Clock, took: Callable[[float], None]
