@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs the checks and tests; `make test` has installed what they need.
+# Runs the checks and tests; `make test` has installed what they need. The slow parts of tests/parts.toml run with
+# --slow, or where they are named (PARTS="docker browser"), or, with CI=true, where their sources have changed since
+# they last passed.
 #   test.sh [--lint | --quick | --slow | --kube] [pytest arguments]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -61,6 +63,14 @@ shown() {
   cat "$work/$1.log"
 }
 
+tests/parts.py hash >"$work/parts.before"
+slow_parts=${PARTS:-}
+[ "${CI:-}" != true ] || slow_parts=${PARTS-$(tests/parts.py changed)}
+[ "$what" != --slow ] || slow_parts=$(tests/parts.py names)
+[ "$what" != --kube ] || slow_parts=kubernetes
+if [ "$(id -u)" != 0 ] && [ "${CI:-}" != true ]; then slow_parts=${slow_parts/kubernetes/}; fi # its cluster needs root
+wants() { [[ " $slow_parts " == *" $1 "* ]]; }
+
 echo "== services, session image, JupyterLab extension; lint beside them"
 only=()
 [ "$what" = --kube ] && only=(--only docker)
@@ -79,7 +89,7 @@ set +a
 [ -z "${FGPU_TEST_DOCKER:-}" ] || begin image scripts/image.sh base host
 # The first time on a machine Kubernetes is built, in a few minutes.
 with_kube=
-if [ "$what" = --kube ] || [ "${CI:-}" = true ] || { [ "$(id -u)" = 0 ] && tests/kube/build.sh --check >/dev/null; }; then
+if wants kubernetes; then
   with_kube=1
   begin kube tests/kube/build.sh
 fi
@@ -97,18 +107,25 @@ if [ -n "$with_kube" ]; then
   # shellcheck disable=SC1091
   . "$work/kube.env"
   set +a
-else
-  echo "== Kubernetes: its tests are left out; make test-kube builds it"
 fi
 
 echo "== tests"
+echo "Slow parts that run: ${slow_parts:-none}. Left out: $(comm -23 <(tests/parts.py names | tr ' ' '\n' | sort) \
+  <(tr ' ' '\n' <<<"$slow_parts" | sort) | xargs) (PARTS=\"NAME ...\" or make test-all runs them)"
 end collect
 # Most of them wait for a Hub or an engine: two more at a time than there are cores keep these busy.
 # The longest first, as tests/conftest.py has put them.
 workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 2))}" --dist loadgroup --no-loadscope-reorder)
 which="not slow"
 [ "$what" = --slow ] && which="slow or not slow"
-[ "$what" = --kube ] && which="$which and kubernetes"
-[ -n "$with_kube" ] || which="($which) and not kubernetes"
+chosen=()
+[ "$what" = --kube ] || chosen=(--part fast)
+for part in $slow_parts; do chosen+=(--part "$part"); done
+SECONDS=0
 # With arguments it may be that none of the tests is one of these.
-python -m pytest "${workers[@]}" -m "$which" "$@" || { [ $? = 5 ] && [ $# -gt 0 ]; }
+python -m pytest "${workers[@]}" --durations 20 -m "$which" "${chosen[@]}" "$@" || { [ $? = 5 ] && [ $# -gt 0 ] && exit; }
+# Without CI=true a test that lacks what it needs is skipped: then the part was not shown.
+if [ $# = 0 ] && [ "${CI:-}" = true ]; then
+  # shellcheck disable=SC2086
+  tests/parts.py passed "$work/parts.before" "$SECONDS" $slow_parts
+fi

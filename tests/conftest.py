@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from zlib import crc32
 
+import parts
 import pytest
 from hypothesis import settings
 
@@ -57,10 +58,23 @@ def pytest_sessionstart() -> None:
             importlib.import_module(name)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make test` choose: parts of tests/parts.toml, and `fast` for what belongs to none."""
+    parser.addoption(
+        "--part", action="append", help="run only this part (tests/parts.toml; fast: what is of none)"
+    )
+
+
 # First: what gives the groups to the workers is no later than this file, and reads the marks that are there.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers, keep the tests that share something slow to make on one of them."""
+    chosen = config.getoption("--part")
+    if chosen:
+        left = [i for i in items if (_part(i) or "fast") not in chosen]
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [i for i in items if i not in gone]
     for item in items:
         path = Path(item.path)
         folder = path.parent.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
@@ -70,6 +84,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if shares and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(f"{folder}/{path.name}"))
     items.sort(key=_turn)
+
+
+def _part(item: pytest.Item) -> str | None:
+    path = Path(item.path)
+    return parts.part_of(
+        path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else "",
+        {m.name for m in item.iter_markers()},
+    )
 
 
 def _has_a_modules(item: pytest.Item) -> bool:
