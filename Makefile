@@ -1,5 +1,5 @@
 # make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
-# make test    install what the tests need and run them all;  make test-all  runs the slow ones too
+# make test    install what the tests need, and run all but the slow parts;  make test-all  runs these too
 # make test-quick  only those that need no Hub, engine or browser: a minute
 # make test-kube   those that need a Kubernetes cluster; builds it the first time, in some minutes (root, Debian 12)
 # make docs    the documentation as a site, in build/docs
