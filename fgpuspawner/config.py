@@ -170,8 +170,6 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
     tornado_settings = dict(_given(hub, "tornado_settings", {}))
     tornado_settings.setdefault("slow_spawn_timeout", 2)
     hub.tornado_settings = tornado_settings
-    if settings.log_format == "json":
-        hub.logging_config = logs.OF_THE_HUB | dict(_given(hub, "logging_config", {}))
     hub.template_paths = [*_given(hub, "template_paths", []), str(Path(__file__).parent / "templates")]
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
     c.Spawner.setdefault("http_timeout", 60)

@@ -1,4 +1,4 @@
-"""The command ``fgpu replay``. It reads, and writes nothing but the picture that it is asked for."""
+"""The command ``fgpu replay``. It reads, and writes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fgpu_scheduler import Node, Outcome, Policy, least_milli, replay
 from fgpuspawner.cli.command import JsonReport, add_command, add_config_or_db, named, read_only
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.replay.history import History, read_history
-from fgpuspawner.replay.plot import check_plot, draw
 from fgpuspawner.replay.report import HAPPENED, Report, Run, as_json, as_lines
 from fgpuspawner.replay.trace import read_trace
 from fgpuspawner.replay.words import NO_QUOTA, QUOTA_FORM, gpus_of, policy_of, quota_of
@@ -46,15 +45,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--days", type=int, metavar="N", help="figures of the last N days only")
     add_config_or_db(parser)
-    parser.add_argument("--plot", metavar="OUT.png", help="draw waits and use into this file")
 
 
 def run(given: argparse.Namespace) -> list[str]:
-    """Replay, draw what is to be drawn, and return the report as lines or as JSON."""
+    """Replay, and return the report as lines or as JSON."""
     if given.days is not None and given.days < 1:
         raise UsageError(f"argument --days: {given.days} is not 1 or more")
-    if given.plot:
-        check_plot(given.plot)
     chosen = [(words, policy_of(words)) for words in given.policy]
     if NO_QUOTA in given.quota and len(given.quota) > 1:
         raise UsageError(f"argument --quota: {NO_QUOTA} goes with no other")
@@ -78,8 +74,6 @@ def run(given: argparse.Namespace) -> list[str]:
     if history.happened is not None:
         runs.insert(0, Run(HAPPENED, tuple(_worth(o, nodes) for o in history.happened)))
     report = _report(runs, nodes, given.days, tried if given.quota else None)
-    if given.plot:
-        draw(report, given.plot)
     return JsonReport(as_json(report)) if given.json else as_lines(report)
 
 

@@ -52,7 +52,6 @@ def render(
     *,
     hub_prefix: str,
     ticket: str,
-    request_id: str = "",
     given: Mapping[str, str],
     refusals: Sequence[Refusal] = (),
     by_link: bool = False,
@@ -66,7 +65,7 @@ def render(
 ) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
-    ``ticket`` lets the page ask the service for forecasts, under ``request_id``. ``given`` is what was sent and
+    ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and
     refused, to be shown again, with why it was (``refusals``) at its fields, or what a link says (``by_link``); it is
     only ever shown as text. ``fewer_sessions``: the offer's ``max_count`` is below the cap, as more would be named
     servers too many. ``presets`` are the administrator's, ``sessions`` the user's own of late. ``advice`` is what
@@ -116,7 +115,6 @@ def render(
         fewer_sessions=fewer_sessions,
         simulated=offer.simulated,
         ticket=ticket,
-        request_id=request_id,
         field_max_length=FIELD_MAX_LENGTH,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )

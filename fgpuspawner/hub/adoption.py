@@ -27,8 +27,8 @@ from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu")
 
-KEPT = "fgpu_request"
-"""In what the Hub keeps of a server: the id of its session, and of the request that it came of."""
+KEPT = "fgpu_session"
+"""In what the Hub keeps of a server: the id of its session."""
 ENDED = "fgpu_ended"
 """In what the Hub keeps of a server: the id of a session that a person ended while its end could not be committed."""
 MOST_NAMED = 5
@@ -137,8 +137,7 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
 
 def session_in(state: Mapping[str, Any] | None) -> int | None:
     """Return the id of the session that the Hub has noted of a server."""
-    kept = (state or {}).get(KEPT)
-    return kept[0] if kept else None
+    return (state or {}).get(KEPT)
 
 
 def _token_noted(session: Session) -> ServerToken | None:
@@ -166,7 +165,7 @@ def _write(app: Any, session: Session) -> None:
     started = datetime.fromtimestamp(session.started_at_s or 0, UTC).replace(tzinfo=None)
     server.started = server.last_activity = started
     server.user_options = Wanted.of(session.own_request).as_options()
-    server.state = {KEPT: [session.id, ""]}
+    server.state = {KEPT: session.id}
     token = _token_noted(session)
     if token is None:
         log.warning(

@@ -20,7 +20,6 @@ from jupyterhub.scopes import needs_scope
 from jupyterhub.user import User
 from tornado.web import HTTPError
 
-from fgpuspawner import logs
 from fgpuspawner.scopes import SESSION_HEADER
 
 MOST_OF_A_USER = 16 << 10
@@ -59,7 +58,6 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
 
     class Noting(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
-            logs.begin(self.request.headers.get(logs.HEADER))
             await super().prepare()
             if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
                 # Of much of what users send the Hub keeps every byte, in as many rows as they like.

@@ -10,7 +10,6 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
-from fgpuspawner import logs
 from fgpuspawner.service import STATIC
 from fgpuspawner.service.admin import audit, banner, images, nodes, overview, queue, quotas, usage
 from fgpuspawner.service.api import capacity, events, forecast, me, meters
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 ID = "([0-9]{1,15})"
-MOST_HEARD = 1000
-_heard: dict[str, None] = {}
 """Ids of requests that their senders gave, the latest."""
 
 
@@ -149,23 +146,12 @@ def make_app(service: Service) -> Application:
 
 
 def log_request(handler: RequestHandler) -> None:
-    """Log one line: never the query, which can hold a token. Of reading: what failed, and the first of an id."""
+    """Log one line: never the query, which can hold a token. Of reading: what failed."""
     status, request = handler.get_status(), handler.request
-    first = _is_first(request.headers.get(logs.HEADER, ""))
-    quiet = request.method in ("GET", "HEAD") and status < 400 and not first
+    quiet = request.method in ("GET", "HEAD") and status < 400
     user = handler.current_user if isinstance(handler.current_user, dict) else {}
     level = logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING
     took_s = request.request_time()
     REQUESTS.labels(type(handler).__name__, status).observe(took_s)
     words = status, request.method, request.path, user.get("name", "-"), 1000 * took_s
     log.log(level, "%d %s %s (%s) %.0f ms", *words)
-
-
-def _is_first(given: str) -> bool:
-    """Return whether this is the first request of an id: a form asks for a forecast again and again."""
-    if given in _heard or given != logs.request_id():
-        return False
-    if len(_heard) >= MOST_HEARD:
-        del _heard[next(iter(_heard))]
-    _heard[given] = None
-    return True

@@ -14,7 +14,7 @@ from jupyterhub.services.auth import HubOAuth, HubOAuthenticated
 from tornado.web import Finish, HTTPError, RequestHandler
 
 from fgpu_scheduler import FGPUError, Session, Store, StoreUnavailable
-from fgpuspawner import logs, scopes
+from fgpuspawner import scopes
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
@@ -209,7 +209,6 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             self.service.turns.leave(who)
 
     async def _execute(self, *args: Any, **kwargs: Any) -> None:
-        logs.begin(self.request.headers.get(logs.HEADER))
         # Tornado has no hook for the end of a handler that holds also where the client has gone.
         try:
             await super()._execute(*args, **kwargs)

@@ -9,7 +9,6 @@ from urllib.parse import quote
 from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
-from fgpuspawner import logs
 from fgpuspawner.scopes import SESSION_HEADER
 
 TIMEOUT_S = 60.0
@@ -87,7 +86,6 @@ class Hub:
             headers={
                 "Authorization": f"token {token}",
                 "Accept": "application/json",
-                logs.HEADER: logs.request_id(),
                 **(means or {}),
             },
             body=body,

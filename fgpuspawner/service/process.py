@@ -17,7 +17,6 @@ from tornado.netutil import bind_sockets
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
-from fgpuspawner import logs
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
@@ -37,6 +36,7 @@ AUTH_CACHE_S = 30
 """So long a token, a scope or a group that the Hub took away may still count here."""
 BIND_FOR_S = 15.0
 """So long the port may still be taken, by the service of a Hub that has just died."""
+LOG_FORMAT = "[%(levelname)1.1s %(asctime)s %(name)s] %(message)s"
 
 
 def settings_from(environment: dict[str, str]) -> FGPU:
@@ -178,7 +178,7 @@ def main() -> int:
     environment: dict[str, Any] = dict(os.environ)
     try:
         settings = settings_from(environment)
-        logging.basicConfig(level=logging.INFO, handlers=[logs.of_the_service(settings.log_format)])
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S")
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
         if not environment.get("FGPU_FORECAST_KEY"):

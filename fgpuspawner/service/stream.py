@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from contextvars import Context
 
 from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service.problems import Problem
@@ -75,8 +74,7 @@ class Watcher:
             async with self._starting:
                 if self._task is None or self._task.done():
                     watch = self._watch(await self._reader.last_event_id())
-                    # For all who look: what it logs is of no one's request.
-                    self._task = asyncio.create_task(watch, context=Context())
+                    self._task = asyncio.create_task(watch)
         except BaseException:
             self.leave(listener)
             raise

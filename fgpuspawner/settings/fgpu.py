@@ -22,7 +22,10 @@ from fgpuspawner.settings.queue import QueueSettings
 from fgpuspawner.settings.service import ServiceSettings, TimeoutSettings
 from fgpuspawner.settings.traits import nearest
 
-REMOVED = {"hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them"}
+REMOVED = {
+    "hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them",
+    "log_format": "leave it out; journalctl --output=json has the lines as JSON",
+}
 """Each setting of an earlier version, and what to do now."""
 
 

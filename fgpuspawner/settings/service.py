@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from traitlets import Bool, Enum, Integer, List, Unicode
+from traitlets import Bool, Integer, List, Unicode
 
 from fgpu_scheduler import BadSettings, Claim
 from fgpuspawner.settings.traits import Settings
@@ -26,12 +26,6 @@ class ServiceSettings(Settings):
     """URL under which sessions reach the service; empty: its own address and port."""
     site_name = Unicode("GPU sessions").tag(example='"Lab GPUs"')
     """Name of this site in the header of all pages. For a logo of your own set ``c.JupyterHub.logo_file``.
-
-    .. versionadded:: 0.1
-    """
-    log_format = Enum(("text", "json"), "text").tag(example='"json"')
-    """Form of the log's lines of Hub and service: "text", or "json", one object a line with the ids of session and
-    request. The proxy keeps its own.
 
     .. versionadded:: 0.1
     """

@@ -45,7 +45,6 @@ from fgpu_scheduler import (
     StoreUnavailable,
     TooManyPending,
 )
-from fgpuspawner import logs
 from fgpuspawner.engines.base import (
     Capabilities,
     Ended,
@@ -71,7 +70,6 @@ from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.sealing import without_knobs
 from fgpuspawner.service.model import World
 from fgpuspawner.settings import FGPU
-from fgpuspawner.spans import span
 from fgpuspawner.spawner import progress
 from fgpuspawner.spawner.failures import REFUSED_NEXT, SHOW_IT, failed_html, next_step
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
@@ -294,13 +292,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
-        request_id = logs.keep(session.id)
         self.orm_spawner.state = self.get_state()
         # At once: the Hub's next query would begin the change, and lock its database until something is committed.
         self.user.db.commit()
         try:
-            with logs.of_session(session.id), span("launch", session_id=session.id, request_id=request_id):
-                url = await self._placed_and_launched(session)
+            url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
             html = failed_html(str(e), next_step(cause))
@@ -318,8 +314,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     async def _placed_and_launched(self, session: Session) -> str:
         while True:
-            with span("wait"):
-                placed = self._session = await self.runtime.queue.placed(session.id)
+            placed = self._session = await self.runtime.queue.placed(session.id)
             steps = Launch(
                 self.runtime,
                 placed,
@@ -493,8 +488,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def poll(self) -> int | None:
         """Return None while the server runs, waits or starts, else its status. See the module's rules."""
         try:
-            with logs.of_session(None if self._session is None else self._session.id):
-                return await self._looked_at()
+            return await self._looked_at()
         except Exception:
             # The Hub, when it starts, takes a look that failed for the end of the server.
             self.log.exception("%s could not be looked at, and counts as running", self._log_name)
@@ -662,8 +656,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             asked = EndCause.HUB_STOPPED if self.runtime.hub_stops else EndCause.USER
             cause, message = failure or (asked, None)
             by = None if failure else ended_by(self.user.name)
-            with logs.of_session(session.id):
-                await self._end(session, cause, message, now=now, by=by)
+            await self._end(session, cause, message, now=now, by=by)
 
     async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
         while True:
@@ -754,19 +747,13 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             self._phase = self.IDLE
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the Hub keeps of this server: of which request its session came, and which is to end."""
+        """Return what the Hub keeps of this server: which session it is, and which has ended."""
         state: dict[str, Any] = super().get_state()
         if self._session is not None:
-            state[KEPT] = [self._session.id, logs.keep(self._session.id)]
+            state[KEPT] = self._session.id
         if self._ended is not None:
             state[ENDED] = self._ended
         return state
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Know again what was kept."""
-        super().load_state(state)
-        if KEPT in state:
-            logs.keep(*state[KEPT])
 
     def clear_state(self) -> None:
         """Forget the session; the scheduler's database keeps it."""

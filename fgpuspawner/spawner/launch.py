@@ -24,7 +24,6 @@ from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
-from fgpuspawner.spans import span
 
 log = logging.getLogger("fgpu")
 
@@ -105,19 +104,17 @@ class Launch:
         if len(self._runtime.isolation.devices_of(session)) < len(session.placement.shares):
             # It went between placing and launching.
             raise NotBound("the GPU is not there any more")
-        with span("prepare"):
-            prepared = await self._runtime.prepare(session)
+        prepared = await self._runtime.prepare(session)
         image = self._runtime.catalogue.of(session.request)
         if image is None:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         await self._fetch(image)
         spec = await self._describe(session, image, prepared)
-        with self._runtime.metrics.engine.labels("start").time(), span("start"):
+        with self._runtime.metrics.engine.labels("start").time():
             endpoint = await self._engine.start(spec)
         if endpoint.warm:
             self._way = "warm"
-        with span("answer"):
-            await self._answers_and_holds(spec, endpoint)
+        await self._answers_and_holds(spec, endpoint)
         return Launched(endpoint.ip, endpoint.port, prepared.backend, self._token)
 
     async def _fetch(self, image: Image) -> None:
@@ -130,7 +127,7 @@ class Launch:
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
             # Not run to its end when the session is cancelled: a pull touches no GPU.
-            with self._runtime.metrics.engine.labels("fetch").time(), span("fetch", image=image.slug):
+            with self._runtime.metrics.engine.labels("fetch").time():
                 await self._engine.fetch_image(image, placement.node_id, session.id)
         except FGPUError as e:
             self.fetching = None
@@ -162,8 +159,7 @@ class Launch:
         )
 
         async def prove() -> None:
-            with span("verify"):
-                await verification.prove(spec.session, spec.prepared, endpoint, spec.told)
+            await verification.prove(spec.session, spec.prepared, endpoint, spec.told)
 
         if not self._engine.capabilities.own_root:
             # What holds a process is in its environment: what starts the server can still take it away.

@@ -15,7 +15,6 @@ from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import HasTraits, default
 
 from fgpu_scheduler import Banner, History, Node, Notice, Refusal, Session, StoreUnavailable
-from fgpuspawner import logs
 from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
@@ -114,7 +113,6 @@ class LaunchFormSpawner(HasTraits):
             replace(offer, caps=replace(offer.caps, max_count=most)),
             hub_prefix=self.hub.base_url,
             ticket=self.forecast_ticket(),
-            request_id=logs.request_id(),
             given=given,
             refusals=() if sent is None else sent.refusals,
             by_link=sent is not None and sent.by_link,
@@ -262,11 +260,8 @@ class LaunchFormSpawner(HasTraits):
 
     def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
         _sent.set(Sent(form.first_of(fields)))
-        # What the form asked the service for has the same.
-        logs.begin("".join(map(str, fields.get(logs.FIELD, ()))))
-        said = {name: values for name, values in fields.items() if name != logs.FIELD}
         try:
-            wanted, accepted = parse_to_start(read_fields(said), self.offer())
+            wanted, accepted = parse_to_start(read_fields(fields), self.offer())
             return wanted.as_options() | ({ACCEPT_IMAGE: accepted} if accepted else {})
         except Refused as e:
             refused_here(e.refusals)

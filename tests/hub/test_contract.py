@@ -132,7 +132,7 @@ def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hu
     server = hub.servers("alice")[""]
     assert (server["pending"], server["ready"]) == ("spawn", False)
     row = hub_row(hub, "alice")
-    assert json.loads(row["state"]).keys() == {"fgpu_request"}, "the ids for the log, and no server"
+    assert json.loads(row["state"]).keys() == {"fgpu_session"}, "the session's id, and no server"
     assert json.loads(row["user_options"])["fgpu"] == "1"
     assert hub.spawn("alice", options=ONE).status_code == 202, "asking again is not an error"
     assert list(hub.states()) == ["holder/", "alice/"]

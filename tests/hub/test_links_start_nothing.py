@@ -116,3 +116,13 @@ def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubP
     assert sent is not None
     assert browser.post(f"{hub.url}{sent['action']}", data=fields, timeout=60).ok
     hub.reach({"alice/": "RUNNING"})
+
+
+def test_the_log_has_no_cookie_and_no_password(hub: HubProcess) -> None:
+    browser = logged_in(hub, "carol")
+    assert browser.get(f"{hub.url}/hub/spawn", timeout=60).ok
+    cookies = [cookie.value for cookie in browser.cookies if cookie.value]
+    assert "jupyterhub-session-id" in browser.cookies
+    text = hub.log_text()
+    assert "Setting new xsrf cookie for '(not shown)'" in text
+    assert [secret for secret in ("test-password", *cookies) if secret.strip('"') in text] == []

@@ -16,7 +16,7 @@ async function forecast(query, signal) {
   try {
     const response = await fetch(root.dataset.service + "api/v1/forecast?" + query, {
       credentials: "same-origin", signal,
-      headers: { "X-FGPU-Ticket": root.dataset.ticket, "X-Request-ID": field("request_id").value }
+      headers: { "X-FGPU-Ticket": root.dataset.ticket }
     });
     const answer = await response.json();
     return response.ok || answer.error ? answer : null;
@@ -47,7 +47,7 @@ async function send() {
   old = false;
   const query = new URLSearchParams();
   for (const [name, value] of new FormData(root.closest("form"))) {
-    if (field(name) && name !== "request_id") { query.append(name, value); }
+    if (field(name)) { query.append(name, value); }
   }
   let answer = await forecast(query, mine.signal);
   if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from fgpu_scheduler import (
     replay,
 )
 from fgpuspawner.cli import main as cli
-from fgpuspawner.replay import history, plot
+from fgpuspawner.replay import history
 from fgpuspawner.replay.report import duration
 
 S = SessionState
@@ -374,39 +373,6 @@ def test_a_trace_needs_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     path = trace(tmp_path, lines + "0,cy,1,60,class\n")
     status, said = failure(capsys, "--trace", path, "--gpus", "1")
     assert (status, "several resource groups (class, lab)" in said) == (2, True)
-
-
-# --- The picture ---
-
-
-def test_without_matplotlib_the_command_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    words = ("--trace", trace(tmp_path, TRACE), "--gpus", "1", "--plot", str(tmp_path / "out.png"))
-    assert failure(capsys, *words) == (
-        1,
-        "plot: matplotlib is not installed: pip install 'fgpuspawner[plot]'",
-    )
-
-
-def test_a_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--trace", trace(tmp_path, TRACE), "--gpus", "1", "--plot")
-    assert failure(capsys, *words, "out.svg")[1] == (
-        "plot: 'out.svg' does not end in .png, the only format there is"
-    )
-    path = tmp_path / "out.png"
-    fgpu(capsys, *words, str(path))
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_the_curves_of_a_picture() -> None:
-    jobs = [Job(request("ann"), 0, 86400), Job(request("bob"), 0, 86400)]
-    outcomes = replay(jobs, [lab()], Policy())
-    assert plot.waits_curve(outcomes, from_s=0) == ([0, 0, 24], [0, 50, 100])
-    assert plot.held_curve(outcomes, from_s=0, until_s=10**6) == ([0, 0, 1, 2], [0, 1, 1, 0])
-    # What began before the window is held from its beginning on.
-    assert plot.held_curve(outcomes, from_s=43200, until_s=90000) == ([0, 0, 0.5], [0, 1, 1])
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00:00"), (59.6, "0:01:00"), (90_061, "25:01:01")])

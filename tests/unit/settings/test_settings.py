@@ -137,6 +137,10 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.hami_library is no longer a setting: HAMi's library cannot hold sessions; leave it out, "
             "libfgpu holds them",
         ),
+        (
+            {"log_format": "json"},
+            "c.FGPU.log_format is no longer a setting: leave it out; journalctl --output=json has the lines as JSON",
+        ),
         ({"wholly_other": 2}, "c.FGPU.wholly_other is not a setting; docs/settings.md has them all"),
         ({"max_sessions": "x"}, "c.FGPU.max_sessions is 'x'; it must be a whole number, at least 1"),
         ({"meter_every_s": 0.5}, "c.FGPU.meter_every_s is 0.5; it must be a whole number, between 1 and 300"),
