@@ -15,9 +15,8 @@ from fgpuspawner.engines.kubernetes.dialects.dra import Dra
 from fgpuspawner.engines.kubernetes.dialects.hami import Hami
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.dialects.mig import Mig
-from fgpuspawner.engines.kubernetes.dialects.volcano import Volcano
 
-DIALECTS: tuple[type[Dialect], ...] = (Lease, Dra, Hami, Volcano, Cce, Mig)
+DIALECTS: tuple[type[Dialect], ...] = (Lease, Dra, Hami, Cce, Mig)
 """All of them, the default first."""
 
 __all__ = [
@@ -35,5 +34,4 @@ __all__ = [
     "NotSayable",
     "PodPatch",
     "Registered",
-    "Volcano",
 ]

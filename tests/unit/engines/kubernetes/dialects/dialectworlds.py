@@ -17,11 +17,10 @@ from fgpuspawner.engines.kubernetes.dialects import (
     Lease,
     Mig,
     PodPatch,
-    Volcano,
 )
 from fgpuspawner.engines.kubernetes.quantity import count, mebibytes
 
-ALL: tuple[Dialect, ...] = (Lease("lab"), Dra(), Hami(), Volcano(), Cce(), Mig())
+ALL: tuple[Dialect, ...] = (Lease("lab"), Dra(), Hami(), Cce(), Mig())
 BY_NAME = {dialect.name: dialect for dialect in ALL}
 
 NODE = "gpu-1"
@@ -105,14 +104,6 @@ def bound(dialect: Dialect, patch: PodPatch, devices: Sequence[Device]) -> tuple
                 "nvidia.com/gpu",
                 "nvidia.com/gpumem",
                 "nvidia.com/gpucores",
-            )
-        case "volcano":
-            notes["volcano.sh/vgpu-ids-new"] = _allotted(
-                notes["volcano.sh/vgpu-use-gpuuuid"],
-                limits,
-                "volcano.sh/vgpu-number",
-                "volcano.sh/vgpu-memory",
-                "volcano.sh/vgpu-cores",
             )
         case "dra":
             return pod, Beside(

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from dialectworlds import ALL, BY_NAME, bound, gpu, instance, said, share
 from fgpu_scheduler import Device, Share, ShareMode
-from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Cce, Dialect, Hami, NotSayable, Volcano
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Cce, Dialect, Hami, NotSayable
 
 UNITS = {
     "hami": (1, 1),
-    "volcano": (1, 1),
     "cce": (128, 5),
     "dra": (1, 1),
     "lease": (1, 1),
@@ -53,7 +52,7 @@ def is_sayable(dialect: Dialect, shares: list[Share], devices: list[Device]) -> 
     match dialect.name:
         case "cce":
             return enough and len(shares) == 1
-        case "hami" | "volcano":
+        case "hami":
             return enough and alike
         case "mig":
             return whole
@@ -86,7 +85,7 @@ def test_what_is_written_reads_back_as_the_share_and_never_more_nor_nothing(dial
     holds()
 
 
-@pytest.mark.parametrize("name", ["hami", "volcano", "cce"])
+@pytest.mark.parametrize("name", ["hami", "cce"])
 def test_who_holds_compute_is_told_it_and_memory_alone_is_no_percent(name: str) -> None:
     dialect, device = BY_NAME[name], gpu()
     (both,) = dialect.given(*bound(dialect, said(dialect, share(device, 5120, 25), of=[device]), [device]))
@@ -95,7 +94,7 @@ def test_who_holds_compute_is_told_it_and_memory_alone_is_no_percent(name: str) 
     assert (memory.memory_mib, memory.compute_percent) == (5120, None)
 
 
-@pytest.mark.parametrize("name", ["hami", "volcano", "cce", "dra"])
+@pytest.mark.parametrize("name", ["hami", "cce", "dra"])
 def test_who_holds_or_counts_memory_is_told_it(name: str) -> None:
     dialect, device = BY_NAME[name], gpu()
     (found,) = dialect.given(*bound(dialect, said(dialect, share(device, 5120, 25), of=[device]), [device]))
@@ -110,17 +109,15 @@ def test_a_card_is_read_back_where_the_cluster_says_it(name: str, uuid: bool) ->
     assert found.uuid == (device.uuid if uuid else None)
 
 
-@given(st.integers(1, 2000), st.integers(1, 100_000), st.sampled_from([Hami, Volcano]))
-def test_a_memory_factor_rounds_down_to_its_units(
-    unit: int, memory_mib: int, kind: type[Hami | Volcano]
-) -> None:
-    dialect, device = kind(memory_unit_mib=unit), gpu(memory_mib=100_000)
+@given(st.integers(1, 2000), st.integers(1, 100_000))
+def test_a_memory_factor_rounds_down_to_its_units(unit: int, memory_mib: int) -> None:
+    dialect, device = Hami(memory_unit_mib=unit), gpu(memory_mib=100_000)
     if memory_mib < unit:
         with pytest.raises(NotSayable, match=f"units of {unit} MiB, so {memory_mib} MiB isn't possible"):
             said(dialect, share(device, memory_mib), of=[device])
         return
     patch = said(dialect, share(device, memory_mib), of=[device])
-    (written,) = (int(value) for key, value in patch.limits.items() if key == dialect.memory)
+    written = int(patch.limits["nvidia.com/gpumem"])
     assert written >= 1
     assert memory_mib - unit < written * unit <= memory_mib
 

@@ -18,7 +18,6 @@ from fgpuspawner.engines.kubernetes.dialects import (
     Lease,
     NotKnown,
     Registered,
-    Volcano,
 )
 
 A, B = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec", "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
@@ -75,21 +74,9 @@ def test_what_hami_gave_is_in_mib_whatever_its_memory_factor() -> None:
     assert Hami(memory_unit_mib=2).given(noted, Beside()) == [Given(A, 3000), Given(B, 5000, 30)]
 
 
-# --- Volcano ---
-
-
-def test_volcano_registers_and_gives_in_the_units_of_its_memory_factor() -> None:
-    dialect = Volcano(memory_unit_mib=1024)
-    text = f"{A},10,32,{V100},true,hami-core:{B},10,32,{V100},true,mig:"
-    registered = node(annotations={"volcano.sh/node-vgpu-register": text})
-    assert dialect.capacity(registered, Beside()) == [Registered(FoundDevice(A, 0, V100, 32768), 10)]
-    noted = pod(annotations={"volcano.sh/vgpu-ids-new": f"{A},NVIDIA,4,50:"})
-    assert dialect.given(noted, Beside()) == [Given(A, 4096, 50)]
-
-
-def test_an_instance_that_volcano_made_is_of_its_gpu() -> None:
-    noted = pod(annotations={"volcano.sh/vgpu-ids-new": f"{A}[0-1],NVIDIA,4864,0:"})
-    assert Volcano().given(noted, Beside()) == [Given(A, 4864)]
+def test_an_instance_that_hami_made_is_of_its_gpu() -> None:
+    noted = pod(annotations={"hami.io/vgpu-devices-allocated": f"{A}[0-1],NVIDIA,4864,0:;"})
+    assert Hami().given(noted, Beside()) == [Given(A, 4864)]
 
 
 # --- CCE ---
@@ -264,11 +251,6 @@ MISSING: list[tuple[str, Callable[[], Any], str]] = [
         lambda: BY_NAME["hami"].capacity(node(), Beside()),
         "no annotation hami.io/node-nvidia-register",
     ),
-    (
-        "volcano",
-        lambda: BY_NAME["volcano"].capacity(node(), Beside()),
-        "no annotation volcano.sh/node-vgpu-register",
-    ),
     ("cce", lambda: BY_NAME["cce"].capacity(node(), Beside()), "registers no volcano.sh/gpu-mem.128Mi"),
     (
         "mig",
@@ -291,16 +273,9 @@ def test_every_dialect_has_a_case_of_what_is_not_said() -> None:
     assert {name for name, _, _ in MISSING} == BY_NAME.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("hami", pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"})),
-        ("volcano", pod(limits={"volcano.sh/vgpu-memory": "1280"})),
-    ],
-)
-def test_a_pod_that_asked_and_got_nothing_yet_is_unknown(name: str, asked: dict[str, Any]) -> None:
+def test_a_pod_that_asked_and_got_nothing_yet_is_unknown() -> None:
     with pytest.raises(NotKnown, match="fgpu-lab-7-1"):
-        BY_NAME[name].given(asked, Beside())
+        Hami().given(pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), Beside())
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)

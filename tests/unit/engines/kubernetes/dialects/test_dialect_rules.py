@@ -37,12 +37,6 @@ RULES: list[tuple[str, list[Device], list[Share], str]] = [
         "hami: each GPU of a pod gives the same, so 2 different shares aren't possible; choose GPUs of one model",
     ),
     (
-        "volcano",
-        BIG,
-        [share(BIG[0], 16160, 100), share(BIG[2], 81559, 100)],
-        "volcano: each GPU of a pod gives the same, so 2 different shares aren't possible; choose GPUs of one model",
-    ),
-    (
         "mig",
         [SMALL],
         [share(SMALL, 1280)],
