@@ -230,7 +230,7 @@ def test_every_target_of_make_and_every_unit_of_systemd_is_there() -> None:
     text = "\n".join(map(text_of, PAGES))
     targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z][\w-]*)", text, flags=re.MULTILINE)) - targets == set()
-    ours = (ROOT / "fgpuspawner/cli/setup/files").glob("*.*")
+    ours = (ROOT / "fgpuspawner/deploy").glob("*.*")
     units = {file.stem for file in ours if file.suffix in (".service", ".timer")} | {"docker", "postgresql"}
     assert set(re.findall(r"systemctl \w+ ([a-z][\w-]*)", text)) - units == set()
 

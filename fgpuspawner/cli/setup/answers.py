@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Answers:
             return f"http://127.0.0.1:{self.public_port}"
         port = f":{self.public_port}" if self.tls == "proxy" and self.public_port != PORT else ""
         return f"https://{self.host}{port}"
+
+    @property
+    def in_var_lib(self) -> bool:
+        """Return whether systemd makes the data folder, for the Hub's user alone."""
+        return self.data.startswith("/var/lib/")
 
     @property
     def groups_of_hub(self) -> list[str]:
@@ -114,11 +119,6 @@ class Answers:
 def _matches(option: str, value: str, pattern: str, use: str) -> None:
     if not re.fullmatch(pattern, value):
         raise UsageError(f"{option} is {value!r}: use {use}" if value else f"{option} is missing: use {use}")
-
-
-def to_json(answers: Answers) -> dict[str, Any]:
-    """Return them for the record of what was set up."""
-    return asdict(answers)
 
 
 def from_json(known: Mapping[str, Any]) -> Answers:

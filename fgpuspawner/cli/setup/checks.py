@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 from fgpuspawner.cli.hub_traits import is_taken, wrong_certificate
 from fgpuspawner.cli.setup.answers import Answers
 from fgpuspawner.cli.setup.files import PASSWORDS, Programs
-from fgpuspawner.cli.setup.machine import Machine, program
+from fgpuspawner.cli.setup.machine import Machine
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 NODE = 20
@@ -25,6 +26,13 @@ HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 CHECK_S = 120
 NOBODY = 61184
 """A user that owns no file: the first of those that systemd gives to a service for as long as it runs."""
+
+
+def program(name: str, *folders: Path) -> Path | None:
+    """Return where a program is: in these folders, or on PATH."""
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    return Path(found).absolute() if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from typing import Any
 from fgpu_scheduler import BadSettings, StoreUnavailable
 from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import Report, add_command, loaded, read_only
-from fgpuspawner.cli.setup import record as records
 from fgpuspawner.cli.setup.answers import LOGINS, RUNTIMES, TLS, Answers, ask, from_json
-from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration
+from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration, program
 from fgpuspawner.cli.setup.files import CONFIG, PASSWORDS, TOKEN, Programs, files
-from fgpuspawner.cli.setup.machine import Machine, program
-from fgpuspawner.cli.setup.steps import Setup, Step
+from fgpuspawner.cli.setup.machine import RECORD, Machine, Record, read_record
+from fgpuspawner.cli.setup.writer import Setup, Step
 from fgpuspawner.cli.usage import UsageError
 
 TOKEN_NAME = "CONFIGPROXY_AUTH_TOKEN"
@@ -93,12 +92,12 @@ def add_to(commands: Any) -> None:
 def run(given: argparse.Namespace) -> list[str]:
     """Show the plan and do it."""
     machine = Machine(Path(given.root).absolute())
-    known = records.read(machine.at(records.PATH))
-    setup = Setup(machine, known or records.Record(), time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    known = read_record(machine)
+    setup = Setup(machine, known or Record(), time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
     answers = _answers(given, known)
     if given.remove:
         if known is None:
-            raise UsageError(f"nothing is set up: there is no {machine.at(records.PATH)}")
+            raise UsageError(f"nothing is set up: there is no {machine.at(RECORD)}")
         answers = from_json(known.answers)
         steps = setup.back(answers, _installation_without_sessions(machine))
         return _carry_out(given, setup, steps, [], done=[f"Removed. The data is in {answers.data}."])
@@ -154,7 +153,7 @@ def _carry_out(
     return ["", *done]
 
 
-def _answers(given: argparse.Namespace, known: records.Record | None) -> Answers:
+def _answers(given: argparse.Namespace, known: Record | None) -> Answers:
     """Return what was said before, with what is said now over it."""
     answers = from_json(known.answers) if known else Answers()
     names = ("host", "tls", "cert", "key", "subdomains", "login", "groups", "admins", "runtime", "unit")

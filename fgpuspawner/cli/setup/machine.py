@@ -1,23 +1,23 @@
-"""The machine, or a folder in its place: what is there, and how it is changed."""
+"""The machine that ``fgpu setup`` sets up, or a folder in its place, and the record of what it has done there."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import shutil
+import json
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fgpu_scheduler import BadSettings
 
+RECORD = "/etc/jupyterhub/fgpu-setup.json"
+VERSION = 1
 LONGEST_S = 1800
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Files are below ``root``. Only with "/" is anything started, stopped or asked of the engine."""
+    """The machine, or a folder in its place. Only with "/" is anything started, stopped or asked of the engine."""
 
     root: Path
 
@@ -32,38 +32,23 @@ class Machine:
 
     def read(self, path: str) -> str | None:
         """Return a file's text, None where there is none."""
-        try:
-            return self.at(path).read_text()
-        except FileNotFoundError:
-            return None
+        return self.at(path).read_text() if self.at(path).exists() else None
 
     def number(self, name: str, *, of: str) -> int | None:
         """Return the number of a user (``passwd``) or a group (``group``), None where there is none."""
-        for line in (self.read(f"/etc/{of}") or "").splitlines():
-            words = line.split(":")
-            if words[0] == name:
-                return int(words[2])
-        return None
+        lines = (line.split(":") for line in (self.read(f"/etc/{of}") or "").splitlines())
+        return next((int(words[2]) for words in lines if words[0] == name), None)
 
-    def write(self, path: str, text: str, mode: int, group: int | None) -> None:
-        """Write a file whole or not at all. Nobody reads it before it has its rights."""
-        place = self.at(path)
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        there = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    def tried(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a program and return what became of it. On a folder systemctl changes only files."""
+        if words[0] == "systemctl" and not self.is_real:
+            words = ("systemctl", f"--root={self.root}", *words[1:])
         try:
-            with open(descriptor, "w") as file:
-                file.write(text)
-                file.flush()
-                if group is not None and os.geteuid() == 0:
-                    os.fchown(descriptor, 0, group)
-                os.fchmod(descriptor, mode)
-                os.fsync(descriptor)
-            there.replace(place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                there.unlink()
-            raise
+            return subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+        except FileNotFoundError:
+            return subprocess.CompletedProcess([], 127, "", f"there is no {words[0]} here")
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess([], 124, "", f"not done within {LONGEST_S} s")
 
     def do(self, *words: str | Path) -> str:
         """Run a program and return what it prints.
@@ -80,32 +65,38 @@ class Machine:
             )
         return done.stdout
 
-    def tried(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a program and return what became of it."""
-        try:
-            return subprocess.run(
-                [str(word) for word in words], capture_output=True, text=True, check=False, timeout=LONGEST_S
-            )
-        except FileNotFoundError:
-            return subprocess.CompletedProcess([], 127, "", f"there is no {words[0]} here")
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess([], 124, "", f"not done within {LONGEST_S} s")
-
-    def systemctl(self, *words: str) -> None:
-        """Have systemd do something; on a folder only what needs no running one."""
-        self.do("systemctl", *([] if self.is_real else [f"--root={self.root}"]), *words)
-
     def is_on(self, unit: str) -> bool:
         """Return whether a unit starts with the machine, and runs."""
-        root = [] if self.is_real else [f"--root={self.root}"]
-        enabled = self.tried("systemctl", *root, "is-enabled", "--quiet", unit).returncode == 0
-        if not self.is_real:
-            return enabled
-        return enabled and self.tried("systemctl", "is-active", "--quiet", unit).returncode == 0
+        asked = ("is-enabled", "is-active") if self.is_real else ("is-enabled",)
+        return not any(self.tried("systemctl", how, "--quiet", unit).returncode for how in asked)
 
 
-def program(name: str, *folders: Path) -> Path | None:
-    """Return where a program is: in these folders, or on PATH."""
-    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(name, path=path)
-    return Path(found).absolute() if found else None
+@dataclass(slots=True)
+class Record:
+    """What setup has done to a machine, and what it was told."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    """The digest of each file, as it was written."""
+    before: dict[str, str] = field(default_factory=dict)
+    """Where what was there before the first setup is kept, by the path that it is put back to."""
+    made_user: str = ""
+    folders: list[str] = field(default_factory=list)
+
+
+def read_record(machine: Machine) -> Record | None:
+    """Return the record; None where nothing was set up.
+
+    Raises:
+        BadSettings: it cannot be read as one.
+    """
+    path, text = machine.at(RECORD), machine.read(RECORD)
+    try:
+        found = None if text is None else json.loads(text)
+    except ValueError:
+        raise BadSettings(
+            f"{path} is damaged; restore it from a backup, or remove it to set up again"
+        ) from None
+    if text is not None and (not isinstance(found, dict) or found.pop("version", None) != VERSION):
+        raise BadSettings(f"{path} is of another version of fgpuspawner; use that one's fgpu setup")
+    return Record(**found) if found is not None else None

@@ -15,10 +15,9 @@ import pytest
 from commandline import failure
 from fgpuspawner.cli import main as cli
 from fgpuspawner.cli.setup.answers import Answers
-from fgpuspawner.cli.setup.files import DAEMON, TOKEN, Programs, files
-from fgpuspawner.cli.setup.machine import Machine
-from fgpuspawner.cli.setup.record import Record
-from fgpuspawner.cli.setup.steps import Setup
+from fgpuspawner.cli.setup.files import TOKEN, Programs, files
+from fgpuspawner.cli.setup.machine import Machine, Record
+from fgpuspawner.cli.setup.writer import DAEMON, Setup
 
 pytestmark = [
     pytest.mark.skipif(
