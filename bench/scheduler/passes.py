@@ -18,8 +18,10 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench"), str(ROOT / "bench" / "scheduler")]
+sys.path.append(str(ROOT / "tests" / "simulation"))
 
 from machine import load, machine, source  # noqa: E402
+from simulator import lasting  # noqa: E402
 
 import lab  # noqa: E402
 from fgpu_scheduler import (  # noqa: E402
@@ -36,7 +38,6 @@ from fgpu_scheduler import (  # noqa: E402
     group_policy,
     plan,
 )
-from fgpu_scheduler.testing import lasting  # noqa: E402
 
 AT_MOST_MS = {1000: 2.0, 10000: 20.0}
 """What one pass is held against, by the length of the queue."""

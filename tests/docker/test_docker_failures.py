@@ -9,9 +9,9 @@ import pytest
 from docker.errors import APIError
 from dockerhub import ONE, WHOLE_FIVE, DockerHub, Engine, until
 from imageregistry import ImageRegistry
+from simulator import world
 
 from fgpu_scheduler import Session
-from fgpu_scheduler.testing import world
 from fgpuspawner.engines.docker.containers import Containers
 from fgpuspawner.engines.docker.endings import refusal_words
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import strategies as st
+from simulator import NOW_S, World
 
 from fgpu_scheduler.core.model import Device, Node, NodeState, Request, Session, SessionState
 from fgpu_scheduler.core.placement import best_fit, free, place
-from fgpu_scheduler.testing import NOW_S, World
 
 GROUPS = ("lab", "class")
 MODELS = ("m", "m", "m", "other")

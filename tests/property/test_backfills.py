@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import Place, Policy, Reserve, plan
 from fgpu_scheduler.core.policies import ORDERS, group_policy
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 
 AMOUNTS = ("0.1", "0.3", "0.5", "0.5", "0.7", "1", "1", "2")
 HOUR_S = 3600

@@ -7,6 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import STATES
+from simulator import lasting, world
+from simulator.world import request
 
 from fgpu_scheduler.core.backfill import SURE_ENDS
 from fgpu_scheduler.core.forecast import forecast
@@ -17,8 +19,6 @@ from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import ORDERS, Backfill, Policy, group_policy
 from fgpu_scheduler.core.starts import SOON_S
-from fgpu_scheduler.testing import lasting, world
-from fgpu_scheduler.testing.world import request
 
 LONGEST_WAIT_S = 3 * 3600
 AMOUNTS = ("0.1", "0.3", "0.5", "0.5", "0.7", "1", "1", "2", "3")

@@ -7,6 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import requests, worlds
+from simulator import World
+from simulator.order_checks import less_liked
+from simulator.world import decided, request, world
 
 from fgpu_scheduler.core.backfill import gather
 from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Session, SessionState, Snapshot
@@ -18,9 +21,6 @@ from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import shares_of
 from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.testing import World
-from fgpu_scheduler.testing.order_checks import less_liked
-from fgpu_scheduler.testing.world import decided, request, world
 
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 

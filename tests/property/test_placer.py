@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_place import plain_place
 from property_worlds import requests, worlds
+from simulator import World
 
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Score, after, free, place, placements, untouched
 from fgpu_scheduler.core.scores import Cluster, Workload, best_fit, fgd, first_fit, spread, worth
-from fgpu_scheduler.testing import World
 
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 NAMES = ("first_fit", "best_fit", "spread", "fgd", "worth")

@@ -6,14 +6,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from simulator import MemoryStore, drawn
+from simulator.order_checks import less_liked
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
 from fgpu_scheduler.core.model import Device, EndCause, Groups, Node, NodeState, SessionState
 from fgpu_scheduler.core.planner import Memory, plan
 from fgpu_scheduler.core.scores.chosen import LEAST_ASKED
 from fgpu_scheduler.errors import FGPUError
-from fgpu_scheduler.testing import MemoryStore, drawn
-from fgpu_scheduler.testing.order_checks import less_liked
 
 S = SessionState
 ENDS = (S.TERMINATING, S.CANCELLED, S.TERMINATED, S.ERROR)

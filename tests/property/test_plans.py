@@ -8,6 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import GROUPS, nodes, requests, worlds
+from simulator import World, lasting
+from simulator.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_that_fit
 from fgpu_scheduler.core.forecast import forecast
@@ -18,8 +20,6 @@ from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.request_forecast import forecast_request, largest_now
 from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.core.starts import SOON_S
-from fgpu_scheduler.testing import World, lasting
-from fgpu_scheduler.testing.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 POLICY = Policy()
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)

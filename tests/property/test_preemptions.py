@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 from plain_preempt import plain_victims
+from simulator import drawn
 
 from fgpu_scheduler.core import preempt
 from fgpu_scheduler.core.clearing import Clearings
@@ -17,7 +18,6 @@ from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.policies import ORDERS, group_policy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.store.snapshot_cache import Contents
-from fgpu_scheduler.testing import drawn
 
 NOW_S = 10**6
 AMOUNTS = (100, 200, 300, 500, 700, 1000, 1000, 2000, 3000, 4000)

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulator import Faults, Report, Violation, checks, simulate, simulate_in_file
+from simulator.virtual import VirtualLoop
 
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
 from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill, Promises
-from fgpu_scheduler.testing import Faults, Report, Violation, checks, simulate, simulate_in_file
-from fgpu_scheduler.testing.virtual import VirtualLoop
 
 ROOT = Path(__file__).parents[2]
+PATHS = os.pathsep.join((str(ROOT / "scheduler"), str(Path(__file__).parent)))
 EVENTS = 120
 SEEDS = range(6)
 FILE_SEEDS = range(105, 107)
@@ -96,8 +97,8 @@ def test_every_check_holds_in_many_more_histories_in_a_file():
 
 
 def history_under(hash_seed: str) -> str:
-    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "scheduler")}
-    command = [sys.executable, "-m", "fgpu_scheduler.testing", "--seed", "5", "--events", "100", "--log"]
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": PATHS}
+    command = [sys.executable, "-m", "simulator", "--seed", "5", "--events", "100", "--log"]
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -151,8 +152,8 @@ def test_what_is_killed_does_nothing_more():
 
 
 def many_seeds(*options: str) -> str:
-    command = [sys.executable, "-m", "fgpu_scheduler.testing", "--events", "5", *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "scheduler")}
+    command = [sys.executable, "-m", "simulator", "--events", "5", *options]
+    env = {**os.environ, "PYTHONPATH": PATHS}
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
 
 

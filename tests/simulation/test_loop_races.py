@@ -4,6 +4,10 @@ import asyncio
 import gc
 from collections.abc import Coroutine
 
+from simulator import NOW_S, world
+from simulator.virtual import VirtualLoop
+from simulator.world import request
+
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.lifecycle import ENDED
 from fgpu_scheduler.core.model import EndCause, SessionState
@@ -13,9 +17,6 @@ from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import SessionEnded
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing import NOW_S, world
-from fgpu_scheduler.testing.virtual import VirtualLoop
-from fgpu_scheduler.testing.world import request
 
 S = SessionState
 NODES = world().nodes

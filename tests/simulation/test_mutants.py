@@ -4,6 +4,8 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from simulator import Faults, Violation, checks, simulate, simulate_in_file
+from simulator.lab import CALM
 from sqlalchemy import text
 
 from fgpu_scheduler.core import (
@@ -25,8 +27,6 @@ from fgpu_scheduler.service import healing, reclaiming, scheduler
 from fgpu_scheduler.service.scheduler import Scheduler
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing import Faults, Violation, checks, simulate, simulate_in_file
-from fgpu_scheduler.testing.lab import CALM
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from simulator.memory import MemoryStore
 from store_worlds import database, opened
 
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import MemoryStore
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from simulator import World
 
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import Request
 from fgpu_scheduler.core.placement import Score, best_fit, free, place
-from fgpu_scheduler.testing import World
 
 BY_ONE, AT_ONCE = 1000, 0
 

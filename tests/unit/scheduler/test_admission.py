@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 
 LAB = world(devices=3, fgpu_per_gpu=1, cpu=16, node_memory_mib=65536)
 """One node of three GPUs."""

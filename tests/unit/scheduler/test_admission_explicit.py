@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import world
+from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, Refusal, admit
 from fgpu_scheduler.core.model import Quota, QuotaScope
-from fgpu_scheduler.testing import world
-from fgpu_scheduler.testing.world import request
 
 OPEN = Caps(fgpu_step_milli=100)
 LAB = (

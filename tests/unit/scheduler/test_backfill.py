@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import World, decided, lasting, world
+from simulator.world import request
 
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S, LENT
@@ -12,8 +14,6 @@ from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.planner import Reserve, plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy, Promises
-from fgpu_scheduler.testing import World, decided, lasting, world
-from fgpu_scheduler.testing.world import request
 
 HOUR_S = 3600
 LONGEST_WAIT_S = 24 * HOUR_S

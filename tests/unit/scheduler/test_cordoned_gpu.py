@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator import World, lasting, world
+from simulator.world import request
+
 from fgpu_scheduler.core.backfill import gather
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import Snapshot
@@ -15,8 +18,6 @@ from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.starts import BASIS_NO_NODE, Ahead
 from fgpu_scheduler.core.unblocking import unblocking
-from fgpu_scheduler.testing import World, lasting, world
-from fgpu_scheduler.testing.world import request
 
 BROKEN = "GPU-n1-0"
 

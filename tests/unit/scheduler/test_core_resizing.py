@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import World, world
+from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Size
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
@@ -18,8 +20,6 @@ from fgpu_scheduler.core.resizing import (
     takes_what_is_kept,
 )
 from fgpu_scheduler.core.usage import fgpu_seconds
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import NOW_S, request
 
 HALF, LARGE = Amount(500), Amount(800)
 EASY = Policy(GroupPolicy(backfill=Backfill.EASY))

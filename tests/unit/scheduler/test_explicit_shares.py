@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from placing import goes_to
+from simulator import world
+from simulator.world import request
 
 from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
 from fgpu_scheduler.core.placement import after, could_ever_fit, free, placements, returned
 from fgpu_scheduler.core.shares import shape, shares_of
-from fgpu_scheduler.testing import world
-from fgpu_scheduler.testing.world import request
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
 MEMORY, BOTH = ShareMode.MEMORY, ShareMode.MEMORY_COMPUTE

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import World, world
 
 from fgpu_scheduler.core.extending import Extension, NotExtended, delays_a_promise, not_extended
 from fgpu_scheduler.core.model import EndCause, Session, SessionState
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules, extended, reclaims
-from fgpu_scheduler.testing import World, world
 
 HOUR_S = 3600
 EASY = Policy(GroupPolicy(backfill=Backfill.EASY))

@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from simulator import NOW_S, World, lasting, world
+from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.forecast import Forecast, forecast
@@ -26,8 +28,6 @@ from fgpu_scheduler.core.starts import (
     SOON_S,
     Ahead,
 )
-from fgpu_scheduler.testing import NOW_S, World, lasting, world
-from fgpu_scheduler.testing.world import request
 
 CAPS = Caps(fgpu_step_milli=100)
 MEMORY_ONLY = replace(request("mia", "0"), gpu_memory_mib=2048)

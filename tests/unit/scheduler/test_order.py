@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator import World, world
+
 from fgpu_scheduler.core.orders import First, Order, by_place, fifo, in_order, lifo, lines, waited_s
-from fgpu_scheduler.testing import World, world
 
 
 def users(lab: World) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core import orders, usage
 from fgpu_scheduler.core.lengths import PastRun, PastRuns
@@ -13,8 +15,6 @@ from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.orders import Order, in_order, lines
 from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Backfill, Policy, group_policy
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 
 HOUR_S = 3600
 HOUR_OF_ONE = 1000 * HOUR_S

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import placing
 import pytest
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core.model import MAX_SHARES, Placement, SessionState, Share
 from fgpu_scheduler.core.placement import (
@@ -18,8 +20,6 @@ from fgpu_scheduler.core.placement import (
 )
 from fgpu_scheduler.core.shares import devices_needed
 from fgpu_scheduler.core.units import format_milli
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 
 
 def goes_to(lab: World, fgpu: str, **asked: int | str) -> list[str] | None:

@@ -7,6 +7,8 @@ from itertools import permutations
 
 import placing
 import pytest
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.asked import asked_of
@@ -29,8 +31,6 @@ from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.scarce import Scarce, scarce_nodes
 from fgpu_scheduler.core.scores.worth import prices
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 
 
 def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str] | None:

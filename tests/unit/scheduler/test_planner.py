@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator import World, decided, world
+
 from fgpu_scheduler.core import orders, scores
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.planner import Plan, Reserve, plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
-from fgpu_scheduler.testing import World, decided, world
 
 
 def plan_of(lab: World) -> list[str]:

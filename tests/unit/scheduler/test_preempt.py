@@ -7,13 +7,13 @@ from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import World, world
+from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, NodeState, Quota, QuotaScope, Request, Session, SessionState
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules, End, Reclaim, Rules, Spare, Warn, reclaims, said
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import NOW_S, request
 
 PREEMPTED, LIMIT = EndCause.PREEMPTED, EndCause.TIME_LIMIT
 ON = Rules(grace_s=600, preempt=True)

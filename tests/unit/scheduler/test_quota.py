@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import World, world
+from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, Refusal, pending_refusals
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, SessionState, Share, ShareMode
 from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, quota_words
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.world import request
 from fgpuspawner.service.api.forecast import quota_object
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL

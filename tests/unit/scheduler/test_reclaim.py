@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import World, world
+from simulator.memory import MemoryStore
+from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules, End, Reclaim, Rules, Spare, Warn, Warnings, reclaims, said
-from fgpu_scheduler.testing import World, world
-from fgpu_scheduler.testing.memory import MemoryStore
-from fgpu_scheduler.testing.world import NOW_S, request
 
 IDLE, LIMIT = EndCause.IDLE, EndCause.TIME_LIMIT
 LIFE = Rules(grace_s=600, max_lifetime_s=7200)

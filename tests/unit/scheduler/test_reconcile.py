@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from simulator import World, world
 
 from fgpu_scheduler.core.model import EndCause, SessionState
 from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Observed, Remove, Stop, reconcile
-from fgpu_scheduler.testing import World, world
 
 S = SessionState
 LAB = world(devices=4).node("n2", devices=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import World, decided, lasting, world
 
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import RefusedNode, WaitReason
@@ -12,7 +13,6 @@ from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.testing import World, decided, lasting, world
 
 POLICIES = [Policy(GroupPolicy(backfill=mode, longest_wait_s=3600)) for mode in Backfill]
 

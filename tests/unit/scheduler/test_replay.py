@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from simulator import world
+from simulator.world import request
 
 from fgpu_scheduler.core.model import Node, Quota, QuotaScope
 from fgpu_scheduler.core.orders import lifo
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.replay import Job, Outcome, jain, replay, summary
-from fgpu_scheduler.testing import world
-from fgpu_scheduler.testing.world import request
 
 POLICY = Policy()
 

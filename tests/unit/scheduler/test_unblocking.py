@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator import World, world
+
 from fgpu_scheduler.core.model import NodeState, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
-from fgpu_scheduler.testing import World, world
 
 
 def told(lab: World) -> tuple[str, list[str]] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import world
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.usage import decayed, fgpu_seconds
-from fgpu_scheduler.testing import world
 
 
 def test_a_session_uses_its_shares_from_its_placement_to_its_end() -> None:

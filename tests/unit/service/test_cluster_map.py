@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator import lasting
+
 from fgpu_scheduler import (
     Device,
     Node,
@@ -18,7 +20,6 @@ from fgpu_scheduler import (
     Snapshot,
     outlook,
 )
-from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World

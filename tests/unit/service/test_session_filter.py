@@ -7,6 +7,7 @@ import io
 from dataclasses import replace
 
 import pytest
+from simulator import lasting
 
 from fgpu_scheduler import (
     Device,
@@ -20,7 +21,6 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
-from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Json, Site, Viewer, World

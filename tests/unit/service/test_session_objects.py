@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulator import lasting
 from worlds import ADMIN, ALICE, SITE, Build, S, asked, gpu, node, shown
 
 from fgpu_scheduler import (
@@ -21,7 +22,6 @@ from fgpu_scheduler import (
     forecast,
     format_milli,
 )
-from fgpu_scheduler.testing import lasting
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.me import me_object

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simulator import lasting
+
 from fgpu_scheduler import (
     Device,
     Node,
@@ -15,7 +17,6 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
-from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Site, Viewer, World, live_sessions

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from bs4 import BeautifulSoup
+from simulator.world import request
 
 from fgpu_scheduler import EndCause, Session, SessionState
-from fgpu_scheduler.testing.world import request
 from fgpuspawner.spawner.failures import (
     LATELY_S,
     NEXT,

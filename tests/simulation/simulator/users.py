@@ -19,9 +19,9 @@ from fgpu_scheduler.errors import (
     StoreUnavailable,
     TooManyPending,
 )
-from fgpu_scheduler.testing import drawn
-from fgpu_scheduler.testing.checks import Violation
-from fgpu_scheduler.testing.hub import Hub
+from simulator import drawn
+from simulator.checks import Violation
+from simulator.hub import Hub
 
 S = SessionState
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.testing.quota_checks import names
+from simulator.quota_checks import names
 
 S = SessionState
 RECLAIMED = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)

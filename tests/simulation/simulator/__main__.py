@@ -1,4 +1,4 @@
-"""Run simulations: one again, ``python -m fgpu_scheduler.testing --seed 7 --events 300``, or many, ``--seeds 0 999``.
+"""Run simulations: one again, ``python -m simulator --seed 7 --events 300``, or many, ``--seeds 0 999``.
 
 Very many are run in parts: ``--seeds 1 100000 --record FILE --for-s 3600`` goes on where it was stopped.
 """
@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fgpu_scheduler.testing.checks import Violation
-from fgpu_scheduler.testing.simulator import Simulation
+import fgpu_scheduler
+from simulator.checks import Violation
+from simulator.simulator import Simulation
 
 EVERY = 10
 """Seeds between two lines on how far it is."""
@@ -22,7 +23,7 @@ PASSED, BROKEN = "passed", "broken"
 
 def main() -> int:
     """Run what the arguments say; return 1 if a check fired."""
-    parser = argparse.ArgumentParser(prog="python -m fgpu_scheduler.testing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one history")
     which.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), help="one history of each")
@@ -118,10 +119,10 @@ class Record:
 
 def source() -> str:
     """Return what names the source of the scheduler and its simulator: the same as long as no line of it changes."""
-    root = Path(__file__).parents[1]
     known = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        known.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    for root in (Path(fgpu_scheduler.__file__).parent, Path(__file__).parent):
+        for path in sorted(root.rglob("*.py")):
+            known.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return known.hexdigest()[:12]
 
 

@@ -13,10 +13,10 @@ from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.testing.met import Met
-from fgpu_scheduler.testing.order_checks import Promises, overtaken
-from fgpu_scheduler.testing.quota_checks import falsely_stopped, over_quota
-from fgpu_scheduler.testing.reclaim_checks import Warned
+from simulator.met import Met
+from simulator.order_checks import Promises, overtaken
+from simulator.quota_checks import falsely_stopped, over_quota
+from simulator.reclaim_checks import Warned
 
 S = SessionState
 

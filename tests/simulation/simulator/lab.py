@@ -22,11 +22,11 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.planner import Plan, Policy
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.errors import StaleVersion
-from fgpu_scheduler.testing import drawn
-from fgpu_scheduler.testing.checks import Checks, Standing, Violation
-from fgpu_scheduler.testing.order_checks import less_liked, refused_again
-from fgpu_scheduler.testing.virtual import VirtualLoop
-from fgpu_scheduler.testing.watched import Watched
+from simulator import drawn
+from simulator.checks import Checks, Standing, Violation
+from simulator.order_checks import less_liked, refused_again
+from simulator.virtual import VirtualLoop
+from simulator.watched import Watched
 
 EPOCH_S = 1_800_000_000
 

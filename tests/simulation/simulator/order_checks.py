@@ -9,7 +9,7 @@ from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, Reserve, applied
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
-from fgpu_scheduler.testing.quota_checks import names
+from simulator.quota_checks import names
 
 S = SessionState
 

@@ -16,9 +16,9 @@ from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.testing.checks import Violation
-from fgpu_scheduler.testing.lab import CALM, Faults
-from fgpu_scheduler.testing.outages import Outages
+from simulator.checks import Violation
+from simulator.lab import CALM, Faults
+from simulator.outages import Outages
 
 log = logging.getLogger("fgpu.scheduler")
 
@@ -115,7 +115,7 @@ class Simulation(Outages):
             again = f"--seed {self.seed} --events {events}" + (" --file" if self._is_file else "")
             raise Violation(
                 f"seed {self.seed}, step {self.step} of {events}: {type(e).__name__}: {e}\n  {last}\n"
-                f"see it again: python -m fgpu_scheduler.testing {again}"
+                f"see it again: python -m simulator {again}"
             ) from e
         finally:
             log.removeFilter(self._logged)

@@ -20,9 +20,9 @@ from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import known_or_as_it_was
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from fgpu_scheduler.testing.checks import Standing, Violation
-from fgpu_scheduler.testing.lab import Lab, node_of
-from fgpu_scheduler.testing.virtual import VirtualLoop
+from simulator.checks import Standing, Violation
+from simulator.lab import Lab, node_of
+from simulator.virtual import VirtualLoop
 
 S = SessionState
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fgpu_scheduler.core.model import EndCause, NodeState, SessionState
-from fgpu_scheduler.testing import drawn
-from fgpu_scheduler.testing.checks import Standing
-from fgpu_scheduler.testing.users import Users
+from simulator import drawn
+from simulator.checks import Standing
+from simulator.users import Users
 
 S = SessionState
 
