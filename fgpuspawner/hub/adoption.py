@@ -20,7 +20,8 @@ from jupyterhub import orm
 from jupyterhub.roles import assign_default_roles
 from jupyterhub.utils import url_escape_path, url_path_join
 
-from fgpu_scheduler import BadSettings, Seen, Session, SessionState, Store
+from fgpu_scheduler import BadSettings, Launcher, Seen, Session, SessionState, Store
+from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import Launched, ServerToken
 from fgpuspawner.form.offer import Wanted
 from fgpuspawner.hub.session_server import NoAnswer, ask
@@ -75,30 +76,70 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
     return adopted
 
 
-async def check_engine(seen: Seen, store: Store, sessions: Iterable[Session]) -> None:
-    """Return if what the engine runs and what the database says can be of one installation. Ends and changes nothing.
+class CheckedEngine:
+    """The engine as the scheduler sees it. A node is taken for silent until its first answer fits the database.
 
-    Raises:
-        BadSettings: sessions run that this database has never had, or answer and are not on their engine.
+    ``wrong`` is why a node's answer does not fit, in one line; empty where all do. Such a node takes no sessions, nothing
+    of it is ended, and each look checks it again.
     """
-    there = {thing.session_id for thing in seen.things if thing.alive}
-    if newer := [n for n in sorted(there) if await asyncio.to_thread(store.session, n) is None]:
-        raise BadSettings(
-            f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}): it is older; "
-            "use the newer one again, or have this start end them: c.FGPU.end_unknown_sessions = True"
+
+    def __init__(self, engine: Launcher, store: Store) -> None:
+        self.watch, self.remove = engine.watch, engine.remove
+        self.fitting: set[str] = set()
+        self.wrong = ""
+        self._engine, self._store = engine, store
+        self._newest_id = store.newest_session_id() or 0
+        self._failures = Failures(log, "Nothing is started or ended there", level=logging.ERROR)
+
+    async def observe(self) -> Seen:
+        """Look at the engine, and leave out the nodes whose answer does not fit."""
+        seen, wrong = await self._engine.observe(), ""
+        new = {*seen.nodes, *(thing.node_id for thing in seen.things)} - self.fitting
+        sessions = (await asyncio.to_thread(self._store.snapshot, 0)).sessions if new else ()
+        for node_id in sorted(new):
+            try:
+                await self._check(node_id, seen, sessions)
+                self.fitting.add(node_id)
+            except BadSettings as e:
+                wrong = wrong or f"node {node_id}: {e}"
+                self._failures.failed(e)
+        self.wrong = wrong
+        return seen._replace(
+            things=[thing for thing in seen.things if thing.node_id in self.fitting],
+            nodes=[node_id for node_id in seen.nodes if node_id in self.fitting],
         )
-    unseen = [
-        session
-        for session in sessions
-        if session.state is SessionState.RUNNING and session.id not in there
-        if session.placement is not None and session.placement.node_id in seen.nodes
-    ]
-    answers = await asyncio.gather(*map(_answers, unseen))
-    if lost := [session.id for session, answer in zip(unseen, answers, strict=True) if answer]:
-        raise BadSettings(
-            f"runtime, or the engine's address: {len(lost)} sessions answer that the engine does not know "
-            f"({_some(lost)}); set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
-        )
+
+    async def _check(self, node_id: str, seen: Seen, sessions: Iterable[Session]) -> None:
+        """Return if what a node runs and what the database says can be of one installation.
+
+        Raises:
+            BadSettings: sessions run that this database has never had, or answer and are not on their engine.
+        """
+        there = {thing.session_id for thing in seen.things if thing.alive and thing.node_id == node_id}
+        if newer := [n for n in sorted(there) if not await asyncio.to_thread(self._knows, n, node_id)]:
+            raise BadSettings(
+                f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}): it is "
+                "older; use the newer one again, or have this start end them: c.FGPU.end_unknown_sessions = True"
+            )
+        unseen = [
+            session
+            for session in sessions
+            if session.state is SessionState.RUNNING and session.id not in there
+            if session.placement is not None and session.placement.node_id == node_id in seen.nodes
+        ]
+        answers = await asyncio.gather(*map(_answers, unseen))
+        if lost := [session.id for session, answer in zip(unseen, answers, strict=True) if answer]:
+            raise BadSettings(
+                f"runtime, or the engine's address: {len(lost)} sessions answer that the engine does not know "
+                f"({_some(lost)}); set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
+            )
+
+    def _knows(self, session_id: int, node_id: str) -> bool:
+        """Return whether the database had this session before this Hub, or had it placed here since."""
+        session = self._store.session(session_id)
+        if session is None or session_id <= self._newest_id:
+            return session is not None
+        return session.placement is not None and session.placement.node_id == node_id
 
 
 async def _answers(session: Session) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
+import struct
 import sys
 from typing import Any
 
@@ -12,9 +14,23 @@ from fgpu_scheduler import BadSettings, Claim, FGPUError, lock_file
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.settings import FGPU
 
+log = logging.getLogger("fgpu")
+
 LOOKED_AT_EVERY_S = 30.0
 NOTE = "installation"
 """The file in the data folder that names the installation whose sessions' files are there."""
+
+
+def _account_of(name: str) -> int | None:
+    """Return the user id of the process that listens at a Unix socket's name, as the kernel knows it; None: of none."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(1)
+        try:
+            asking.connect(name)
+        except OSError:
+            return None
+        _, user_id, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(user_id)
 
 
 class OnlyHub:
@@ -46,15 +62,22 @@ class OnlyHub:
                 another installation.
         """
         # The kernel frees this name when the process ends, and no file is left behind.
-        self._name = socket.socket(socket.AF_UNIX)
+        self._name, name = socket.socket(socket.AF_UNIX), f"\0fgpu-hub-{installation}"
         try:
-            self._name.bind(f"\0fgpu-hub-{installation}")
+            self._name.bind(name)
+            self._name.listen(0)
         except OSError:
-            raise BadSettings(
-                f"c.FGPU.db_url: another Hub on this machine serves installation {installation}, and this database is a "
-                "copy of that Hub's; end that Hub (ss -xap | grep fgpu-hub names its process), or give this one another "
-                "database"
-            ) from None
+            # Any account can take the name: only what root or this Hub's own account runs is another Hub.
+            if _account_of(name) in (0, os.geteuid()):
+                raise BadSettings(
+                    f"c.FGPU.db_url: another Hub on this machine serves installation {installation}, and this database "
+                    "is a copy of that Hub's; end that Hub (ss -xap | grep fgpu-hub names its process), or give this "
+                    "one another database"
+                ) from None
+            log.warning(
+                "Another account has the name @%s (see ss -xap): copies of this database are not refused",
+                name[1:],
+            )
         note, files = self._data / NOTE, self._data / "limits"
         before = note.read_text() if note.exists() else ""
         if before == installation:

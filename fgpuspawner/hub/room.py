@@ -210,7 +210,10 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
         answering, silent = self.runtime.engine.answering()
         if silent:
             parts["engine"] = "some machines are silent" if answering else "silent"
+        if why := self.runtime.why_not_all():
+            parts["sessions"] = why
         works = parts["database"] == "ok" and parts["disk"] != "full" and parts["engine"] != "silent"
+        works = works and self.runtime.has_begun
         fine = all(word == "ok" for word in parts.values())
         self.set_status(200 if works else 503)
         self.set_header("Cache-Control", "no-store")

@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from traitlets.config import Config
@@ -18,6 +19,7 @@ from fgpu_scheduler import (
     EndCause,
     Meters,
     Node,
+    NodeState,
     PrivateImages,
     Queue,
     Refusal,
@@ -33,7 +35,7 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
-from fgpuspawner.hub.adoption import check_engine
+from fgpuspawner.hub.adoption import CheckedEngine
 from fgpuspawner.hub.code_watch import CodeWatch
 from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
@@ -71,7 +73,7 @@ T = TypeVar("T")
 
 START_AGAIN_S = 1.0
 FIRST_LOOK_S = 5.0
-"""Seconds that a start waits for an engine to say what it runs. Of one that says nothing, nothing is concluded."""
+"""Seconds that a start waits for an engine to say what it runs."""
 WATCHDOG = "the watchdog"
 FILERS = 4
 """Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
@@ -161,13 +163,14 @@ class Runtime:
         self._looks_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_LOOKS_EVERY_S)
         self._gpu_use = GpuUse(SystemClock(), every_s=self._looks_every_s)
         atexit.register(self.drivers.close)
+        self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
             self.store,
             policy=self.settings.policy(),
             rules=self.settings.rules(),
             activity=self._activity(),
             caps=self.settings.caps(),
-            launcher=self.engine,
+            launcher=self.engine if self.checked is None else self.checked,
             deadlines=Deadlines(
                 queue_timeout_s=self.settings.queue_timeout_s,
                 resume_grace_s=self.settings.resume_grace_s,
@@ -251,14 +254,14 @@ class Runtime:
     async def _start(self) -> None:
         # Polls wait until all of this is done: a database that is away must not look like servers that are gone.
         # Nothing of it is done a second time, so nothing may fail for good that can be had later.
-        if not self.settings.end_unknown_sessions:
-            await until_it_works(
-                self._check_engine,
-                every_s=START_AGAIN_S,
-                failures=Failures(log, "The Hub does not begin its work", level=logging.ERROR),
-            )
+        nodes = self.nodes
+        if self.checked is not None:
+            await self._look_first(self.checked)
+            # What a silent node runs may be unknown here: nothing is placed there before it has answered.
+            fitting = self.checked.fitting
+            nodes = tuple(n if n.id in fitting else replace(n, state=NodeState.LOST) for n in nodes)
         live = await until_it_works(
-            lambda: self.queue.start(self.nodes, self.settings.quotas_given()),
+            lambda: self.queue.start(nodes, self.settings.quotas_given()),
             every_s=START_AGAIN_S,
             failures=Failures(log, "The scheduler cannot start yet, trying on", level=logging.ERROR),
         )
@@ -287,12 +290,14 @@ class Runtime:
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
 
-    async def _check_engine(self) -> None:
-        look = self.background.run(self.engine.observe(), failed="The engine could not be looked at")
-        await asyncio.wait([look], timeout=FIRST_LOOK_S)
-        if look.done():
-            snapshot = await asyncio.to_thread(self.store.snapshot, 0)
-            await check_engine(look.result(), self.store, snapshot.sessions)
+    async def _look_first(self, engine: CheckedEngine) -> None:
+        """Look at the engine until nothing is wrong. It may be silent: what answers later is checked then."""
+        while True:
+            look = self.background.run(engine.observe(), failed="The engine could not be looked at")
+            await asyncio.wait([look], timeout=FIRST_LOOK_S)
+            if not engine.wrong:
+                return
+            await asyncio.sleep(START_AGAIN_S)
 
     def _look_after(self) -> None:
         """Begin what goes on for as long as the Hub runs, now that it is known which sessions live."""
@@ -400,6 +405,17 @@ class Runtime:
             close=lambda why: asyncio.to_thread(close_machine, self.store, self.isolation, why),
         )
         disks.begin(self.background)
+
+    def why_not_all(self) -> str:
+        """Return why the Hub does not do all of its work, in words for anybody; empty where it does."""
+        if self.checked is not None and self.checked.wrong:
+            return "a machine runs sessions that this Hub does not know; its log names them"
+        return "" if self.has_begun else "the Hub has not begun its work yet"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether sessions are scheduled."""
+        return self._started is not None and self._started.done()
 
     async def ready(self) -> None:
         """Wait until what the last run left is known and healed."""

@@ -231,6 +231,9 @@ def test_a_start_on_an_older_database_ends_nothing(both: HubProcess, kind: str) 
     both.settings["db_url"] = f"sqlite:///{both.folder}/older.sqlite"
     both.start()
     until(lambda: "1 sessions run that this database has never had" in both.log_text(), what="it says so")
+    health = requests.get(f"{both.url}/hub/health", timeout=60)
+    assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+    assert "sessions that this Hub does not know" in health.json()["sessions"]
     both.kill()
     goes_on_with_its_own(both, running)
 

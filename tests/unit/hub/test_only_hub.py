@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from fgpu_scheduler import BadSettings
 from fgpuspawner.hub.only_hub import NOTE, OnlyHub
 
 
@@ -17,3 +21,34 @@ def test_a_note_that_a_full_disk_left_empty_refuses_no_start(tmp_path: Path) -> 
     only.serve(f"test-{os.getpid()}")
     assert (tmp_path / NOTE).read_text() == f"test-{os.getpid()}"
     only._name.close()
+
+
+def test_another_account_that_takes_the_installations_name_does_not_keep_the_hub_from_starting(
+    tmp_path: Path,
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root has another account's name taken")
+    installation = f"test-{os.getpid()}-taken"
+    with socket.socket(socket.AF_UNIX) as other:
+        os.seteuid(65534)
+        try:
+            other.bind(f"\0fgpu-hub-{installation}")
+            other.listen()
+        finally:
+            os.seteuid(0)
+        only = OnlyHub(SimpleNamespace(init_db=None))
+        only._data = tmp_path
+        only.serve(installation)
+        only._name.close()
+
+
+def test_another_hub_of_this_account_is_refused(tmp_path: Path) -> None:
+    hubs = [OnlyHub(SimpleNamespace(init_db=None)) for _ in range(2)]
+    for number, hub in enumerate(hubs):
+        hub._data = tmp_path / str(number)
+        hub._data.mkdir()
+    hubs[0].serve(f"test-{os.getpid()}-twice")
+    with pytest.raises(BadSettings, match="another Hub on this machine serves installation"):
+        hubs[1].serve(f"test-{os.getpid()}-twice")
+    for hub in hubs:
+        hub._name.close()

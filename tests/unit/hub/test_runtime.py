@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,18 @@ import psutil
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Observed, Policy, Request, SessionState, StoreUnavailable, plan
+from fgpu_scheduler import (
+    EndCause,
+    NodeState,
+    Observed,
+    Policy,
+    Request,
+    Seen,
+    SessionState,
+    StoreUnavailable,
+    plan,
+)
+from fgpuspawner.engines.base import Launched, ServerToken
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.hub import runtime as module
 from fgpuspawner.hub.runtime import Runtime
@@ -29,8 +41,30 @@ from fgpuspawner.spawner.launch_form import LaunchFormSpawner
 LAB = {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
 
 
+class Api(BaseHTTPRequestHandler):
+    """Session 1's server, where its answer is 200."""
+
+    answer = 404
+
+    def do_GET(self) -> None:
+        self.send_response(self.answer if self.path == "/user/alice/api" else 404)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+def api() -> Iterator[ThreadingHTTPServer]:
+    """What listens where session 1's server did."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Api,), {})) as found:
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: ThreadingHTTPServer) -> Iterator[Runtime]:
     """What a Hub opens whose predecessor ended while session 1 ran."""
     monkeypatch.setattr(Runtime, "_current", None)
     monkeypatch.setattr(module, "START_AGAIN_S", 0.01)
@@ -42,7 +76,9 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
     (session,) = store.submit([Request("alice", "", "python", "default", 500, 100, 256)], now_s=0)
     store.commit(plan(store.snapshot(0), Policy()), now_s=0)
     store.move(session.id, SessionState.PREPARING, now_s=0)
-    store.move(session.id, SessionState.RUNNING, now_s=0)
+    token = ServerToken("prefix", "hash", (), "secret", "/user/alice/oauth_callback", ())
+    launched = Launched("127.0.0.1", api.server_port, "none", token).to_json()
+    store.move(session.id, SessionState.RUNNING, now_s=0, launched=launched)
     yield made
     store.close()
 
@@ -91,6 +127,74 @@ async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
     async with started(runtime):
         # Either way: because the Hub has no server for it, or because there is no process.
         assert (await runtime.queue.session(1)).end_cause is EndCause.EXITED
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_start_waits_while_a_session_answers_that_its_engine_does_not_know(
+    runtime: Runtime, api: Any
+) -> None:
+    api.RequestHandlerClass.answer = 200
+    runtime.start([("alice", "")])
+    starting, wrong = asyncio.ensure_future(runtime.ready()), runtime.checked
+    assert wrong is not None
+    await eventually(lambda: "1 sessions answer that the engine does not know (1)" in wrong.wrong)
+    assert not runtime.has_begun
+    assert runtime.why_not_all() == "a machine runs sessions that this Hub does not know; its log names them"
+    assert (await runtime.queue.session(1)).state is SessionState.RUNNING
+    api.RequestHandlerClass.answer = 404
+    await starting
+    await eventually(lambda: runtime.store.session(1).end_cause)  # type: ignore[union-attr]
+    assert runtime.why_not_all() == ""
+    await runtime.queue.stop()
+    await runtime.background.close()
+
+
+async def test_what_a_late_engine_runs_and_the_database_never_had_is_not_removed(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, checked, removed = runtime.engine, runtime.checked, []
+    assert checked is not None
+    newer, own = Observed("lab", 2, 1, "2-1@lab", True), Observed("lab", 1, 1, "1-1@lab", True)
+    seen = Seen((), ())
+
+    async def observe() -> Seen:
+        return seen
+
+    async def remove(thing: Observed) -> bool:
+        removed.append(thing)
+        return True
+
+    monkeypatch.setattr(engine, "observe", observe)
+    monkeypatch.setattr(checked, "remove", remove)
+
+    def state() -> NodeState:
+        (node,) = runtime.store.snapshot(0).nodes
+        return node.state
+
+    runtime.start([("alice", "")])
+    await runtime.ready()
+    assert state() is NodeState.LOST
+    # Another session has the id by now, and waits for a place.
+    request = Request("bob", "", "python", "default", 500, 100, 256)
+    assert (await runtime.queue.submit([request]))[0].id == 2
+    seen = Seen((newer, own), ("lab",))
+    runtime.queue.look()
+    await eventually(lambda: "1 sessions run that this database has never had (2)" in checked.wrong)
+    assert runtime.why_not_all()
+    assert runtime.has_begun
+    assert (state(), removed) == (NodeState.LOST, [])
+    seen = Seen((own,), ("lab",))
+    runtime.queue.look()
+    await eventually(lambda: state() is NodeState.READY)
+    assert (await runtime.queue.session(1)).state is SessionState.RUNNING
+    assert removed == []
+    await runtime.queue.stop()
+    await runtime.background.close()
 
 
 async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runtime: Runtime) -> None:
