@@ -33,7 +33,7 @@ ENDING_S = 60
 LENT = 4
 """Others may have one part in so many of the time until a promised start; of what is left, the same again in each plan.
 
-On seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0053).
+On seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0027).
 """
 
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)

@@ -190,7 +190,7 @@ def fair_share(line: Line) -> Sequence[float]:
     return ranks
 
 
-# Set on seeds 1 to 12 of bench/scheduler/lab.py; docs/decisions/0027 has what else was tried.
+# Set on seeds 1 to 12 of bench/scheduler/lab.py (docs/decisions/0027).
 USAGE = 0.3
 """How much it counts to have used as much as users have on average."""
 TAKEN = 3.0
