@@ -40,6 +40,8 @@ from fgpuspawner.meter.file_system import LEAST, nameless_bytes, used_bytes
 
 log = logging.getLogger("fgpu.disk")
 
+FIRST_COUNT_S = 600
+"""A Hub that has just started has better to do than to read all folders, which may take minutes."""
 REMOVED = "taken by removed files that are still open"
 
 
@@ -110,7 +112,13 @@ class SessionDisks:
             foreseen=(OSError,),
         )
         failed = "What removed files take of the disk is not known"
-        background.every(self._every_s, self.compare, failed=failed, foreseen=(OSError, FGPUError))
+        background.every(
+            self._every_s,
+            self.compare,
+            failed=failed,
+            first_after_s=FIRST_COUNT_S,
+            foreseen=(OSError, FGPUError),
+        )
 
     async def look(self) -> None:
         """Look once at every running session, one after another: reading folders keeps a disk busy."""
