@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,22 +40,16 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> list[str]:
-    """Return what a configuration gives, as lines or as JSON."""
-    if given.json:
-        return as_json(examined, given.config)
-    lines = examined(given.config)
-    return Report(lines, status=int(lines[0].startswith(FAIL)))
-
-
-def as_json(examine: Callable[[str], list[str]], path: str) -> Report:
-    """Return what an examination gives as JSON, also where it fails."""
+    """Return what a configuration gives, as lines or as JSON, which also says what is wrong."""
+    if not given.json:
+        lines = examined(given.config)
+        return Report(lines, status=int(lines[0].startswith(FAIL)))
     try:
-        lines = [{"level": _level(line), "text": line.strip()} for line in examine(path)]
+        found = [{"level": _level(line), "text": line.strip()} for line in examined(given.config)]
     except FGPUError as e:
-        lines = [{"level": FAIL, "text": one_line(str(e))}]
-    worst = max((line["level"] for line in lines), key=(OK, WARN, FAIL).index)
-    found = {"version": 1, "level": worst, "lines": lines}
-    return JsonReport(found, status=1 if worst == FAIL else 0)
+        found = [{"level": FAIL, "text": one_line(str(e))}]
+    worst = max((line["level"] for line in found), key=(OK, WARN, FAIL).index)
+    return JsonReport({"version": 1, "level": worst, "lines": found}, status=int(worst == FAIL))
 
 
 def _level(line: str) -> str:

@@ -10,9 +10,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fgpuspawner.cli.hub_traits import is_taken, wrong_certificate
 from fgpuspawner.cli.setup.answers import Answers
@@ -35,8 +34,7 @@ def program(name: str, *folders: Path) -> Path | None:
     return Path(found).absolute() if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line."""
 
     level: str
@@ -45,55 +43,43 @@ class Finding:
 
 def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool) -> list[Finding]:
     """Return what is to be known of a machine before its setup; ``again``: what is set up runs, and has its ports."""
-    found = [*_of_systemd(machine), *_of_programs(programs), *_of_places(machine, programs)]
+    found = [_systemd(machine), _proxy(programs), *_places(machine, programs)]
     if answers.tls != "none":
-        found += _of_the_name(answers)
+        found += _name(answers)
     if machine.is_real and not again:
-        found += _of_ports(answers)
+        found += _ports(answers)
     if answers.runtime == "docker" and machine.is_real:
-        found += _of_docker(machine)
+        found.append(_docker(machine))
     if answers.login == "pam" and machine.number("shadow", of="group") is None and machine.is_real:
-        found.append(
-            Finding(
-                FAIL, "there is no group shadow, by which the Hub could check passwords; use --login password"
-            )
-        )
+        why = "there is no group shadow, by which the Hub could check passwords; use --login password"
+        found.append(Finding(FAIL, why))
     return found
 
 
-def _of_systemd(machine: Machine) -> list[Finding]:
+def _systemd(machine: Machine) -> Finding:
     if program("systemctl") is None or program("systemd-sysusers") is None:
-        return [Finding(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")]
+        return Finding(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")
     if machine.is_real and not Path("/run/systemd/system").is_dir():
-        return [
-            Finding(
-                FAIL,
-                "systemd does not run here: use --root FOLDER to look at the files, or a machine with it",
-            )
-        ]
+        why = "systemd does not run here: use --root FOLDER to look at the files, or a machine with it"
+        return Finding(FAIL, why)
     if machine.is_real and os.geteuid() != 0:
-        return [Finding(FAIL, "you are not root: run it with sudo, or with --dry-run")]
-    return [Finding(OK, "systemd")]
+        return Finding(FAIL, "you are not root: run it with sudo, or with --dry-run")
+    return Finding(OK, "systemd")
 
 
-def _of_programs(programs: Programs) -> list[Finding]:
+def _proxy(programs: Programs) -> Finding:
     if not programs.proxy:
-        return [Finding(FAIL, "there is no configurable-http-proxy: npm install -g configurable-http-proxy")]
-    node = program("node", *map(Path, programs.proxy_path.split(os.pathsep)))
-    said = (
-        subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-        if node
-        else ""
-    )
+        return Finding(FAIL, "there is no configurable-http-proxy: npm install -g configurable-http-proxy")
+    node = program("node", *map(Path, programs.proxy_path.split(os.pathsep))) or "node"
+    said = Machine(Path("/")).tried(node, "--version").stdout.strip()
     version = re.match(r"v(\d+)\.", said)
     if version is None or int(version[1]) < NODE:
-        return [Finding(FAIL, f"Node is {said.strip() or 'not there'}: the proxy needs {NODE} or newer")]
-    return [Finding(OK, f"{programs.proxy}, Node {said.strip()}")]
+        return Finding(FAIL, f"Node is {said or 'not there'}: the proxy needs {NODE} or newer")
+    return Finding(OK, f"{programs.proxy}, Node {said}")
 
 
-def _of_places(machine: Machine, programs: Programs) -> list[Finding]:
+def _places(machine: Machine, programs: Programs) -> list[Finding]:
     """Return whether the units' users reach what they start."""
-    level = FAIL if machine.is_real else WARN
     wrong = []
     for path in dict.fromkeys((programs.folder, str(Path(programs.proxy or "/").parent), sys.base_prefix)):
         hidden = next((h for h in HIDDEN if Path(path).is_relative_to(h)), None)
@@ -104,24 +90,24 @@ def _of_places(machine: Machine, programs: Programs) -> list[Finding]:
                 if hidden
                 else f"is closed to others by {closed}"
             )
-            wrong.append(Finding(level, f"{path} {why}: install into /opt, such as /opt/fgpu"))
+            words = f"{path} {why}: install into /opt, such as /opt/fgpu"
+            wrong.append(Finding(FAIL if machine.is_real else WARN, words))
     return wrong or [Finding(OK, programs.folder)]
 
 
-def _of_the_name(answers: Answers) -> list[Finding]:
-    found = []
+def _name(answers: Answers) -> list[Finding]:
+    found = [Finding(OK, f"{answers.host} has an address")]
     try:
         socket.getaddrinfo(answers.host, None)
-        found.append(Finding(OK, f"{answers.host} has an address"))
     except OSError:
-        found.append(Finding(WARN, f"{answers.host} has no address here: browsers have to find it"))
+        found = [Finding(WARN, f"{answers.host} has no address here: browsers have to find it")]
     if answers.cert:
         why = wrong_certificate(answers.cert, answers.key)
         found.append(Finding(FAIL if why else OK, why or "certificate and key belong together"))
     return found
 
 
-def _of_ports(answers: Answers) -> list[Finding]:
+def _ports(answers: Answers) -> list[Finding]:
     taken = [
         Finding(FAIL, f"port {port} is used by another program: end it, or use --port or --ports")
         for port in (answers.public_port, answers.ports[0])
@@ -130,24 +116,16 @@ def _of_ports(answers: Answers) -> list[Finding]:
     return taken or [Finding(OK, f"port {answers.public_port} is free")]
 
 
-def _of_docker(machine: Machine) -> list[Finding]:
+def _docker(machine: Machine) -> Finding:
     done = machine.tried("docker", "version", "--format", "{{.Server.Version}}")
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        return [
-            Finding(
-                FAIL,
-                f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local",
-            )
-        ]
+        why = f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local"
+        return Finding(FAIL, why)
     if machine.number("docker", of="group") is None:
-        return [
-            Finding(
-                FAIL,
-                "there is no group docker, by which the Hub could use the engine: groupadd --system docker",
-            )
-        ]
-    return [Finding(OK, f"Docker {done.stdout.strip()}")]
+        why = "there is no group docker, by which the Hub could use the engine: groupadd --system docker"
+        return Finding(FAIL, why)
+    return Finding(OK, f"Docker {done.stdout.strip()}")
 
 
 def of_the_configuration(

@@ -1,7 +1,8 @@
 """One long request to an engine, on a connection of its own that can be cut at any time.
 
-docker-py has no hold on a request that has not been answered yet: nobody could end the wait for an engine that waits
-for a registry, and the thread that waits would be there for ever.
+docker-py has no hold on a request before its answer begins, and an engine that waits for a registry does not answer.
+Closing docker-py's client (7.1) leaves the thread waiting and the engine asking the registry. Its stream also has no
+limit on the length of a line.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Whoever waits is a waiter: a session that is launched, or one in the queue whose image is fetched beforehand. When the
 last one has gone, the pull is stopped on the daemon, too. No thread of the engine's is used, and none is left behind:
-each pull has a connection of its own, which is cut (`talk.py`).
+each pull has a connection of its own, which is cut (`long_request.py`).
 """
 
 from __future__ import annotations
