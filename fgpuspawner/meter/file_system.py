@@ -16,6 +16,8 @@ TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")
 """Used blocks are those of the files there, but for a constant. Not so on btrfs, ZFS and NFS."""
 LEAST = ToldFile("file-systems.json", dict[str, int])
 """The least that was ever found without a name, in bytes, by mount: what the file system takes for itself."""
+DU = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19", "du", "-x")
+"""Counts one file system's files with what the machine has left over, and ends with the Hub."""
 
 
 def mount_of(folder: str) -> tuple[str, str] | None:
@@ -45,7 +47,7 @@ def nameless_bytes(top: str) -> tuple[int, int]:
         OSError: they cannot be counted.
     """
     before = used_bytes(top)
-    command = ["nice", "-n", "19", "du", "-x", "-s", "-B1", "--", top]
+    command = [*DU, "-s", "-B1", "--", top]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     named = done.stdout.partition(b"\t")[0]
     if not named.isdigit():

@@ -26,6 +26,7 @@ from steps import (
     forecast,
     images,
     more,
+    place,
     refused,
     scrolls_sideways,
     start,
@@ -299,6 +300,23 @@ def test_an_answer_that_comes_late_is_not_shown_and_a_service_that_fails_is_said
         "No forecast: the queue's service does not answer. You can start all the same."
     )
     expect(page.get_by_role("button", name="Start")).to_be_enabled()
+
+
+def test_start_is_clicked_though_an_answer_comes_while_it_is_pressed(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = log_in(hub.url, "cora", "test-password").page
+    kept: list[Route] = []
+    page.route("**/api/v1/forecast**", lambda route: kept.append(route))
+    with page.expect_request("**/api/v1/forecast**"):
+        page.goto(f"{hub.url}/hub/spawn?fgpu=2&cpu=0.1")
+    page.get_by_role("button", name="Start", exact=True).hover()
+    page.mouse.down()
+    with page.expect_response("**/api/v1/forecast**"):
+        kept[-1].continue_()
+    page.wait_for_timeout(500)
+    page.mouse.up()
+    expect(place(page)).to_be_visible()
 
 
 def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(

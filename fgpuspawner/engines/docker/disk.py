@@ -28,7 +28,7 @@ from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
 from fgpuspawner.engines.docker.volumes import LABEL
 from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, Taken
-from fgpuspawner.meter.file_system import mount_of
+from fgpuspawner.meter.file_system import DU, mount_of
 from fgpuspawner.settings import FGPU
 
 LIMITING_DRIVERS = ("btrfs", "zfs", "devicemapper")
@@ -282,7 +282,7 @@ def _du(options: Sequence[str], folder: str) -> _Counted | None:
 
 
 def _du_once(options: Sequence[str], folder: str) -> _Counted | None:
-    command = ["nice", "-n", "19", "du", "-x", "-0", "-c", *options, "--", folder]
+    command = [*DU, "-0", "-c", *options, "--", folder]
     environment = {"LC_ALL": "C", "PATH": os.defpath}
     large: dict[str, int] = {}
     total = whole = None

@@ -1,6 +1,8 @@
 // The service gives a forecast for the ticket in this page, and takes nothing else from here.
 const box = by("fgpu-forecast");
 const WAIT_MS = 25, PATIENCE_MS = 1500, AGAIN_MS = 20000;
+// No press lasts longer: a browser can forget that a button was released.
+const PRESSED_AT_MOST_MS = 30000, LOOK_AGAIN_MS = 100;
 let timer = null, last = null, sent = 0, old = false;
 /** Ask soon. One question is under way at a time: the next waits for its answer, which is not shown, but not for long. */
 function ask() {
@@ -38,6 +40,13 @@ async function newTicket(signal) {
     return false;
   }
 }
+/** Wait while a button is pressed: one that moves away, or is made again, under the pointer is not clicked. */
+async function untilReleased() {
+  const deadline = Date.now() + PRESSED_AT_MOST_MS;
+  while (root.querySelector("button:active") && Date.now() < deadline) {
+    await new Promise((resolve) => setTimeout(resolve, LOOK_AGAIN_MS));
+  }
+}
 async function send() {
   clearTimeout(timer);
   timer = setTimeout(again, AGAIN_MS);
@@ -51,6 +60,7 @@ async function send() {
   }
   let answer = await forecast(query, mine.signal);
   if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }
+  await untilReleased();
   if (mine !== last) { return; }
   last = null;
   if (old) {
