@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from fgpu_scheduler import EndCause, Session
+from fgpuspawner.text.sessions import isolated
 
 LATELY_S = 3600
 """So long the form remembers what a failed start asked for, and the Hub's pages what was said of an end."""
@@ -43,7 +44,7 @@ def end_words(session: Session) -> str:
     what = "Your session did not start" if session.started_at_s is None else "Your session has ended"
     if session.end_cause is EndCause.USER:
         what = "Your request was cancelled" if session.started_at_s is None else "Your session was ended"
-    why = f": {session.message}" if session.message else ""
+    why = f": {isolated(session.message)}" if session.message else ""
     return f"{what}{why}. {next_step(session.end_cause or EndCause.EXITED)}"
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from playwright.sync_api import Locator, Page, expect
 
+from fgpuspawner.service.pages.bars import part_of
 from hubprocess import until
 
 START_MS = 90_000
@@ -203,13 +204,9 @@ class Sessions:
 
 
 def _words(name: str, part: Decimal, whole: Decimal) -> str:
-    if name != "Memory":
-        return f"{part:f} of {whole:f} {'fGPU' if name == 'GPU' else 'cores'}"
-    return f"{_gib(part)} of {_gib(whole)} GiB"
-
-
-def _gib(mib: Decimal) -> str:
-    return f"{(mib / 1024).normalize():f}" if mib % 128 == 0 else f"{mib / 1024:.1f}".removesuffix(".0")
+    if name == "Memory":
+        return part_of(int(part), int(whole), "memory_mib", "GiB")
+    return f"{part:f} of {whole:f} {'fGPU' if name == 'GPU' else 'cores'}"
 
 
 # -- the waiting page, JupyterLab ---------------------------------------------------------------------
