@@ -187,10 +187,11 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
             sys.exit(f"fgpu-start: {program} cannot be run: {e.strerror}")
     # c.Spawner.notebook_dir may be relative to the folder.
     root = os.path.expanduser(os.environ.get("JUPYTERHUB_ROOT_DIR", ""))
-    os.environ["JUPYTERHUB_ROOT_DIR"] = os.path.abspath(root)
+    root = os.environ["JUPYTERHUB_ROOT_DIR"] = os.path.abspath(root)
     # What it takes for code from its working folder must not be what a session's programs write.
     os.chdir("/")
     _start_programs_in(folder)
+    _open_terminals_in(root)
     if XSRF in sys.modules and any(name.startswith("JUPYTERHUB_XSRF_") for name in environment):
         importlib.reload(sys.modules[XSRF])
     sys.argv = [program, *arguments]
@@ -206,6 +207,25 @@ def _start_programs_in(folder: str) -> None:
         start(self, *args, cwd=folder if cwd is None else cwd, **kwargs)
 
     subprocess.Popen.__init__ = start_there  # type: ignore[method-assign]
+
+
+def _open_terminals_in(root: str) -> None:
+    """Have terminals open in the folder that is asked for below this one, and not below /."""
+    from jupyter_server_terminals.api_handlers import TerminalRootHandler  # noqa: PLC0415
+    from jupyter_server_terminals.terminalmanager import TerminalManager  # noqa: PLC0415
+
+    read, make = TerminalRootHandler.get_json_body, TerminalManager.new_terminal
+
+    def read_there(self: Any) -> Any:
+        asked = read(self) or {}
+        folder = os.path.join(root, asked.get("cwd") or "")
+        return {**asked, "cwd": folder if os.path.isdir(folder) else root}
+
+    def make_there(self: Any, **options: Any) -> Any:
+        return make(self, **{"cwd": root, **options})
+
+    TerminalRootHandler.get_json_body = read_there
+    TerminalManager.new_terminal = make_there
 
 
 def _serve(token: str) -> None:
