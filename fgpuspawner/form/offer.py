@@ -288,7 +288,10 @@ def make_offer(
         raise Refused([cannot_start(i.name, why_not[i.slug] or "") for i in shown] or [none])
     hub_groups = tuple(hub_groups)
     shown = [i for i in shown if why_not[i.slug] is None]
-    image = next((i for i in shown if i.default), next(iter(shown), None))
+    shown.sort(key=lambda i: not i.default)
+    of = {group: [n for n in own if n.resource_group == group] for group in groups}
+    can = ((group, i) for group in groups for i in shown if available.why_not(i.slug, of[group]) is None)
+    group, image = next(can, (groups[0], None))
     longest_s = settings.max_time_limit_s or None
     offer = Offer(
         tuple(images),
@@ -301,7 +304,7 @@ def make_offer(
         ),
         Wanted(
             image.slug if image else "",
-            groups[0],
+            group,
             0,
             0,
             0,
@@ -317,11 +320,11 @@ def make_offer(
         available,
     )
     # Half a GPU, at least a step.
-    amounts = offer.amounts(groups[0]) or (offer.caps.fgpu_step_milli,)
-    smallest = min((d.capacity_milli for d in offer.devices_of(groups[0])), default=amounts[0])
+    amounts = offer.amounts(group) or (offer.caps.fgpu_step_milli,)
+    smallest = min((d.capacity_milli for d in offer.devices_of(group)), default=amounts[0])
     fgpu = settings.milli("default_fgpu") or smallest // 2
     fgpu = max((a for a in amounts if a <= fgpu), default=amounts[0])
-    cpu, memory_mib = offer.beside(fgpu, groups[0])
+    cpu, memory_mib = offer.beside(fgpu, group)
     default = replace(offer.default, fgpu_milli=fgpu, cpu_milli=cpu, memory_mib=memory_mib)
     offer = replace(offer, default=default)
-    return offer if image is None else replace(offer, default=offer.amounts_with(image, groups[0]))
+    return offer if image is None else replace(offer, default=offer.amounts_with(image, group))

@@ -8,6 +8,7 @@ is what an image cannot know of itself: reference, digest, and the environment o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,19 @@ def entry_from(labels: Mapping[str, str], reference: str) -> dict[str, Any]:
             whole = key.endswith("_mib") and text.isascii() and text.isdigit() and len(text) < 12
             entry.setdefault(table, {})[key] = int(text) if whole else text
     return {**entry, "reference": reference}
+
+
+def is_version(version: str, said: str) -> bool:
+    """Return whether one of two versions is the beginning of the other, each up to what is no number: "+cu126"."""
+    numbers = [re.findall(r"\d+", re.split(r"[^\d.]", text)[0]) for text in (version, said)]
+    return all(one == other for one, other in zip(*numbers, strict=False))
+
+
+def unlike(image: Image, labels: Mapping[str, str]) -> str:
+    """Return which versions an image's labels tell that are not those of its entry, in words; else nothing."""
+    found = {key: (labels.get(PREFIX + key, ""), getattr(image, key)) for key in ("version", "python")}
+    wrong = [f"{key} {told}, not {said}" for key, (told, said) in found.items() if not is_version(told, said)]
+    return f"its labels say {' and '.join(wrong)}" if wrong else ""
 
 
 def _split(text: str) -> object:

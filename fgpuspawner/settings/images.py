@@ -20,6 +20,13 @@ def recipes() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[2] / "images"
 
 
+def recipe_of(reference: str) -> str | None:
+    """Return the recipe that makes an image of this name, None where there is none."""
+    name = reference.removeprefix("fgpuspawner/").removesuffix(":0.1")
+    known = reference == f"fgpuspawner/{name}:0.1" and (recipes() / name / "image.toml").is_file()
+    return name if known else None
+
+
 class ImageSettings(Settings):
     """The catalogue, fetching beforehand, warm containers, private images, and becoming root in sessions."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
 from fgpuspawner.images.availability import Availability, Where
+from fgpuspawner.images.labels import is_version
 from fgpuspawner.images.model import Image
 
 PACKAGES = {"pytorch": "torch"}
@@ -32,13 +32,13 @@ def availability(image: Image, server: str) -> Availability:
     lacks = []
     if shutil.which(server, path=str(folder / "bin")) is None:
         lacks.append(f"no {server}")
-    if pythons and not any(_is(version, image.python) for version in pythons):
+    if pythons and not any(is_version(version, image.python) for version in pythons):
         lacks.append(f"Python {' and '.join(pythons)}, not {image.python}")
     if (framework := image.framework.casefold()) != "python":
         path = sys.path if own else [str(site) for site in folder.glob("lib/python3.*/site-packages")]
         name = PACKAGES.get(framework, framework)
         versions = [found.version for found in distributions(name=name, path=path)]
-        if versions and not any(_is(version, image.version) for version in versions):
+        if versions and not any(is_version(version, image.version) for version in versions):
             lacks.append(f"{image.framework} {versions[0]}, not {image.version}")
         elif own and not versions:
             lacks.append(f"no {image.framework}")
@@ -48,9 +48,3 @@ def availability(image: Image, server: str) -> Availability:
             Where.CANNOT, f"its sessions would run in {where}, which has {', and '.join(lacks)}"
         )
     return Availability(Where.HERE)
-
-
-def _is(version: str, said: str) -> bool:
-    """Return whether one of two versions is the beginning of the other, each up to what is no number: "+cu126"."""
-    numbers = [re.findall(r"\d+", re.split(r"[^\d.]", text)[0]) for text in (version, said)]
-    return all(one == other for one, other in zip(*numbers, strict=False))

@@ -64,6 +64,17 @@ def test_an_image_that_starts_in_another_group_is_refused_in_this_one() -> None:
     )
 
 
+def test_the_preselected_image_can_start_in_the_preselected_group() -> None:
+    both = {"python": (BUILD, HERE), "tf_1": (HERE, HERE)}
+    cases: list[dict[str, tuple[Availability, Availability]]] = [{}, both, both | {"tf_1": (BUILD, HERE)}]
+    defaults = [offer(OLD, PYTHON, **where).default for where in cases]
+    assert [(one.image, one.group) for one in defaults] == [
+        ("python", "default"),
+        ("tf-1", "default"),
+        ("python", "class"),
+    ]
+
+
 def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidden_ones() -> None:
     with pytest.raises(Refused) as found:
         offer(PYTHON, replace(OLD, hidden=True), python=(BUILD, BUILD), tf_1=(BUILD, BUILD))

@@ -29,8 +29,10 @@ from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, Talk
 from fgpuspawner.engines.docker.images.pull_meter import Meter
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
 from fgpuspawner.images.availability import Availability, Where
+from fgpuspawner.images.labels import unlike
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import Phase, PullState
+from fgpuspawner.settings.images import recipe_of
 
 log = logging.getLogger("fgpu.images")
 
@@ -128,7 +130,8 @@ class Pulls:
             return Availability(Where.COMING, pull.state().words())
         other = await self._inspect(daemon, image)
         if other is not None and _matches(image, other):
-            return Availability(Where.HERE)
+            labels = (other.get("Config") or {}).get("Labels") or {}
+            return Availability(Where.HERE, "" if image.owner else unlike(image, labels))
         if await self._another_with(daemon, image) is not None:
             return Availability(Where.FETCHABLE)
         silent = not all(one.answers for one in self._fleet.daemons)
@@ -393,7 +396,9 @@ def _why(image: Image, other: Found | None, reason: Reason | None) -> str:
     """Return why a session cannot have its image. ``other`` is what the engine has by its name, if anything."""
     if other is None:
         assert reason is not None
-        return _unfetched(image, reason.words())
+        recipe = recipe_of(image.reference)
+        build = f"; build it there: fgpu images build {recipe}" if recipe else ""
+        return _unfetched(image, reason.words()) + build
     there = " and ".join(digests(other))
     said = f"image {image.reference} is not the one that is wanted: the engine has {there}, "
     said += f"the catalogue wants {wanted_digest(image)}"

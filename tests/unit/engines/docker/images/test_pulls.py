@@ -462,6 +462,8 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
     engine: StandIn, other: StandIn, lab: Callable[..., Lab]
 ) -> None:
     engine.images["lab/here:1"] = {"Id": "sha256:x"}
+    labels = {"fgpu.version": "2.1+cu126", "fgpu.python": "3.12"}
+    engine.images["lab/labels:1"] = {"Id": "sha256:x", "Config": {"Labels": labels}}
     other.images["lab/there:1"] = {"Id": "sha256:x"}
     engine.registry = {
         "lab/old:1": (200, "{}"),
@@ -477,12 +479,15 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
         return found.where, found.words
 
     assert await at("lab/here:1") == (Where.HERE, "")
+    assert await at("lab/labels:1") == (Where.HERE, "its labels say python 3.12, not 3.11")
     assert (await at("lab/there:1"))[0] is Where.FETCHABLE
     assert not any("there" in asked for asked in engine.asked)
     assert await at("lab/old:1") == (Where.FETCHABLE, "")
     where, why = await at("lab/gone:1")
     assert (where, "denies access to it, or has no such image" in why) == (Where.CANNOT, True)
-    assert (await at("lab/never-built:1"))[0] is Where.CANNOT
+    where, why = await at("fgpuspawner/pytorch-1.5:0.1")
+    assert (where, why.partition("; ")[2]) == (Where.CANNOT, "build it there: fgpu images build pytorch-1.5")
+    assert "build" not in (await at("lab/never-built:1"))[1]
     assert (await at("lab/busy:1"))[0] is Where.UNKNOWN
     assert (await at("lab/odd:1"))[0] is Where.UNKNOWN
     assert (await at("lab/guarded:1"))[0] is Where.UNKNOWN
@@ -495,7 +500,7 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
     assert (await at("ann/more:1", owner="ann", node_id="b"))[0] is Where.FETCHABLE
     # The registry is not asked again at once.
     names = ("old", "gone", "never-built", "busy", "odd", "guarded", "here")
-    assert {asked: n for asked, n in engine.asked.items() if asked.startswith("registry")} == {
+    assert {asked: n for asked, n in engine.asked.items() if asked.startswith("registry lab/")} == {
         f"registry lab/{name}:1": 1 for name in names
     }
     # What an engine that is away may have is not known.
