@@ -155,7 +155,13 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
             "e => { e.value = '0:30'; e.dispatchEvent(new Event('input', { bubbles: true })); }"
         )
     expect(forecast(page)).not_to_have_attribute("aria-busy", "true")
-    more(page).fill("#fgpu-time", "")
+    for typed, told in (
+        ("abc", "time limit not readable"),
+        ("1:30", "ends after 1:30"),
+        ("", "no time limit"),
+    ):
+        more(page).fill("#fgpu-time", typed)
+        expect(page.locator("#fgpu-more-now")).to_contain_text(f"GiB memory, {told}")
     expect(forecast(page)).not_to_have_attribute("aria-busy", "true")
     take.click()
     expect(field).to_have_value("0.5")

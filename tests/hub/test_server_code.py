@@ -108,11 +108,7 @@ def test_nothing_at_home_or_in_the_working_folder_is_code_to_the_server(
     write(tmp_path / "traced/sitecustomize.py", TRACED.format(log=str(log)))
     write(tmp_path / "started.py", STARTED)
     started = f"c.Spawner.cmd = ['python', {str(tmp_path / 'started.py')!r}]\n"
-    began = tmp_path / "shell-began"
-    write(tmp_path / "shell", f"#!/bin/sh\npwd > {began}.new\nmv {began}.new {began}\n")
-    (tmp_path / "shell").chmod(0o755)
-    given = {"PYTHONPATH": str(tmp_path / "traced"), "SHELL": str(tmp_path / "shell")}
-    traced = f"c.Spawner.environment = {given!r}\n"
+    traced = f"c.Spawner.environment = {{'PYTHONPATH': {str(tmp_path / 'traced')!r}}}\n"
     hub = make_hub(mini=False, after=f"{started}{traced}c.Spawner.notebook_dir = '.'\n")
     home = hub.data / "home" / "alice"
     fill(home)
@@ -144,6 +140,8 @@ def test_nothing_at_home_or_in_the_working_folder_is_code_to_the_server(
     assert {line for line in at_home if not DATA.fullmatch(line)} == set()
     # Terminals open there, too, also in a folder that is named like one of the machine's.
     (home / "tmp").mkdir()
+    began = tmp_path / "shell-began"
+    write(home / ".bash_profile", f"pwd > {began}.new && mv {began}.new {began}\n")
     for asked, folder in (
         ({}, home),
         ({"cwd": ""}, home),
