@@ -16,7 +16,10 @@ TRACED = """
 import os, sys
 if "jupyterlab_fgpu.start" in sys.orig_argv:
     log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    server = os.getpid()
     def saw(event, args):
+        if os.getpid() != server:
+            return
         if event == "exec":
             os.write(log, f"code {{args[0].co_filename}}\\n".encode())
         elif event in ("open", "ctypes.dlopen", "os.chdir"):
