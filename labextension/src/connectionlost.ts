@@ -94,7 +94,7 @@ async function tell(
   const buttons = [Dialog.cancelButton({ label: trans.__('Dismiss') })];
   const sessions = Dialog.createButton({ label: trans.__('My Sessions') });
   const again = Dialog.okButton({ label: trans.__('Start Again') });
-  if (page !== null) {
+  if (page !== null && end !== 'away') {
     buttons.push(sessions);
   }
   const ended = end !== null && end !== 'away';
