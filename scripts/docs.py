@@ -1,5 +1,5 @@
-"""Write docs/lifecycle.md, settings.md, openapi.json and a table of security.md from the code; and from the results of
-`make gpu-check` what isolation.md says of real GPUs.
+"""Write docs/lifecycle.md, settings.md, openapi.json and a table of security.md from the code; from the results of
+`make gpu-check` what isolation.md says of real GPUs; and what JupyterLab's extension knows of the API's objects.
 
 A test, tests/unit/test_docs.py, says when they are old.
 
@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from traitlets import HasTraits, TraitType
 
@@ -244,6 +245,71 @@ def openapi() -> str:
     return json.dumps(document(), indent=1) + "\n"
 
 
+LAB_READS_NOT = {"Queue": ("entries",), "SessionMeter": ("now", "processes")}
+
+
+def lab_schemas() -> dict[str, dict[str, Any]]:
+    """Return the schemas of the objects that JupyterLab's extension reads, and of those in them, without descriptions."""
+    schemas = document()["components"]["schemas"]
+    found: dict[str, dict[str, Any]] = {}
+    missing = ["Me", "Session", "SessionMeter", "Queue", "Capacity"]
+    while missing:
+        name = missing.pop()
+        if name not in found:
+            found[name] = schema = _plain(schemas[name])
+            for field in LAB_READS_NOT.get(name, ()):
+                del schema["properties"][field]
+            missing += re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found[name]))
+    return dict(sorted(found.items()))
+
+
+def _plain(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # A field may have the name of such a word.
+    told = ("type", "properties", "items", "anyOf", "$ref", "enum", "const")
+    if "properties" in schema:
+        fields = {name: _plain(own) for name, own in schema["properties"].items()}
+        return {"type": "object", "properties": fields}
+    return {key: _plain(one) for key, one in schema.items() if key in told}
+
+
+def lab_python() -> str:
+    """Return what the extension's server checks answers by: an object a line."""
+    objects = [f"{json.dumps(name)}: {json.dumps(own)}" for name, own in lab_schemas().items()]
+    return "{\n" + ",\n".join(objects) + "\n}\n"
+
+
+def lab_typescript() -> str:
+    """Return the same as types for the extension's browser part."""
+    lines = ["// Written by scripts/docs.py from fgpuspawner/service/objects.py. Do not edit.", ""]
+    for name, schema in lab_schemas().items():
+        if "enum" in schema:
+            lines += [f"export type {name} =", *(f"  | '{one}'" for one in schema["enum"])]
+            lines[-1] += ";"
+        else:
+            fields = [f"  {key}: {_typescript(own)};" for key, own in schema["properties"].items()]
+            lines += [f"export interface {name} {{", *fields, "}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _typescript(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " | ".join(map(_typescript, schema["anyOf"]))
+    if "enum" in schema:
+        return " | ".join(f"'{one}'" for one in schema["enum"])
+    if "const" in schema:
+        return f"'{schema['const']}'"
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if schema["type"] == "array":
+        return f"{_typescript(schema['items'])}[]"
+    return {"integer": "number"}.get(schema["type"], schema["type"])
+
+
 def security() -> str:
     """Return docs/security.md, which is written by hand, with its table of demands."""
     before, begin, rest = (DOCS / "security.md").read_text(encoding="utf-8").partition(DEMANDS_BEGIN)
@@ -324,6 +390,8 @@ PAGES = {
     "openapi.json": openapi,
     "isolation.md": isolation,
     "security.md": security,
+    "../labextension/jupyterlab_fgpu/service_schema.json": lab_python,
+    "../labextension/src/service.ts": lab_typescript,
 }
 
 

@@ -24,6 +24,7 @@ lint() {
   ruff format --check .
   mypy
   lint-imports
+  python scripts/docs.py --check
   proselint check docs/*.md README.md CHANGELOG.md CONTRIBUTING.md labextension/README.md
 }
 if [ "$what" = --lint ]; then

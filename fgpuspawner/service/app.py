@@ -38,7 +38,7 @@ class OpenApi(Api):
     needs_scope = None
 
     async def get(self) -> None:
-        self.answer(document(f"{self.service.prefix}api/v1"))
+        self.finish(document(f"{self.service.prefix}api/v1"))
 
 
 PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (

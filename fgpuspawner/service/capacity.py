@@ -9,10 +9,9 @@ from fgpu_scheduler import (
     NodeState,
     Request,
     SessionState,
-    format_milli,
     free,
 )
-from fgpuspawner.service.model import Json, Viewer, World, is_mine
+from fgpuspawner.service.model import Viewer, World, is_mine
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,6 @@ class Amounts:
             self.cpu_milli + other.cpu_milli,
             self.memory_mib + other.memory_mib,
         )
-
-    def as_json(self) -> Json:
-        """Return the API's ``amounts``."""
-        return {
-            "fgpu": format_milli(self.fgpu_milli),
-            "cpu": format_milli(self.cpu_milli),
-            "memory_mib": self.memory_mib,
-        }
 
 
 def total_of(world: World, group: str) -> Amounts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -279,7 +278,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
         self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(json.dumps(problem.as_json()))
+        self.finish(problem.as_json())
 
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         if isinstance(value, Problem | FGPUError):

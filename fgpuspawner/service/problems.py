@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fgpuspawner.service import objects
 
 
 class Problem(Exception):
@@ -15,9 +15,9 @@ class Problem(Exception):
         self.message = message
         self.field = field
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> str:
         """Return the API's error object."""
-        return {"error": {"code": self.code, "field": self.field, "message": self.message}}
+        return objects.Error.of(error=self).as_json()
 
 
 def bad_argument(field: str, message: str) -> Problem:

@@ -5,27 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fgpu_scheduler import Amount, Request, Session, SessionState, fixed, format_milli
-from fgpuspawner.service.model import Json, World
+from fgpuspawner.service import objects
+from fgpuspawner.service.model import World
 from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
 from fgpuspawner.text.sessions import amount_words
 
 
-def resize_object(session: Session, world: World) -> Json | None:
+def resize_object(session: Session, world: World) -> objects.Resize | None:
     """Return what a running session's slice may become, and what was last wished of it; None of one that does not run."""
     if session.state is not SessionState.RUNNING or session.placement is None:
         return None
     wish = world.resizes.get(session.id)
     why = why_fixed(session, world)
-    return {
-        "why_not": why,
-        "amounts": []
-        if why
-        else [format_milli(a) for a in amounts(world.snapshot, session, world.step_milli)],
-        "most_memory_mib": None if why else most_memory_mib(world.snapshot, session),
-        "asked": None if wish is None else amount_words(request_of(session, wish.amount)),
-        "state": None if wish is None else wish.state.value,
-        "message": None if wish is None else wish.message,
-    }
+    return objects.Resize.of(
+        wish,
+        why_not=why,
+        amounts=[] if why else map(format_milli, amounts(world.snapshot, session, world.step_milli)),
+        most_memory_mib=None if why else most_memory_mib(world.snapshot, session),
+        asked=None if wish is None else amount_words(request_of(session, wish.amount)),
+    )
 
 
 def request_of(session: Session, amount: Amount) -> Request:

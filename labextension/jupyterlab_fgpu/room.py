@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from .service_answers import Session, items, malformed, required
+from .service_answers import Session, malformed
 
 KINDS = ("fgpu", "cpu", "memory_mib")
 MEMORY_STEP_MIB = 128
@@ -27,14 +27,11 @@ def bars(capacity: Mapping[str, Any], group: str | None) -> dict[str, Any]:
     Amounts are exact decimals. Raises Unreachable for an answer that is not understood.
     """
     here = group_of(capacity, group)
-    own, free = (
-        required(dict(capacity), "mine_overall", dict),
-        required(dict(capacity), "allocatable_overall", dict),
-    )
+    own, free = capacity["mine_overall"], capacity["allocatable_overall"]
     rows = []
     for kind in KINDS:
-        mine = _amount(required(here, "mine", dict), kind)
-        total = mine + _amount(required(here, "allocatable", dict), kind)
+        mine = _amount(here["mine"], kind)
+        total = mine + _amount(here["allocatable"], kind)
         overall = _amount(own, kind)
         total_overall = overall + _amount(free, kind)
         rows.append(
@@ -48,16 +45,15 @@ def bars(capacity: Mapping[str, Any], group: str | None) -> dict[str, Any]:
                 "percent_overall": _percent(overall, total_overall),
             }
         )
-    return {"group": required(here, "name", str), "rows": rows}
+    return {"group": here["name"], "rows": rows}
 
 
 def group_of(capacity: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     """Return a resource group of the answer, the first one where that is not among them."""
-    groups = [group for group in items(dict(capacity), "groups") if isinstance(group, dict)]
-    found = next((group for group in groups if group.get("name") == name), None)
-    if found is None and not groups:
+    groups: list[dict[str, Any]] = capacity["groups"]
+    if not groups:
         raise malformed("it has no resource group")
-    return found or groups[0]
+    return next((group for group in groups if group["name"] == name), groups[0])
 
 
 def next_larger(
@@ -71,16 +67,15 @@ def next_larger(
         return None
     group = group_of(capacity, session["resource_group"])
     own = session["gpus"][0]
-    device = next((d for d in items(group, "devices") if d.get("uuid") == own["uuid"]), None)
+    device = next((d for d in group["devices"] if d["uuid"] == own["uuid"]), None)
     if device is None:
         return None
-    whole_mib = required(device, "memory_mib", int)
-    held_mib = session["gpu_memory_mib"]
+    whole_mib, held_mib = device["memory_mib"], session["gpu_memory_mib"]
     least_mib = max(needed_mib or held_mib * 3 // 2, held_mib + 1)
     if held_mib >= whole_mib or (needed_mib or 0) > whole_mib:
         return None
     common = _common(session)
-    if len({d.get("model") for d in items(group, "devices")}) > 1:
+    if len({d["model"] for d in group["devices"]}) > 1:
         # On another model the same amount may be less memory than there is now.
         common["gpu_model"] = own["model"]
     if session["fgpu"] is not None and session["amount"] == f"{session['fgpu']} fGPU":
@@ -135,12 +130,10 @@ def _slice_mib(whole_mib: int, amount: Decimal, per_gpu: Decimal) -> int:
 
 
 def _amount(raw: dict[str, Any], name: str) -> Decimal:
-    value = raw.get(name)
     try:
-        if isinstance(value, (str, int)) and not isinstance(value, bool):
-            amount = Decimal(value)
-            if amount.is_finite():
-                return amount
+        amount = Decimal(raw[name])
+        if amount.is_finite():
+            return amount
     except InvalidOperation:
         pass
     raise malformed(f"{name} is no amount")

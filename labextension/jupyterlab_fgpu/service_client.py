@@ -18,10 +18,7 @@ from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 
 from .environment import Service
 from .service_answers import (
-    Caller,
     Forbidden,
-    History,
-    Queue,
     Refused,
     ServiceError,
     Session,
@@ -29,10 +26,7 @@ from .service_answers import (
     is_mine,
     items,
     malformed,
-    parse_caller,
-    parse_history,
-    parse_session,
-    required,
+    parse,
 )
 
 API = "api/v1/"
@@ -49,28 +43,27 @@ class ServiceClient:
         self._timeout_s = timeout_s
         self._http: AsyncHTTPClient | None = None
 
-    async def me(self) -> Caller:
+    async def me(self) -> dict[str, Any]:
         """Return which server the token belongs to, its owner, and the administrator's banner."""
-        return parse_caller(await self._call("GET", "me"))
+        return parse("Me", await self._call("GET", "me"))
 
     async def sessions(self) -> list[Session]:
         """Return the caller's own live sessions."""
         answer = await self._call("GET", "sessions")
-        return [parse_session(raw) for raw in items(answer, "sessions") if is_mine(raw)]
+        return [parse("Session", raw) for raw in items(answer, "sessions") if is_mine(raw)]
 
-    async def queue(self, group: str | None) -> Queue:
+    async def queue(self, group: str | None) -> dict[str, Any]:
         """Return the length of one resource group's queue (the service's default if None)."""
         query = "" if group is None else f"?group={quote(group, safe='')}"
-        answer = await self._call("GET", "queue" + query)
-        return Queue(required(answer, "group", str), required(answer, "length", int))
+        return parse("Queue", await self._call("GET", "queue" + query))
 
     async def capacity(self) -> dict[str, Any]:
         """Return what there is, and what the caller holds and could get, as the API has it."""
-        return await self._call("GET", "capacity")
+        return parse("Capacity", await self._call("GET", "capacity"))
 
-    async def history(self, session_id: int) -> History:
+    async def history(self, session_id: int) -> dict[str, Any]:
         """Return what was measured of a session in the last minutes."""
-        return parse_history(await self._call("GET", f"sessions/{session_id}/meter"))
+        return parse("SessionMeter", await self._call("GET", f"sessions/{session_id}/meter"))
 
     async def advice(self, image: str) -> str | None:
         """Return what the caller's last sessions of an image would have needed, in words."""
@@ -91,12 +84,12 @@ class ServiceClient:
     async def stop(self, session_id: int) -> Session:
         """End or cancel a session with this server's rights, and return it as it then stands."""
         answer = await self._call("DELETE", f"sessions/{session_id}")
-        return parse_session(answer.get("session"))
+        return parse("Session", answer.get("session"))
 
     async def ask_for(self, wish: str, session_id: int) -> Session:
         """Ask for `keep` or `extend`, and return the session as it then stands."""
         answer = await self._call("POST", f"sessions/{session_id}/{wish}")
-        return parse_session(answer.get("session"))
+        return parse("Session", answer.get("session"))
 
     async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
         """Ask for another amount of the session's GPU, and return the session once it has it.
@@ -110,12 +103,12 @@ class ServiceClient:
             # Without the name of its option, which is no word of Lab's.
             text = error.message.removeprefix(f"{error.field}: ")
             raise Refused(error.code, text, status=error.status, field=error.field) from None
-        session = parse_session(answer.get("session"))
+        session = parse("Session", answer.get("session"))
         end_s = time.monotonic() + RESIZED_WITHIN_S
         while _is_asked(session) and time.monotonic() < end_s:
             await asyncio.sleep(LOOK_EVERY_S)
             answer = await self._call("GET", f"sessions/{session_id}")
-            session = parse_session(answer.get("session"))
+            session = parse("Session", answer.get("session"))
         told = session["resize"]
         if told is None:
             raise Refused("not_resized", "The session has ended.", status=409)

@@ -20,14 +20,12 @@ from .environment import NoService, Service, Slice
 from .gpu_memory import Device, GpuMemory, Used
 from .room import bars
 from .service_answers import (
-    Caller,
+    SCHEMAS,
     Forbidden,
-    Queue,
     Refused,
     ServiceError,
     Session,
     Unreachable,
-    parse_session,
 )
 from .service_client import ServiceClient
 
@@ -46,7 +44,7 @@ class HubView:
     message: str | None = None
     session: Session | None = None
     others: tuple[Session, ...] = ()
-    queue: Queue | None = None
+    queue: dict[str, Any] | None = None
     queue_reason: str | None = None
     read_at: float | None = None
     user: str | None = None
@@ -84,7 +82,7 @@ class StatusReader:
         self._gpu_memory = gpu_memory
         self._clock = clock
         self._last: HubView | None = None
-        self._caller: Caller | None = None
+        self._caller: dict[str, Any] | None = None
         self._bars: dict[str, Any] | None = None
         self._slow_at: float | None = None
         self._bars_at = 0.0
@@ -134,8 +132,8 @@ class StatusReader:
             "session": _with_use(reading),
             "others": list(view.others),
             "queue": {
-                "group": None if view.queue is None else view.queue.group,
-                "length": None if view.queue is None else view.queue.length,
+                "group": None if view.queue is None else view.queue["group"],
+                "length": None if view.queue is None else view.queue["length"],
                 "reason": view.queue_reason,
             },
             "user": view.user,
@@ -165,12 +163,12 @@ class StatusReader:
             self._caller = await client.me()
         assert self._caller is not None
         sessions = await client.sessions()
-        session = self._this_session(sessions, self._caller.server_name)
+        session = self._this_session(sessions, self._caller["server_name"])
         others = tuple(s for s in sessions if s is not session and s["state"] not in ENDED)
         queue, reason = await self._queue(client, session, others)
         if slow or self._have_changed(session, others):
             self._slow_at = now
-            await self._read_bars(client, None if queue is None else queue.group)
+            await self._read_bars(client, None if queue is None else queue["group"])
         return HubView(
             hub="ok",
             session=session,
@@ -178,8 +176,8 @@ class StatusReader:
             queue=queue,
             queue_reason=reason,
             read_at=self._clock(),
-            user=self._caller.user,
-            banner=self._caller.banner,
+            user=self._caller["user"],
+            banner=self._caller["banner"],
             bars=self._bars,
         )
 
@@ -206,7 +204,7 @@ class StatusReader:
 
     async def _queue(
         self, client: ServiceClient, session: Session | None, others: Sequence[Session]
-    ) -> tuple[Queue | None, str | None]:
+    ) -> tuple[dict[str, Any] | None, str | None]:
         known = ([session] if session is not None else []) + list(others)
         group = known[0]["resource_group"] if known else None
         try:
@@ -230,30 +228,30 @@ def session_from_environment(slice_: Slice) -> Session:
     # With several devices the environment gives only their sum.
     memory_mib = slice_.memory_mib if len(slice_.uuids) == 1 else None
     compute_percent = slice_.compute_percent if len(slice_.uuids) == 1 else None
-    session = parse_session(
-        {
-            "id": 0,
-            "server_name": slice_.server_name or "",
-            "state": "RUNNING",
-            "amount": None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
-            "fgpu": slice_.fgpu,
-            "gpu_memory_mib": slice_.memory_mib,
-            "compute_percent": slice_.compute_percent,
-            "gpus": [
-                {
-                    "uuid": uuid,
-                    "memory_mib": memory_mib,
-                    "compute_percent": compute_percent,
-                    "simulated": slice_.simulated,
-                }
-                for uuid in slice_.uuids
-            ],
-            "simulated": slice_.simulated,
-        }
-    )
-    # The service always knows the id; the environment may not.
-    session["id"] = slice_.session_id
-    return session
+    return {
+        **dict.fromkeys(SCHEMAS["Session"]["properties"]),
+        "id": slice_.session_id,
+        "server_name": slice_.server_name or "",
+        "display_name": slice_.server_name or "",
+        "state": "RUNNING",
+        "amount": None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
+        "fgpu": slice_.fgpu,
+        "gpu_memory_mib": slice_.memory_mib,
+        "compute_percent": slice_.compute_percent,
+        "gpus": [
+            {
+                **dict.fromkeys(SCHEMAS["Gpu"]["properties"]),
+                "uuid": uuid,
+                "memory_mib": memory_mib,
+                "compute_percent": compute_percent,
+                "simulated": slice_.simulated,
+            }
+            for uuid in slice_.uuids
+        ],
+        "can_keep": False,
+        "can_save": False,
+        "simulated": slice_.simulated,
+    }
 
 
 def _with_use(reading: Reading) -> dict[str, Any] | None:

@@ -65,8 +65,8 @@ function OtherSession(props: {
       {session.wait_text !== null && (
         <div className="jp-fgpu-Minor">{session.wait_text}</div>
       )}
-      {session.pull_text !== null && (
-        <div className="jp-fgpu-Minor">{session.pull_text}</div>
+      {session.pull !== null && (
+        <div className="jp-fgpu-Minor">{session.pull.text}</div>
       )}
       {session.message !== null && (
         <div className="jp-fgpu-Minor">{session.message}</div>

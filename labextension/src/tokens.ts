@@ -1,113 +1,49 @@
 /**
- * The payload of `GET fgpu/api/status` (jupyterlab_fgpu/status.py) and the model's token.
+ * The payload of `GET fgpu/api/status` (jupyterlab_fgpu/status.py) and the model's token. What the service's API says
+ * is in service.ts.
  * Memory is in MiB, instants (`_at_s`) are UTC seconds; null is "not known", never zero.
  */
 import type { VDomRenderer } from '@jupyterlab/ui-components';
 import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
-
-export interface IGpu {
-  uuid: string;
-  model: string | null;
-  fgpu: string | null;
-  memory_mib: number | null;
-  compute_percent: number | null;
-  simulated: boolean;
-}
-
-/** What was measured of a running session; null is "not known", and `trouble` says why. */
-export interface IMeter {
-  at_s: number | null;
-  memory_used_mib: number | null;
-  memory_limit_mib: number | null;
-  /** Of what is used: for contexts and code, not the program's; null where that is not known. */
-  memory_context_mib: number | null;
-  /** Of the whole GPU, by this session. */
-  sm_percent: number | null;
-  compute_entitled_percent: number | null;
-  /** Of the whole GPU, over the last minute. */
-  compute_received_percent: number | null;
-  /** Of that, what was lent by others; null where compute is not lent. */
-  compute_borrowed_percent: number | null;
-  /** What others had of this session's share. */
-  compute_lent_percent: number | null;
-  trouble: string | null;
-}
-
-/** What a running session's slice may become, and the last wish for it. */
-export interface IResize {
-  /** Why it keeps its slice, whatever is asked for. */
-  why_not: string | null;
-  /** In fGPU, ascending, with what it has; empty for a session of exact amounts. */
-  amounts: string[];
-  /** What is free for a session of exact amounts, with what it has; null for one of fGPU. */
-  most_memory_mib: number | null;
-  asked: string | null;
-  state: 'ASKED' | 'DONE' | 'REFUSED' | null;
-  message: string | null;
-}
+import type { Banner, Gpu, Meter, Resize, Session } from './service';
 
 /** Another amount for a session, in the terms that it was asked for in. */
 export type Wanted =
   | { fgpu: string }
   | { gpu_memory_mib: number; compute_percent?: number };
 
-export interface ISession {
-  id: number | null;
-  server_name: string;
-  display_name: string;
-  state: string;
-  image: string | null;
-  image_name: string | null;
-  resource_group: string | null;
-  /** What was asked for of a GPU, in words: "0.5 fGPU", "5 GiB + 25 %". */
-  amount: string | null;
-  fgpu: string | null;
-  gpu_memory_mib: number | null;
-  compute_percent: number | null;
-  gpus: IGpu[];
-  wait_reason: string | null;
-  wait_text: string | null;
-  position: number | null;
-  ahead: number | null;
-  expected_start_at_s: number | null;
-  /** Of ten starts eight lie from then ... */
-  early_start_at_s: number | null;
-  /** ... to then. */
-  late_start_at_s: number | null;
-  forecast_basis: string | null;
-  /** How far its image is, in words, while it is fetched. */
-  pull_text: string | null;
-  message: string | null;
-  /** What was last measured of it on its machine. */
-  meter: IMeter | null;
-  /** Null of one that does not run. */
-  resize: IResize | null;
-  started_at_s: number | null;
-  /** Why it is about to be ended, in words; `ends_at_s` is when. */
-  warning: string | null;
-  ends_at_s: number | null;
-  can_keep: boolean;
-  /** By how much its time limit could be extended now; null: not at all. */
-  extend_by_s: number | null;
-  can_save: boolean;
-  url: string | null;
-  pending_url: string | null;
-  simulated: boolean;
-}
+type MaybeNull<T, K extends keyof T> = Omit<T, K> & { [N in K]: T[N] | null };
 
-export interface IThisSession extends ISession {
+export type IGpu = MaybeNull<Gpu, 'fgpu' | 'memory_mib'>;
+export type IMeter = Meter;
+export type IResize = Resize;
+
+/** A session of the API; of one that only the environment tells of, what it does not say is null. */
+export type ISession = Omit<
+  MaybeNull<
+    Session,
+    | 'id'
+    | 'image'
+    | 'image_name'
+    | 'resource_group'
+    | 'amount'
+    | 'cpu'
+    | 'memory_mib'
+    | 'url'
+    | 'pending_url'
+  >,
+  'gpus'
+> & { gpus: IGpu[] };
+
+export type IThisSession = ISession & {
   source: 'service' | 'environment';
   gpu_memory_used_mib: number | null;
   gpu_memory_used_reason: string | null;
-}
+};
 
 /** An administrator's message to all. */
-export interface IBanner {
-  text: string;
-  level: string;
-  until_at_s: number | null;
-}
+export type IBanner = Banner;
 
 /** One resource: what is mine, of that and what I could still get; in my resource group and overall. */
 export interface IBarRow {

@@ -41,6 +41,8 @@ def running(**changes: Any) -> dict[str, Any]:
         "user": "alice",
         "server_name": "gpu-1",
         "display_name": "gpu-1",
+        "gpu_models": [],
+        "priority": 0,
         "state": "RUNNING",
         "image": "python",
         "image_name": "Python 3.11",
@@ -72,6 +74,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "warning": None,
         "ends_at_s": None,
         "can_keep": False,
+        "can_save": False,
         "extend_by_s": None,
         "url": "/user/alice/gpu-1/",
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
@@ -116,7 +119,14 @@ def pending(**changes: Any) -> dict[str, Any]:
             "early_start_at_s": int(time.time()) + 1200,
             "late_start_at_s": int(time.time()) + 1200,
             "forecast_basis": "how long sessions usually run",
-            "pull": {"phase": "FETCHING", "text": "fetching the image: 45 of 200 MiB"},
+            "pull": {
+                "phase": "FETCHING",
+                "text": "fetching the image: 45 of 200 MiB",
+                "layers_done": 1,
+                "layers": 7,
+                "bytes_done": 45 << 20,
+                "attempt": 1,
+            },
             "started_at_s": None,
             "meter": None,
             "resize": None,
@@ -143,14 +153,18 @@ def capacity() -> dict[str, Any]:
         "fgpu_total": "2",
         "fgpu_used": "0.5",
         "simulated": True,
+        "cordoned": False,
         "shares": [{"fgpu": "0.5", "mine": True, "session_id": 12}],
     }
     return {
         "groups": [
             {
                 "name": "default",
+                "nodes": 1,
+                "nodes_lost": 0,
                 "total": amounts("2", "8", 16384),
                 "used": amounts("0.5", "1", 2048),
+                "free": amounts("1.5", "7", 14336),
                 "mine": amounts("0.5", "1", 2048),
                 "allocatable": amounts("1.5", "7", 14336),
                 "fgpu_step": "0.1",
@@ -160,6 +174,7 @@ def capacity() -> dict[str, Any]:
         ],
         "mine_overall": amounts("0.5", "1", 2048),
         "allocatable_overall": amounts("3.5", "15", 30720),
+        "simulated": True,
     }
 
 
@@ -316,6 +331,7 @@ class StandIn:
             "me": {
                 "user": "alice",
                 "admin": False,
+                "administers": [],
                 "server_name": self.server_name,
                 "groups": ["default"],
                 "banner": self.banner,

@@ -14,7 +14,7 @@ from support import Caller, driver
 
 from jupyterlab_fgpu.kernels import notebook_of, process_name
 from jupyterlab_fgpu.room import bars, next_larger
-from jupyterlab_fgpu.service_answers import Unreachable, parse_session
+from jupyterlab_fgpu.service_answers import Unreachable, parse
 
 
 async def test_the_bars_are_what_is_mine_of_that_and_what_i_could_get(caller: Caller) -> None:
@@ -260,12 +260,12 @@ async def test_what_was_tried_is_a_number_of_mib(caller: Caller, bad: str) -> No
 def test_the_next_larger_amount_holds_what_is_needed(
     needed_mib: int | None, amount: str | None
 ) -> None:
-    larger = next_larger(parse_session(running()), capacity(), needed_mib)
+    larger = next_larger(parse("Session", running()), capacity(), needed_mib)
     assert (None if larger is None else larger.amount) == amount
 
 
 def test_an_exact_amount_grows_in_mib_and_keeps_its_compute() -> None:
-    session = parse_session(running(amount="2048 MiB + 25 %", fgpu="0.5"))
+    session = parse("Session", running(amount="2048 MiB + 25 %", fgpu="0.5"))
     larger = next_larger(session, capacity(), 2050)
     assert larger is not None
     assert larger.amount == "2176 MiB + 25 %"
@@ -275,7 +275,7 @@ def test_an_exact_amount_grows_in_mib_and_keeps_its_compute() -> None:
 
 
 def test_a_larger_amount_is_asked_for_of_the_same_model_where_there_are_others() -> None:
-    session = parse_session(running())
+    session = parse("Session", running())
     found = capacity()
     alone = next_larger(session, found, None)
     assert alone is not None
@@ -289,9 +289,9 @@ def test_a_larger_amount_is_asked_for_of_the_same_model_where_there_are_others()
 
 def test_a_whole_gpu_and_several_have_nothing_larger() -> None:
     whole = running(gpu_memory_mib=8192, fgpu="2", amount="2 fGPU", gpus=[gpu(memory_mib=8192)])
-    assert next_larger(parse_session(whole), capacity(), None) is None
+    assert next_larger(parse("Session", whole), capacity(), None) is None
     several = running(gpus=[gpu(), gpu(uuid="GPU-2")])
-    assert next_larger(parse_session(several), capacity(), None) is None
+    assert next_larger(parse("Session", several), capacity(), None) is None
 
 
 def test_a_process_is_of_the_notebook_whose_kernel_started_it() -> None:

@@ -31,7 +31,7 @@ async def test_the_payload_holds_this_session_the_others_and_the_queue(
     [other] = status["others"]
     assert (other["display_name"], other["state"], other["position"]) == ("gpu-2", "PENDING", 1)
     assert other["wait_text"].startswith("1 fGPU does not fit")
-    assert other["pull_text"] == "fetching the image: 45 of 200 MiB"
+    assert other["pull"]["text"] == "fetching the image: 45 of 200 MiB"
     assert status["queue"] == {"group": "default", "length": 3, "reason": None}
     assert standin.calls == ["GET me", "GET sessions", "GET queue", "GET capacity"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from fgpu_scheduler import Audit, AuditLine
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole_number
+from fgpuspawner.service.admin.objects import AuditLines
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.text.times import cell
@@ -69,7 +69,7 @@ class AuditApi(AdminApi):
         asked = self.query((*FILTERS, "before", "limit"))
         limit = whole_number("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
         found, following = await lines(self, asked, limit=limit)
-        self.answer({"lines": [asdict(line) for line in found], "next": following, "simulated": False})
+        self.answer(AuditLines.of(lines=list(found), next=following))
 
 
 class AuditFile(AdminApi):

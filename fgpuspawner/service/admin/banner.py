@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from fgpu_scheduler import MOST_BANNER_TEXT, BadSettings, Banner, BannerLevel, Notice, SystemClock
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole_number
+from fgpuspawner.service.admin.objects import OneBanner, SetBanner
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument
 
 FIELDS = ("text", "level", "until")
@@ -105,7 +105,4 @@ class BannerApi(AdminApi):
 
     async def _answer(self) -> None:
         notice = await shown_now(self)
-        found: Json | None = None
-        if notice is not None:
-            found = {**notice.as_json(), "set_by": notice.set_by, "set_at_s": notice.set_at_s}
-        self.answer({"banner": found, "simulated": False})
+        self.answer(OneBanner.of(banner=None if notice is None else SetBanner.of(notice)))

@@ -23,8 +23,8 @@ from fgpuspawner import scopes
 from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
+from fgpuspawner.service.admin.objects import NodeChange, Nodes, NotEnded
 from fgpuspawner.service.handler import Handler, needs
-from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.service.session_actions import end_session
 
@@ -45,14 +45,14 @@ def known(number: float | None, unit: str = "") -> str:
     return "unknown" if number is None else f"{number:.0f} {unit}".strip()
 
 
-async def nodes(handler: Handler) -> Json:
+async def nodes(handler: Handler) -> Nodes:
     """Return every node as it is now."""
     service = handler.service
     verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
     found = nodes_object(await handler.administered_world(), verdicts)
     if not handler.viewer.admin:
-        for node in found["nodes"]:
-            node["actions"] = [action for action in node["actions"] if action != NodeAction.GONE]
+        for node in found.nodes:
+            node.actions = [action for action in node.actions if action != NodeAction.GONE]
     return found
 
 
@@ -72,7 +72,7 @@ def check_action(handler: Handler, action: str) -> None:
 
 async def do(
     handler: Handler, node_id: str, action: str, message: str = "", *, gpu: str | None = None
-) -> Json:
+) -> NodeChange:
     """Do something with a node or one of its GPUs; return in words what follows and which sessions could not be ended.
 
     Raises:
@@ -97,10 +97,10 @@ async def do(
         there = node_of(await handler.service.reader.world(), node_id) is not None
         status, code = (409, "node_refused") if there else (404, "no_such_node")
         raise Problem(status, code, str(e), field="node" if gpu is None else "gpu") from None
-    return {"node": node_id, "text": follows, "failed": []}
+    return NodeChange(node=node_id, text=follows, failed=[])
 
 
-async def drain(handler: Handler, node_id: str, message: str) -> Json:
+async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
     """Let a node take no more sessions, and end those that it has, each owner being told why.
 
     What is not asked for after `ANSWER_AFTER_S` is still done, and what then fails is in the log.
@@ -128,7 +128,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> Json:
         )
     )
     gate = asyncio.Semaphore(AT_A_TIME)
-    failed: list[Json] = []
+    failed: list[NotEnded] = []
 
     async def end(session: Session) -> None:
         async with gate:
@@ -139,7 +139,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> Json:
                 found = handler.problem_of(500, e)
                 if found.code != "already_ended":
                     log.warning("Node %s is drained, but session %d: %s", node_id, session.id, found.message)
-                    failed.append({"session_id": session.id, "message": found.message})
+                    failed.append(NotEnded(session_id=session.id, message=found.message))
 
     tasks = [asyncio.create_task(end(session)) for session in sessions]
     _going_on.update(tasks)
@@ -150,7 +150,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> Json:
     text = f"takes no more sessions; {ended} of {len(sessions)} sessions are being ended"
     if going_on:
         text += f", and {len(going_on)} follow"
-    return {"node": node_id, "text": text, "failed": sorted(failed, key=lambda one: int(one["session_id"]))}
+    return NodeChange(node=node_id, text=text, failed=sorted(failed, key=lambda one: one.session_id))
 
 
 class NodesPage(AdminFormPage):
@@ -173,8 +173,8 @@ class NodesPage(AdminFormPage):
         found = await do(
             self, self.field("node"), self.field("action"), self.field("message")[:MOST_MESSAGE_TEXT], gpu=gpu
         )
-        if found["failed"]:
-            said = "; ".join(f"session {one['session_id']}: {one['message']}" for one in found["failed"])
+        if found.failed:
+            said = "; ".join(f"session {one.session_id}: {one.message}" for one in found.failed)
             await self.show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
             return
         self.back()
@@ -211,4 +211,5 @@ class OneNodeApi(AdminApi):
         if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_MESSAGE_TEXT:
             raise bad_argument("action", f"a word; message: a text of at most {MOST_MESSAGE_TEXT} characters")
         found = await do(self, node_id, action, message, gpu=gpu)
-        self.answer({**found, "simulated": (await self.administered_world()).simulated()})
+        simulated = (await self.administered_world()).simulated()
+        self.answer(found.model_copy(update={"simulated": simulated}))

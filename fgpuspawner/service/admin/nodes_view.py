@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from fgpu_scheduler import (
     HOLDING,
@@ -19,8 +18,9 @@ from fgpu_scheduler import (
     node_actions_of,
 )
 from fgpuspawner.isolation.verified import Verdict
-from fgpuspawner.service.api.capacity import device_object
-from fgpuspawner.service.model import Json, World
+from fgpuspawner.service.admin import objects
+from fgpuspawner.service.api.capacity import device_fields
+from fgpuspawner.service.model import World
 from fgpuspawner.text.sessions import server_words
 
 STATE_WORDS = {
@@ -38,7 +38,7 @@ def state_words(node: Node) -> str:
     return STATE_WORDS[node.state]
 
 
-def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
+def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
     """Return every node with its GPUs and the sessions on them. For administrators only."""
     said = {verdict.node_id: verdict for verdict in verdicts}
     chosen = {own.node_id: own for own in world.isolation}
@@ -48,31 +48,30 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
         own, verdict, room = chosen.get(node.id), said.get(node.id), left[node.id]
         sessions = on_node(world, node.id)
         found.append(
-            {
-                "name": node.id,
-                "group": node.resource_group,
-                "state": node.state.value,
-                "state_text": state_words(node),
-                "closed": node.closed,
-                "actions": [action.value for action in node_actions_of(node)],
-                "can_drain": bool(sessions) and node.state in (NodeState.READY, NodeState.CORDONED),
-                "isolation": own.backend if own else None,
-                "reason": own.reason if own else None,
-                "verified": _verdict(verdict),
-                "cpu_total": format_milli(node.cpu_milli),
-                "cpu_used": format_milli(max(0, node.cpu_milli - room.cpu_milli)),
-                "memory_mib_total": node.memory_mib,
-                "memory_mib_used": max(0, node.memory_mib - room.memory_mib),
-                "sessions": len(sessions),
-                "devices": [_device(device, world) for device in room.devices],
-                "warnings": [
-                    {"id": s.id, "user": s.request.user, "message": s.message}
+            objects.Node.of(
+                node,
+                name=node.id,
+                group=node.resource_group,
+                state_text=state_words(node),
+                actions=[action.value for action in node_actions_of(node)],
+                can_drain=bool(sessions) and node.state in (NodeState.READY, NodeState.CORDONED),
+                isolation=own.backend if own else None,
+                reason=own.reason if own else None,
+                verified=verdict and objects.Verified.of(verdict, in_force=not verdict.problems),
+                cpu_total=format_milli(node.cpu_milli),
+                cpu_used=format_milli(max(0, node.cpu_milli - room.cpu_milli)),
+                memory_mib_total=node.memory_mib,
+                memory_mib_used=max(0, node.memory_mib - room.memory_mib),
+                sessions=len(sessions),
+                devices=[_device(device, world) for device in room.devices],
+                warnings=[
+                    objects.Warned.of(s, user=s.request.user)
                     for s in sessions
                     if s.message and s.state is SessionState.RUNNING
                 ],
-            }
+            )
         )
-    return {"nodes": found, "simulated": world.simulated()}
+    return objects.Nodes(nodes=found, simulated=world.simulated())
 
 
 def on_node(world: World, node_id: str) -> list[Session]:
@@ -89,34 +88,22 @@ def node_of(world: World, node_id: str) -> Node | None:
     return next((n for n in world.snapshot.nodes if n.id == node_id), None)
 
 
-def _verdict(verdict: Verdict | None) -> Json | None:
-    if verdict is None:
-        return None
-    said = {key: getattr(verdict, key) for key in ("session_id", "backend", "at_s")}
-    return {**said, "in_force": not verdict.problems, "problems": list(verdict.problems)}
-
-
-def _device(left: DeviceFree, world: World) -> Json:
+def _device(left: DeviceFree, world: World) -> objects.NodeDevice:
     health = world.gpus.of(left.device.uuid, world.snapshot.now_s)
-    return {
-        **device_object(left),
-        # An administrator may have made the unit smaller since.
-        "fgpu_used": format_milli(max(0, left.device.capacity_milli - left.fgpu_milli)),
-        "cordon_reason": left.device.cordon_reason,
-        "action": gpu_action_of(left.device).value,
-        "health": None if health is None else asdict(health),
-        "problem": "" if health is None else health.problem,
-        "sessions": [
-            {
-                "id": session.id,
-                "user": session.request.user,
-                "server_name": session.request.server_name,
-                "display_name": server_words(session),
-                "state": session.state.value,
-                "fgpu": format_milli(share.fgpu_milli),
-                "memory_mib": share.memory_mib,
-                "compute_percent": compute_of((share,)),
-            }
+    return objects.NodeDevice.of(
+        left.device,
+        **device_fields(left),
+        action=gpu_action_of(left.device).value,
+        health=health,
+        problem="" if health is None else health.problem,
+        sessions=[
+            objects.DeviceSession.of(
+                session,
+                share,
+                session.request,
+                display_name=server_words(session),
+                compute_percent=compute_of((share,)),
+            )
             for session, share in world.held.get(left.device.uuid, ())
         ],
-    }
+    )

@@ -19,15 +19,15 @@ from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.meter.lately import Lately
 from fgpuspawner.meter.usage_report import DAY_S
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
+from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.overview_view import overview_object, problem
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json
 
 SHOWN_IDLE = 5
 MOST_STRIKES = 100
 
 
-async def overview(handler: Handler) -> Json:
+async def overview(handler: Handler) -> Overview:
     """Return the overview as it is now. It is made of the last good reading where the database cannot be read.
 
     Raises:
@@ -35,7 +35,7 @@ async def overview(handler: Handler) -> Json:
     """
     service, now_s = handler.service, SystemClock().now_s()
     reader, settings = service.reader, service.settings
-    others: list[Json] = []
+    others: list[Trouble] = []
     strikes: tuple[AuditLine, ...] = ()
     lately: Lately | None = None
     foretold: Hindsight | None = None

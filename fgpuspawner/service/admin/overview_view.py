@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from typing import Literal
 
 from fgpu_scheduler import AuditLine, Hindsight, NodeState, Session, SessionState, format_milli
 from fgpuspawner.isolation.verified import Verdict
 from fgpuspawner.meter.lately import Lately
+from fgpuspawner.service.admin import objects
 from fgpuspawner.service.admin.nodes_view import state_words
+from fgpuspawner.service.admin.objects import Trouble
 from fgpuspawner.service.admin.queue_view import queues_object
-from fgpuspawner.service.model import Json, Site, Viewer, World, meter_of
+from fgpuspawner.service.model import Site, Viewer, World, meter_of
 from fgpuspawner.text.sessions import server_words
 
 IDLE_S = 300
 """Who has done nothing for so long is idle: by the rule, or by the GPU alone where no rule looks for the idle."""
-QUEUE_KEPT = ("group", "length", "marked", "longest_wait_s", "nodes", "nodes_ready", "fgpu_used", "fgpu_free")
 
 
 def overview_object(
@@ -28,69 +29,60 @@ def overview_object(
     foretold: Hindsight | None = None,
     verdicts: Iterable[Verdict] = (),
     strikes: Sequence[AuditLine] = (),
-    others: Iterable[Json] = (),
-) -> Json:
+    others: Iterable[Trouble] = (),
+) -> objects.Overview:
     """Return the overview. ``lately`` is None where it takes too long to add up; ``others`` are more problems.
 
     ``foretold`` is how good the last forecasts were; None where nothing is known of that.
     """
-    return {
-        "use": None if lately is None else _use(lately, world),
-        "queues": _queues(world, viewer, site, now_s),
-        "forecasts": None if foretold is None else _forecasts(foretold),
-        "running": sum(s.state is SessionState.RUNNING for s in world.snapshot.sessions),
-        "idle": idle(world),
-        "problems": [*others, *problems(world, verdicts, strikes)],
-        "simulated": world.simulated(),
-    }
+    return objects.Overview(
+        use=None if lately is None else _use(lately, world),
+        queues=_queues(world, viewer, site, now_s),
+        forecasts=None if foretold is None else _forecasts(foretold),
+        running=sum(s.state is SessionState.RUNNING for s in world.snapshot.sessions),
+        idle=idle(world),
+        problems=[*others, *problems(world, verdicts, strikes)],
+        simulated=world.simulated(),
+    )
 
 
-def _use(lately: Lately, world: World) -> Json:
+def _use(lately: Lately, world: World) -> objects.Use:
     gpus = len(world.devices)
 
     def percent(held: float) -> int | None:
         # More than all: GPUs have been taken away since.
         return min(100, round(100 * held / gpus)) if gpus else None
 
-    def span(name: str) -> Json:
-        found = asdict(getattr(lately, name))
-        return {**found, "percent": percent(found["gpus"])}
-
-    return {
-        "gpus": gpus,
-        "day": span("day"),
-        "week": span("week"),
-        "hours_percent": [percent(held) for held in lately.hours],
-        "days_percent": [percent(held) for held in lately.days],
-    }
+    return objects.Use(
+        gpus=gpus,
+        day=objects.Span.of(lately.day, percent=percent(lately.day.gpus)),
+        week=objects.Span.of(lately.week, percent=percent(lately.week.gpus)),
+        hours_percent=[percent(held) for held in lately.hours],
+        days_percent=[percent(held) for held in lately.days],
+    )
 
 
-def _forecasts(foretold: Hindsight) -> Json:
-    return {
-        "starts": foretold.starts,
-        "inside_percent": round(100 * foretold.inside),
-        "late_percent": round(100 * foretold.late),
-        "told_wait_s": round(foretold.told_wait_s),
-        "true_wait_s": round(foretold.true_wait_s),
-    }
+def _forecasts(foretold: Hindsight) -> objects.PastForecasts:
+    return objects.PastForecasts(
+        starts=foretold.starts,
+        inside_percent=round(100 * foretold.inside),
+        late_percent=round(100 * foretold.late),
+        told_wait_s=round(foretold.told_wait_s),
+        true_wait_s=round(foretold.true_wait_s),
+    )
 
 
-def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[Json]:
+def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[objects.QueueSummary]:
     found = []
-    for queue in queues_object(world, viewer, site, now_s=now_s, most=0)["queues"]:
-        starts = [f.expected_start_at_s for f, _ in world.queues.get(queue["group"], ())]
+    for queue in queues_object(world, viewer, site, now_s=now_s, most=0).queues:
+        starts = [f.expected_start_at_s for f, _ in world.queues.get(queue.group, ())]
         known = [at_s for at_s in starts if at_s is not None]
-        found.append(
-            {
-                **{key: queue[key] for key in QUEUE_KEPT},
-                "last_start_at_s": max(known, default=None),
-                "without_estimate": len(starts) - len(known),
-            }
-        )
+        last, unknown = max(known, default=None), len(starts) - len(known)
+        found.append(objects.QueueSummary.of(queue, last_start_at_s=last, without_estimate=unknown))
     return found
 
 
-def idle(world: World) -> list[Json]:
+def idle(world: World) -> list[objects.Idle]:
     """Return the running sessions that do nothing, for the longest first."""
     found = [
         (since_s, s)
@@ -98,14 +90,13 @@ def idle(world: World) -> list[Json]:
         if s.state is SessionState.RUNNING and (since_s := _idle_since_s(s, world)) is not None
     ]
     return [
-        {
-            "id": s.id,
-            "user": s.request.user,
-            "display_name": server_words(s),
-            "fgpu": format_milli(sum(share.fgpu_milli for share in s.placement.shares) if s.placement else 0),
-            "idle_since_s": since_s,
-            "ends_at_s": s.ends_at_s,
-        }
+        objects.Idle.of(
+            s,
+            user=s.request.user,
+            display_name=server_words(s),
+            fgpu=format_milli(sum(share.fgpu_milli for share in s.placement.shares) if s.placement else 0),
+            idle_since_s=since_s,
+        )
         for since_s, s in sorted(found, key=lambda one: (one[0], one[1].id))
     ]
 
@@ -123,15 +114,18 @@ def _idle_since_s(session: Session, world: World) -> int | None:
     return since_s if since_s is not None and world.snapshot.now_s - since_s >= IDLE_S else None
 
 
-def problem(text: str, link: str | None = None, to: str = "", *, level: str = "bad") -> Json:
+Level = Literal["bad", "warn", "off"]
+
+
+def problem(text: str, link: str | None = None, to: str = "", *, level: Level = "bad") -> Trouble:
     """Return something to see to: what it is, and the address of the page where that is done."""
-    return {"level": level, "text": text, "link": link, "to": to}
+    return Trouble(level=level, text=text, link=link, to=to)
 
 
-def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditLine]) -> list[Json]:
+def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditLine]) -> list[Trouble]:
     """Return what is wrong, the worst first; then what administrators took out of use."""
-    bad: list[Json] = []
-    off: list[Json] = []
+    bad: list[Trouble] = []
+    off: list[Trouble] = []
     unknown = 0
     for node in world.snapshot.nodes:
         at = f"admin/nodes#node-{node.id}"

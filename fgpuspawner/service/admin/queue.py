@@ -6,9 +6,10 @@ from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
 from fgpuspawner import scopes
 from fgpuspawner.engines.base import WhoseQueue
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
+from fgpuspawner.service.admin.objects import OneWaiting, Queues
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json, administered, is_mine
+from fgpuspawner.service.model import administered, is_mine
 from fgpuspawner.service.problems import Problem, forbidden, no_such_session
 from fgpuspawner.settings.queue import HIGHEST_PRIORITY
 
@@ -16,7 +17,7 @@ SHOWN = 100
 """So many of each queue the page has, unless all are asked for."""
 
 
-async def queues(handler: Handler, *, most: int | None = None) -> Json:
+async def queues(handler: Handler, *, most: int | None = None) -> Queues:
     """Return every queue as it is now, with at most so many of each."""
     service = handler.service
     world = await service.reader.world()
@@ -104,6 +105,6 @@ class PriorityApi(AdminApi):
             self, session_id, whole_number("priority", given.get("priority"), least=0, most=HIGHEST_PRIORITY)
         )
         found = await queues(self)
-        entries = [entry for queue in found["queues"] for entry in queue["entries"]]
-        own = next((entry for entry in entries if entry["id"] == int(session_id)), None)
-        self.answer({"session": own, "simulated": found["simulated"]})
+        entries = [entry for queue in found.queues for entry in queue.entries]
+        own = next((entry for entry in entries if entry.id == int(session_id)), None)
+        self.answer(OneWaiting.of(session=own, simulated=found.simulated))

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from fgpu_scheduler import Forecast, NodeState, Session, format_milli
+from fgpuspawner.service.admin.objects import Queues, WaitingEntry, WaitingQueue
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.capacity import allocatable_in, used_of
-from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.service.model import Site, Viewer, World
 
 LONG_WAIT_S = 3600
 """Who has waited for longer is marked."""
 STUCK_AFTER_S = 600
 """So long somebody may wait for whom no start is foreseen before that is marked."""
-
-KEPT = [
-    "id",
-    "user",
-    "server_name",
-    "display_name",
-    "image_name",
-    "amount",
-    "gpu_models",
-    "priority",
-    "wait_reason",
-    "wait_text",
-    "position",
-    "expected_start_at_s",
-    "early_start_at_s",
-    "late_start_at_s",
-    "forecast_basis",
-    "waits_for",
-    "sooner",
-    "pull",
-    "submitted_at_s",
-    "message",
-    "simulated",
-]
-"""What an entry has of the session's own object."""
 
 
 def queues_object(
@@ -45,18 +21,14 @@ def queues_object(
     *,
     now_s: int,
     most: int | None = None,
-) -> Json:
+) -> Queues:
     """Return the queue of each resource group, next one first, with at most so many entries. For administrators only.
 
     Who is marked is counted among all who wait.
     """
-    return {
-        "queues": [
-            _queue(group, world, viewer, site, now_s, most)
-            for group in sorted({*world.groups, *world.queues})
-        ],
-        "simulated": world.simulated(),
-    }
+    groups = sorted({*world.groups, *world.queues})
+    queues = [_queue(group, world, viewer, site, now_s, most) for group in groups]
+    return Queues(queues=queues, simulated=world.simulated())
 
 
 def _queue(
@@ -66,25 +38,23 @@ def _queue(
     site: Site,
     now_s: int,
     most: int | None,
-) -> Json:
+) -> WaitingQueue:
     own = world.queues.get(group, ())
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
     ready = [n for n in nodes if n.state is NodeState.READY]
     waits_s = [max(0, now_s - session.waits_since_s) for _, session in own]
     marks = [_mark(forecast, waited_s) for (forecast, _), waited_s in zip(own, waits_s, strict=True)]
-    return {
-        "group": group,
-        "length": len(own),
-        "marked": sum(mark is not None for mark in marks),
-        "longest_wait_s": max(waits_s, default=0),
-        "nodes": len(nodes),
-        "nodes_ready": len(ready),
-        "fgpu_used": format_milli(max(0, used_of(world, group).fgpu_milli)),
-        "fgpu_free": format_milli(max(0, _free(world, group))),
-        "entries": [
-            _entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]
-        ],
-    }
+    return WaitingQueue(
+        group=group,
+        length=len(own),
+        marked=sum(mark is not None for mark in marks),
+        longest_wait_s=max(waits_s, default=0),
+        nodes=len(nodes),
+        nodes_ready=len(ready),
+        fgpu_used=format_milli(max(0, used_of(world, group).fgpu_milli)),
+        fgpu_free=format_milli(max(0, _free(world, group))),
+        entries=[_entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]],
+    )
 
 
 def _free(world: World, group: str) -> int:
@@ -99,17 +69,15 @@ def _entry(
     viewer: Viewer,
     site: Site,
     now_s: int,
-) -> Json:
-    shown = session_object(session, world, viewer, site)
+) -> WaitingEntry:
     waited_s = max(0, now_s - session.waits_since_s)
-    return {
-        **{key: shown[key] for key in KEPT},
-        "asked_priority": session.own_request.priority,
-        "promised_at_s": session.promised_at_s,
-        "held": session.held,
-        "waited_s": waited_s,
-        "mark": _mark(forecast, waited_s),
-    }
+    return WaitingEntry.of(
+        session_object(session, world, viewer, site),
+        session,
+        asked_priority=session.own_request.priority,
+        waited_s=waited_s,
+        mark=_mark(forecast, waited_s),
+    )
 
 
 def _mark(forecast: Forecast, waited_s: int) -> str | None:

@@ -19,9 +19,9 @@ from fgpu_scheduler import (
 )
 from fgpuspawner import scopes
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
+from fgpuspawner.service.admin.objects import OneQuota, Quotas
 from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
@@ -40,7 +40,7 @@ WORDS = {
 ACTIONS = ("set", "remove", "back")
 
 
-async def quotas(handler: Handler) -> Json:
+async def quotas(handler: Handler) -> Quotas:
     """Return every quota that the caller administers, as it is now."""
     viewer = handler.viewer
     edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
@@ -123,7 +123,7 @@ class QuotasPage(AdminFormPage):
 
     async def show(self, trouble: Problem | None = None) -> None:
         start = self.number("start", default=0, least=0, most=10**6)
-        found = (await quotas(self))["quotas"]
+        found = (await quotas(self)).quotas
         self.render(
             "admin_quotas.html",
             quotas=found[start : start + SHOWN],
@@ -201,5 +201,5 @@ class QuotasApi(AdminApi):
 
     async def _answer(self, quota: Quota) -> None:
         found = await quotas(self)
-        own = next((one for one in found["quotas"] if one["for"] == key_of(quota)), None)
-        self.answer({"quota": own, "simulated": found["simulated"]})
+        own = next((one for one in found.quotas if one.for_ == key_of(quota)), None)
+        self.answer(OneQuota.of(quota=own, simulated=found.simulated))

@@ -19,7 +19,8 @@ from fgpu_scheduler import (
     listed_quotas,
     quota_words,
 )
-from fgpuspawner.service.model import Json, Viewer, World
+from fgpuspawner.service.admin import objects
+from fgpuspawner.service.model import Viewer, World
 
 MOST_HELD = 100
 """So many of those whom a quota counts are told, who holds most first."""
@@ -32,15 +33,12 @@ SOURCE_WORDS = {
 }
 
 
-def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> Json:
+def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> objects.Quotas:
     """Return every quota, in force or taken out of force. For administrators only."""
     found = listed_quotas(file, edits)
     counts = counted_of_each([one.quota for one in found], world.snapshot)
-    return {
-        "quotas": [_quota(one, own) for one, own in zip(found, counts, strict=True)],
-        "groups": list(world.groups),
-        "simulated": world.simulated(),
-    }
+    quotas = [_quota(one, own) for one, own in zip(found, counts, strict=True)]
+    return objects.Quotas.of(world, quotas=quotas, simulated=world.simulated())
 
 
 def spec_of(quota: Quota) -> dict[str, Any]:
@@ -98,33 +96,27 @@ def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tupl
     return None
 
 
-def _quota(one: ListedQuota, counted: Sequence[Counted]) -> Json:
+def _quota(one: ListedQuota, counted: Sequence[Counted]) -> objects.Quota:
     quota, edit = one.quota, one.edit
     in_force = one.source is not QuotaSource.REMOVED
     held = counted if in_force else ()
-    return {
-        "for": key_of(quota),
-        "name": quota_words(quota),
-        "limits": {key: value for key, value in spec_of(quota).items() if key.startswith("max_")},
-        "text": limits_words(quota),
-        "source": one.source.value,
-        "source_text": SOURCE_WORDS[one.source],
-        "file": limits_words(one.file) if one.file is not None else None,
-        "changed_by": edit.changed_by if edit else None,
-        "changed_at_s": edit.changed_at_s if edit else None,
-        "in_force": in_force,
-        "held": [
-            {
-                "name": who.name,
-                "fgpu": format_milli(who.fgpu_milli),
-                "sessions": who.sessions,
-                "waiting": who.waiting,
-                "full": _is_full(quota, who.fgpu_milli, who.sessions),
-            }
+    return objects.Quota.of(
+        for_=key_of(quota),
+        name=quota_words(quota),
+        limits={key: value for key, value in spec_of(quota).items() if key.startswith("max_")},
+        text=limits_words(quota),
+        source=one.source,
+        source_text=SOURCE_WORDS[one.source],
+        file=limits_words(one.file) if one.file is not None else None,
+        changed_by=edit.changed_by if edit else None,
+        changed_at_s=edit.changed_at_s if edit else None,
+        in_force=in_force,
+        held=[
+            objects.QuotaHolder.of(who, full=_is_full(quota, who.fgpu_milli, who.sessions))
             for who in held[:MOST_HELD]
         ],
-        "held_by": len(held),
-    }
+        held_by=len(held),
+    )
 
 
 def _is_full(quota: Quota, fgpu_milli: int, sessions: int) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 
 from fgpu_scheduler import QueueReader, SystemClock
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
+from fgpuspawner.service.admin.objects import Usage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.service.reader import REPORT_WITHIN_S
 
@@ -141,15 +141,16 @@ class UsageApi(AdminApi):
         self.query(ARGUMENTS)
         asked = read(self)
         found = await found_for(self, asked)
-        shown: Json = {
-            "from": asked.first.isoformat(),
-            "to": asked.last.isoformat(),
-            "by": asked.by.value,
-            "complete_from": None if (day := _forgotten_before(self, asked)) is None else day.isoformat(),
-            "lines": [asdict(line) for line in found.lines],
-            "total": asdict(found.total),
-        }
-        self.answer({**shown, "simulated": (await self.service.reader.world()).simulated()})
+        self.answer(
+            Usage.of(
+                found,
+                from_=asked.first.isoformat(),
+                to=asked.last.isoformat(),
+                by=asked.by,
+                complete_from=None if (day := _forgotten_before(self, asked)) is None else day.isoformat(),
+                simulated=(await self.service.reader.world()).simulated(),
+            )
+        )
 
 
 class UsageFile(AdminApi):

@@ -9,7 +9,8 @@ from typing import Any
 from fgpu_scheduler import Session
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json, World
+from fgpuspawner.service.model import World
+from fgpuspawner.service.objects import Answer, OneSession
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 
 LARGEST_BODY = 64 * 1024
@@ -24,16 +25,16 @@ class Api(Handler):
         self.set_header("Cache-Control", "private, no-cache")
         self.set_header("Vary", "Authorization, Cookie")
 
-    def answer(self, found: Json, status: int = 200) -> None:
+    def answer(self, found: Answer, status: int = 200) -> None:
         """Send an object."""
         self.set_status(status)
         self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(json.dumps(found))
+        self.finish(found.as_json())
 
-    def object_of(self, session: Session, world: World) -> Json:
+    def object_of(self, session: Session, world: World) -> Answer:
         """Return a session as its object, and whether it is simulated."""
         shown = session_object(session, world, self.viewer, self.service.site)
-        return {"session": shown, "simulated": shown["simulated"]}
+        return OneSession.of(session=shown, simulated=shown.simulated)
 
     async def answer_session(self, session: Session, status: int = 200) -> None:
         """Send a session as it is now."""

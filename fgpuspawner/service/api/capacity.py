@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fgpu_scheduler import DeviceFree, NodeState, format_milli, free
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.capacity import (
     Amounts,
@@ -16,7 +17,7 @@ from fgpuspawner.service.capacity import (
     used_of,
     waiting_in,
 )
-from fgpuspawner.service.model import Json, Viewer, World, groups_of, is_mine, is_visible
+from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible
 
 
 class Capacity(Api):
@@ -26,7 +27,7 @@ class Capacity(Api):
         self.answer(capacity_object(world, self.viewer, fgpu_step_milli=step))
 
 
-def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Json:
+def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> objects.Capacity:
     """Return totals, what is used, the viewer's own, and what they could still get.
 
     Administrators are also told of each node its state, and what holds its sessions to their slices.
@@ -39,76 +40,72 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Js
     for group in groups[:1]:
         most = inside_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
         allocatable = replace(allocatable, fgpu_milli=most)
-    found = {
-        "groups": [_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
-        "mine_overall": mine.as_json(),
-        "allocatable_overall": allocatable.as_json(),
-        "simulated": world.simulated(groups),
-    }
-    if viewer.admin:
-        chosen = {own.node_id: own for own in world.isolation}
-        found["nodes"] = [
-            {
-                "name": node.id,
-                "group": node.resource_group,
-                "state": node.state.value,
-                "isolation": chosen[node.id].backend if node.id in chosen else None,
-                "reason": chosen[node.id].reason if node.id in chosen else None,
-            }
-            for node in world.snapshot.nodes
-        ]
-    return found
+    found = objects.Capacity(
+        groups=[_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
+        mine_overall=objects.Amounts.of(mine),
+        allocatable_overall=objects.Amounts.of(allocatable),
+        simulated=world.simulated(groups),
+    )
+    if not viewer.admin:
+        return found
+    chosen = {own.node_id: own for own in world.isolation}
+    nodes = [
+        objects.NodeIsolation(
+            name=node.id,
+            group=node.resource_group,
+            state=node.state,
+            isolation=chosen[node.id].backend if node.id in chosen else None,
+            reason=chosen[node.id].reason if node.id in chosen else None,
+        )
+        for node in world.snapshot.nodes
+    ]
+    return objects.CapacityForAdmins.of(found, nodes=nodes)
 
 
-def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> Json:
+def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> objects.Group:
     largest = world.largest_now.get(group)
     nodes = [node for node in world.snapshot.nodes if node.resource_group == group]
-    return {
-        "name": group,
-        "nodes": len(nodes),
-        "nodes_lost": sum(node.state in (NodeState.LOST, NodeState.GONE) for node in nodes),
-        "total": total_of(world, group).as_json(),
-        "used": used_of(world, group).as_json(),
-        "free": free_in(world, group).as_json(),
-        "mine": mine_in(world, viewer, group).as_json(),
-        "allocatable": allocatable_in(world, viewer, group).as_json(),
-        "largest_fgpu_now": None if largest is None else format_milli(largest),
-        "fgpu_step": format_milli(fgpu_step_milli),
-        "waiting": waiting_in(world, group),
-        "devices": _device_objects(group, world, viewer),
-    }
+    return objects.Group.of(
+        name=group,
+        nodes=len(nodes),
+        nodes_lost=sum(node.state in (NodeState.LOST, NodeState.GONE) for node in nodes),
+        total=total_of(world, group),
+        used=used_of(world, group),
+        free=free_in(world, group),
+        mine=mine_in(world, viewer, group),
+        allocatable=allocatable_in(world, viewer, group),
+        largest_fgpu_now=None if largest is None else format_milli(largest),
+        fgpu_step=format_milli(fgpu_step_milli),
+        waiting=waiting_in(world, group),
+        devices=[
+            _device_object(left, node.node.id, world, viewer)
+            for node in free(world.snapshot)
+            if node.node.resource_group == group
+            for left in node.devices
+        ],
+    )
 
 
-def _device_objects(group: str, world: World, viewer: Viewer) -> list[Json]:
-    return [
-        {
-            **device_object(left),
-            "node": node.node.id,
-            "shares": [
-                {
-                    "fgpu": format_milli(share.fgpu_milli),
-                    "mine": is_mine(session, viewer),
-                    "session_id": session.id if is_visible(session, viewer) else None,
-                }
-                for session, share in world.held.get(left.device.uuid, ())
-            ],
-        }
-        for node in free(world.snapshot)
-        if node.node.resource_group == group
-        for left in node.devices
-    ]
+def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) -> objects.SharedDevice:
+    held = world.held.get(left.device.uuid, ())
+    return objects.SharedDevice.of(
+        left.device,
+        **device_fields(left),
+        node=node,
+        shares=[
+            objects.HeldShare.of(
+                share,
+                mine=is_mine(session, viewer),
+                session_id=session.id if is_visible(session, viewer) else None,
+            )
+            for session, share in held
+        ],
+    )
 
 
-def device_object(left: DeviceFree) -> Json:
-    """Return what a GPU is, and how much of it is used."""
-    device = left.device
-    return {
-        "uuid": device.uuid,
-        "index": device.index,
-        "model": device.model,
-        "memory_mib": device.memory_mib,
-        "fgpu_total": format_milli(device.capacity_milli),
-        "fgpu_used": format_milli(device.capacity_milli - left.fgpu_milli),
-        "simulated": device.simulated,
-        "cordoned": device.cordoned,
-    }
+def device_fields(left: DeviceFree) -> dict[str, str]:
+    """Return what a GPU is worth, and how much of it is used."""
+    worth_milli = left.device.capacity_milli
+    # An administrator may have made the unit smaller since.
+    used_milli = max(0, worth_milli - left.fgpu_milli)
+    return {"fgpu_total": format_milli(worth_milli), "fgpu_used": format_milli(used_milli)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError
@@ -88,13 +87,13 @@ class Events(Api):
         world = await self.service.reader.world()
         for event_id, session in changes.sessions:
             if event_id > after_id and is_visible(session, self.viewer):
-                await self._event("change", event_id, self.object_of(session, world))
+                await self._event("change", event_id, self.object_of(session, world).as_json())
         simulated = world.simulated(None if self.viewer.admin else self.viewer.groups)
         about = {"version": world.snapshot.version, "simulated": simulated}
-        await self._event("queue", changes.last_event_id, about)
+        await self._event("queue", changes.last_event_id, json.dumps(about))
 
-    async def _event(self, name: str, event_id: int, data: dict[str, Any]) -> None:
-        await self._send(f"event: {name}\nid: {event_id}\ndata: {json.dumps(data)}\n\n")
+    async def _event(self, name: str, event_id: int, data: str) -> None:
+        await self._send(f"event: {name}\nid: {event_id}\ndata: {data}\n\n")
 
     async def _send(self, text: str) -> None:
         self.write(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from fgpu_scheduler import (
     Caps,
@@ -24,9 +24,10 @@ from fgpu_scheduler import (
 from fgpuspawner.form import ticket as tickets
 from fgpuspawner.form.offer import Refused
 from fgpuspawner.form.options import parse, read_fields
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.session_objects import waits_for
-from fgpuspawner.service.model import Json, Viewer, World
+from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.service.problems import Problem, forbidden
 from fgpuspawner.text.fields import in_gib
 
@@ -35,35 +36,37 @@ MOST_DIGITS = 15
 
 
 def forecast_object(
-    found: RequestForecast, world: World, viewer: Viewer, *, count: int, simulated: bool
-) -> Json:
+    found: RequestForecast,
+    world: World,
+    viewer: Viewer,
+    *,
+    count: int,
+    simulated: bool,
+    quota: objects.QuotaLeft | None = None,
+) -> objects.Forecast:
     """Return what would become of ``count`` sessions that may queue, and which amount would start now or sooner."""
-    waiting = count - found.startable_now
-    return {
-        "starts_now": waiting == 0,
-        "startable_now": found.startable_now,
-        "count": count,
-        "position": found.position,
-        "expected_start_at_s": found.expected_start_at_s,
-        "early_start_at_s": found.early_at_s,
-        "late_start_at_s": found.late_at_s,
-        "basis": found.basis,
-        "text": _forecast_text(found, count),
-        "wait_reason": None if found.reason is None else found.reason.value,
-        "waits_for": waits_for(found.ahead, world, viewer),
-        "largest_now": None if found.largest_now_milli is None else format_milli(found.largest_now_milli),
-        "beside_now": None if found.beside_now is None else beside_object(*found.beside_now),
-        "beside_other": None if found.beside_other is None else beside_object(*found.beside_other),
-        "soonest": None if found.soonest_milli is None else format_milli(found.soonest_milli),
-        "soonest_at_s": found.soonest_at_s,
-        "refusals": [],
-        "simulated": simulated,
-    }
+    return objects.Forecast.of(
+        found,
+        starts_now=found.startable_now == count,
+        count=count,
+        early_start_at_s=found.early_at_s,
+        late_start_at_s=found.late_at_s,
+        text=_forecast_text(found, count),
+        wait_reason=found.reason,
+        waits_for=waits_for(found.ahead, world, viewer),
+        beside_now=_beside(found.beside_now),
+        beside_other=_beside(found.beside_other),
+        quota=quota,
+        simulated=simulated,
+    )
 
 
-def beside_object(cpu_milli: int, memory_mib: int) -> Json:
-    """Return amounts of CPU and memory."""
-    return {"cpu": format_milli(cpu_milli), "memory_mib": memory_mib, "memory_gib": in_gib(memory_mib)}
+def _beside(amounts: tuple[int, int] | None) -> objects.Beside | None:
+    if amounts is None:
+        return None
+    cpu_milli, memory_mib = amounts
+    cpu, memory_gib = format_milli(cpu_milli), in_gib(memory_mib)
+    return objects.Beside(cpu=cpu, memory_mib=memory_mib, memory_gib=memory_gib)
 
 
 def _forecast_text(found: RequestForecast, count: int) -> str:
@@ -79,41 +82,25 @@ def _forecast_text(found: RequestForecast, count: int) -> str:
     return f"{found.startable_now} {start} now, {waiting} {wait}: after those, {found.text}"
 
 
-def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) -> Json:
+def refused_object(
+    refusals: Sequence[Refusal], *, count: int, simulated: bool, quota: objects.QuotaLeft | None = None
+) -> objects.Forecast:
     """Return why a request can never run; each reason names the field, the limit and what would work."""
-    unknown = (
-        "position",
-        "expected_start_at_s",
-        "early_start_at_s",
-        "late_start_at_s",
-        "wait_reason",
-        "waits_for",
-        "largest_now",
-        "beside_now",
-        "beside_other",
-        "soonest",
-        "soonest_at_s",
+    return objects.Forecast(
+        count=count,
+        basis="refused",
+        text="; ".join(r.message for r in refusals),
+        refusals=list(refusals),
+        quota=quota,
+        simulated=simulated,
     )
-    return {
-        **dict.fromkeys(unknown),
-        "starts_now": False,
-        "startable_now": 0,
-        "count": count,
-        "basis": "refused",
-        "text": "; ".join(r.message for r in refusals),
-        "refusals": [asdict(refusal) for refusal in refusals],
-        "simulated": simulated,
-    }
 
 
-def quota_object(snapshot: Snapshot, request: Request) -> Json:
+def quota_object(snapshot: Snapshot, request: Request) -> objects.QuotaLeft:
     """Return what the quotas leave whoever makes a request; what waits counts for nothing yet."""
     left = Ledger(snapshot).left(request)
-    return {
-        "fgpu_left": None if left.fgpu_milli is None else format_milli(left.fgpu_milli),
-        "sessions_left": left.sessions,
-        "text": _words(left),
-    }
+    fgpu_left = None if left.fgpu_milli is None else format_milli(left.fgpu_milli)
+    return objects.QuotaLeft(fgpu_left=fgpu_left, sessions_left=left.sessions, text=_words(left))
 
 
 def _words(left: Left) -> str | None:
@@ -195,8 +182,7 @@ class Forecast(Api):
                 world, wanted.request(viewer.user, "/", viewer.hub_groups), wanted.count, offer.caps
             )
         except Refused as e:
-            refused = refused_object(e.refusals, count=_count(fields), simulated=simulated)
-            self.answer(refused | {"quota": quota})
+            self.answer(refused_object(e.refusals, count=_count(fields), simulated=simulated, quota=quota))
             return
         found = await reader.forecast(wanted, offer, world)
         if found.beside_now is not None:
@@ -205,8 +191,9 @@ class Forecast(Api):
             if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
                 found = replace(found, beside_now=None)
         simulated = world.simulated([wanted.group])
-        told = forecast_object(found, world, viewer, count=wanted.count, simulated=simulated)
-        self.answer(told | {"quota": quota})
+        self.answer(
+            forecast_object(found, world, viewer, count=wanted.count, simulated=simulated, quota=quota)
+        )
 
 
 def _refuse_beside(world: World, asked: Request, count: int, caps: Caps) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fgpu_scheduler import format_milli
-from fgpuspawner.form import advice as form_advice
 from fgpuspawner.form.advice import LOOKED_THROUGH, advice_by_image
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.handler import Handler, Service
-from fgpuspawner.service.model import Json, Site, Viewer, is_visible
+from fgpuspawner.service.model import Viewer, is_visible
 from fgpuspawner.service.problems import forbidden, no_such_session
 
 PAGE = 50
@@ -19,7 +19,7 @@ LARGEST_ID = 10**15
 
 async def receipts_of(
     handler: Handler, user: str | None, *, before: int | None, limit: int
-) -> tuple[list[Json], int | None]:
+) -> tuple[list[objects.Receipt], int | None]:
     """Return a user's newest receipts (everybody's, if None), and before which id the rest begins; None without one."""
     reader, site = handler.service.reader, handler.service.site
     world = await reader.world()
@@ -29,7 +29,7 @@ async def receipts_of(
     return shown, found[limit - 1].session.id if len(found) > limit else None
 
 
-def send_receipts(handler: Handler, receipts: list[Json], following: int | None) -> None:
+def send_receipts(handler: Handler, receipts: list[objects.Receipt], following: int | None) -> None:
     """Send receipts as a CSV file."""
     handler.link_to_rest(following)
     handler.send_csv("gpu-sessions.csv", COLUMNS, map(cells, receipts))
@@ -38,7 +38,7 @@ def send_receipts(handler: Handler, receipts: list[Json], following: int | None)
 class Past(Api):
     """Answers with receipts of those whom the caller may see."""
 
-    async def receipts(self, *, default: int, most: int) -> tuple[list[Json], int | None]:
+    async def receipts(self, *, default: int, most: int) -> tuple[list[objects.Receipt], int | None]:
         """Return the page that is asked for, and from where the next one goes on; None where there is none."""
         limit = self.number("limit", default=default, least=1, most=most)
         before = self.number("before", default=None, least=1, most=LARGEST_ID)
@@ -62,7 +62,8 @@ class Past(Api):
 class History(Past):
     async def get(self) -> None:
         shown, following = await self.receipts(default=PAGE, most=LARGEST_PAGE)
-        self.answer({"receipts": shown, "next": following, "simulated": any(r["simulated"] for r in shown)})
+        simulated = any(one.simulated for one in shown)
+        self.answer(objects.History.of(receipts=shown, next=following, simulated=simulated))
 
 
 class HistoryFile(Past):
@@ -76,7 +77,7 @@ class OneReceipt(Api):
         if past is None or not is_visible(past.session, self.viewer):
             raise no_such_session(session_id)
         shown = receipt(past, await self.service.reader.world(), self.viewer, self.service.site)
-        self.answer({"receipt": shown, "simulated": shown["simulated"]})
+        self.answer(objects.OneReceipt.of(receipt=shown, simulated=shown.simulated))
 
 
 class Advice(Api):
@@ -85,11 +86,11 @@ class Advice(Api):
     async def get(self) -> None:
         wanted = self.get_query_argument("image", None)
         world = await self.service.reader.world()
-        found = [one for one in await advice_for(self.service, self.viewer) if wanted in (None, one["image"])]
-        self.answer({"advice": found, "simulated": world.simulated(self.viewer.groups)})
+        found = [one for one in await advice_for(self.service, self.viewer) if wanted in (None, one.image)]
+        self.answer(objects.AllAdvice.of(advice=found, simulated=world.simulated(self.viewer.groups)))
 
 
-async def advice_for(service: Service, viewer: Viewer) -> list[Json]:
+async def advice_for(service: Service, viewer: Viewer) -> list[objects.Advice]:
     """Return what would have been enough for a user's last runs, image by image, where there is advice to give."""
     if viewer.user is None:
         return []
@@ -102,16 +103,13 @@ async def advice_for(service: Service, viewer: Viewer) -> list[Json]:
         images=reader.catalogue.images,
         devices=[device for node in nodes for device in node.devices],
     )
-    return [_advice_object(one, service.site) for one in found.values()]
-
-
-def _advice_object(advice: form_advice.Advice, site: Site) -> Json:
-    return {
-        "image": advice.image,
-        "image_name": site.image_names.get(advice.image, advice.image),
-        "runs": advice.runs,
-        "asked_fgpu": format_milli(advice.asked_milli),
-        "enough_fgpu": format_milli(advice.enough_milli),
-        "memory_peak_mib": advice.peak_mib,
-        "text": advice.text,
-    }
+    return [
+        objects.Advice.of(
+            one,
+            image_name=service.site.image_names.get(one.image, one.image),
+            asked_fgpu=format_milli(one.asked_milli),
+            enough_fgpu=format_milli(one.enough_milli),
+            memory_peak_mib=one.peak_mib,
+        )
+        for one in found.values()
+    ]

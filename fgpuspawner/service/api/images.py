@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fgpu_scheduler import format_milli
+from fgpuspawner.images.entry import amount_text, amounts_of
 from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.model import Json
 
 
 class Images(Api):
@@ -22,41 +22,26 @@ class Images(Api):
         self.answer(images_object(shown, default=default, simulated=world.simulated(viewer.groups)))
 
 
-def images_object(images: Iterable[Image], *, default: Image | None, simulated: bool) -> Json:
+def images_object(images: Iterable[Image], *, default: Image | None, simulated: bool) -> objects.Images:
     """Return the images that a caller is shown, in the catalogue's order."""
-    return {
-        "images": [_image_object(image, default=image == default) for image in images],
-        "simulated": simulated,
-    }
+    shown = [_image_object(image, default=image == default) for image in images]
+    return objects.Images(images=shown, simulated=simulated)
 
 
-def _image_object(image: Image, *, default: bool) -> Json:
-    return {
-        "slug": image.slug,
-        "name": image.name,
-        "framework": image.framework,
-        "version": image.version,
-        "python": image.python,
-        "description": image.description,
-        "icon": icon_name(image),
-        "kernels": list(image.kernels),
-        "gpu_architectures": list(image.gpu_architectures),
-        "cuda": image.cuda or None,
-        "minimum": _amounts_object(image, "min"),
-        "recommended": _amounts_object(image, "recommended"),
-        "sudo": image.sudo,
-        "deprecated": image.deprecated or None,
-        "private": bool(image.owner),
-        "default": default,
-    }
+def _image_object(image: Image, *, default: bool) -> objects.Image:
+    return objects.Image.of(
+        image,
+        icon=icon_name(image),
+        cuda=image.cuda or None,
+        minimum=_needs(image, "minimum"),
+        recommended=_needs(image, "recommended"),
+        deprecated=image.deprecated or None,
+        private=bool(image.owner),
+        default=default,
+    )
 
 
-def _amounts_object(image: Image, which: str) -> Json:
-    amounts = ("fgpu_milli", "gpu_memory_mib", "cpu_milli", "memory_mib")
-    fgpu, gpu_memory, cpu, memory = (getattr(image, f"{which}_{amount}") for amount in amounts)
-    return {
-        "fgpu": format_milli(fgpu) if fgpu else None,
-        "gpu_memory_mib": gpu_memory or None,
-        "cpu": format_milli(cpu) if cpu else None,
-        "memory_mib": memory or None,
-    }
+def _needs(image: Image, table: str) -> objects.Needs:
+    said = amounts_of(image, table).items()
+    amounts = {amount: amount_text(amount, value) if value else None for amount, value in said}
+    return objects.Needs.model_validate(amounts)

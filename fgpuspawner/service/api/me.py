@@ -8,23 +8,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from tornado.web import RequestHandler
 
 from fgpu_scheduler import StoreUnavailable
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.handler import Handler, Service
 from fgpuspawner.service.metrics import REGISTRY
-from fgpuspawner.service.model import Json, Viewer, World, groups_of
+from fgpuspawner.service.model import Viewer, World, groups_of
 
 
-def me_object(viewer: Viewer, world: World) -> Json:
+def me_object(viewer: Viewer, world: World) -> objects.Me:
     """Return who asks, and which resource groups they may use and administer."""
-    return {
-        "user": viewer.user,
-        "admin": viewer.admin,
-        "administers": list(viewer.administers),
-        "server_name": viewer.server_name,
-        "groups": list(viewer.groups),
-        "banner": world.banner.as_json() if world.banner else None,
-        "simulated": world.simulated(groups_of(viewer, world)),
-    }
+    return objects.Me.of(viewer, banner=world.banner, simulated=world.simulated(groups_of(viewer, world)))
 
 
 class Me(Api):

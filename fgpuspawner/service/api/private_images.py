@@ -7,6 +7,7 @@ from typing import Any
 
 from fgpu_scheduler import HELD_IMAGES, ImageQuota, PrivateImage, shown_mib
 from fgpuspawner import scopes
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api, sent_text
 from fgpuspawner.service.model import Json, Viewer
 from fgpuspawner.service.private_images import (
@@ -24,39 +25,27 @@ from fgpuspawner.service.private_images import (
 )
 from fgpuspawner.service.problems import Problem, bad_argument
 
+FOR_MANAGERS = ("shared_users", "shared_groups", "accepted_by", "declined_by", "asked_by")
 
-def image_object(image: PrivateImage, viewer: Viewer) -> Json:
+
+def image_object(image: PrivateImage, viewer: Viewer) -> objects.PrivateImage:
     """Return one that the viewer may know of. With whom it is shared is for who may manage it."""
     managed = may_manage(image, viewer)
-    return {
-        "id": image.id,
-        "name": image.name,
-        "owner": image.owner,
-        "mine": is_mine(image, viewer),
-        "can_manage": managed,
-        "can_share": managed and image.server_kept,
-        "state": image.state.value,
-        "message": image.message,
-        "session_id": image.session_id,
-        "made_from": image.made_from,
-        "base": image.base,
-        "size_mib": None if image.size_bytes is None else shown_mib(image.size_bytes),
-        "shared_users": list(image.shared_users) if managed else None,
-        "shared_groups": list(image.shared_groups) if managed else None,
-        "accepted_by": list(image.accepted_by) if managed else None,
-        "declined_by": list(image.declined_by) if managed else None,
-        "answer": answer_of(image, viewer),
-        "digest": image.image_id,
-        "asked_by": image.asked_by if managed else None,
-        "asked_at_s": image.asked_at_s,
-        "made_at_s": image.made_at_s,
-        "has_recipe": image.has_recipe,
-    }
+    return objects.PrivateImage.of(
+        image,
+        **({} if managed else dict.fromkeys(FOR_MANAGERS)),
+        mine=is_mine(image, viewer),
+        can_manage=managed,
+        can_share=managed and image.server_kept,
+        size_mib=None if image.size_bytes is None else shown_mib(image.size_bytes),
+        answer=answer_of(image, viewer),
+        digest=image.image_id,
+    )
 
 
 def images_object(
     images: Sequence[PrivateImage], viewer: Viewer, quota: ImageQuota, *, everybody: bool
-) -> Json:
+) -> objects.PrivateImages:
     """Return those that the viewer has, or that are shared with them; ``everybody``'s, for administrators."""
     own = [image for image in images if is_mine(image, viewer)]
     shown = [
@@ -64,15 +53,14 @@ def images_object(
         for image in images
         if is_visible(image, viewer) and (everybody or image in own or is_shared_with(image, viewer))
     ]
-    return {
-        "images": [image_object(image, viewer) for image in shown],
-        "quota": {
-            "images": quota.images,
-            "mib": quota.mib,
-            "images_used": sum(image.state in HELD_IMAGES for image in own),
-            "mib_used": shown_mib(sum(image.size_bytes or 0 for image in own)),
-        },
-    }
+    return objects.PrivateImages(
+        images=[image_object(image, viewer) for image in shown],
+        quota=objects.ImageQuota.of(
+            quota,
+            images_used=sum(image.state in HELD_IMAGES for image in own),
+            mib_used=shown_mib(sum(image.size_bytes or 0 for image in own)),
+        ),
+    )
 
 
 class ImageApi(Api):
@@ -87,15 +75,15 @@ class ImageApi(Api):
     def answer_image(self, image: PrivateImage | None, status: int = 200) -> None:
         """Send an image; null where nothing of it is left."""
         shown = None if image is None else image_object(image, self.viewer)
-        self.answer({"image": shown, "simulated": False}, status)
+        self.answer(objects.OnePrivateImage.of(image=shown), status)
 
 
 class PrivateImages(ImageApi):
     async def get(self) -> None:
         everybody = self.everybody("images")
         images = await self.service.reader.private_images()
-        found = images_object(images, self.viewer, self.service.settings.image_quota(), everybody=everybody)
-        self.answer({**found, "simulated": False})
+        quota = self.service.settings.image_quota()
+        self.answer(images_object(images, self.viewer, quota, everybody=everybody))
 
 
 class SaveSession(ImageApi):

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from fgpu_scheduler import Forecast, Session
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.model import Json, Viewer, World, is_mine, is_visible
+from fgpuspawner.service.model import Viewer, World, is_mine, is_visible
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.text.sessions import amount_words, fgpu_of
 
 
-def queue_object(group: str, world: World, viewer: Viewer) -> Json:
+def queue_object(group: str, world: World, viewer: Viewer) -> objects.Queue:
     """Return a resource group's queue, next one first; others are anonymous to ordinary users."""
-    waiting = world.queues.get(group, ())
-    return {
-        "group": group,
-        "length": len(waiting),
-        "entries": [
-            {
-                "position": found.position,
-                "mine": is_mine(session, viewer),
-                "id": session.id if is_visible(session, viewer) else None,
-                "user": session.request.user if is_visible(session, viewer) else None,
-                "amount": amount_words(session.request),
-                "fgpu": fgpu_of(session),
-                "state": session.state.value,
-                "wait_reason": found.reason.value,
-                "expected_start_at_s": found.expected_start_at_s,
-                "early_start_at_s": found.early_at_s,
-                "late_start_at_s": found.late_at_s,
-                "submitted_at_s": session.submitted_at_s,
-            }
-            for found, session in waiting
-        ],
-        "simulated": world.simulated([group]),
-    }
+    entries = [_entry(*waiting, viewer) for waiting in world.queues.get(group, ())]
+    simulated = world.simulated([group])
+    return objects.Queue(group=group, length=len(entries), entries=entries, simulated=simulated)
+
+
+def _entry(found: Forecast, session: Session, viewer: Viewer) -> objects.QueueEntry:
+    known = is_visible(session, viewer)
+    return objects.QueueEntry.of(
+        found,
+        session,
+        mine=is_mine(session, viewer),
+        id=session.id if known else None,
+        user=session.request.user if known else None,
+        amount=amount_words(session.request),
+        fgpu=fgpu_of(session),
+        wait_reason=found.reason,
+        early_start_at_s=found.early_at_s,
+        late_start_at_s=found.late_at_s,
+    )
 
 
 class Queue(Api):

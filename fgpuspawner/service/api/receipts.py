@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from fgpu_scheduler import Past, Request, Size, format_milli
 from fgpuspawner.meter.tally import lent_on_the_mean
-from fgpuspawner.service.api.session_objects import asked_object
+from fgpuspawner.service.api.session_objects import asked_fields
 from fgpuspawner.service.csv_file import Cell
-from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.service.model import Site, Viewer, World
+from fgpuspawner.service.objects import Receipt
 from fgpuspawner.text.sessions import amount_words
 from fgpuspawner.text.times import cell, duration
 
@@ -48,34 +49,36 @@ INSTANTS = ("submitted", "started", "ended")
 """In UTC, as in the file of live sessions."""
 
 
-def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
+def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Receipt:
     """Return a session's receipt; of one that still runs it is as far as it has come. The viewer must be allowed."""
     session, measured = past.session, past.measured
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
     known = measured if measured is not None and measured.samples else None
     lent = lent_on_the_mean(measured) if measured is not None else None
     held = _held(past, world, until_s)
-    return {
-        "session_id": session.id,
-        **asked_object(session, world, viewer, site),
-        **_sizes_object(held, session.request),
-        "wait_s": max(0, (session.scheduled_at_s or until_s) - session.waits_since_s),
-        "run_s": max(0, until_s - session.started_at_s) if session.started_at_s is not None else 0,
-        "gpu_hours": round(sum(s * size.gpu_millionths for s, size in held) / 1_000_000 / 3600, 4),
-        "memory_peak_mib": known.peak_mib if known else None,
-        "memory_p95_mib": known.p95_mib if known else None,
-        "sm_p95_percent": measured.sm_p95_percent if measured else None,
-        "energy_wh": _wh(measured.energy_mj if measured else None),
-        "energy_estimated": bool(measured and measured.energy_mj is not None and measured.energy_estimated),
-        "samples": measured.samples if measured else 0,
-        "compute_entitled_percent": round(_mean(held, lambda size: size.compute_percent)) or None,
-        "compute_received_percent": lent.received if lent else None,
-        "compute_borrowed_percent": lent.borrowed if lent else None,
-        "compute_lent_percent": lent.lent if lent else None,
-    }
+    asked = asked_fields(session, world, viewer, site) | _sizes_fields(held, session.request)
+    return Receipt.of(
+        session,
+        session.request,
+        **asked,
+        session_id=session.id,
+        wait_s=max(0, (session.scheduled_at_s or until_s) - session.waits_since_s),
+        run_s=max(0, until_s - session.started_at_s) if session.started_at_s is not None else 0,
+        gpu_hours=round(sum(s * size.gpu_millionths for s, size in held) / 1_000_000 / 3600, 4),
+        memory_peak_mib=known.peak_mib if known else None,
+        memory_p95_mib=known.p95_mib if known else None,
+        sm_p95_percent=measured.sm_p95_percent if measured else None,
+        energy_wh=_wh(measured.energy_mj if measured else None),
+        energy_estimated=bool(measured and measured.energy_mj is not None and measured.energy_estimated),
+        samples=measured.samples if measured else 0,
+        compute_entitled_percent=round(_mean(held, lambda size: size.compute_percent)) or None,
+        compute_received_percent=lent.received if lent else None,
+        compute_borrowed_percent=lent.borrowed if lent else None,
+        compute_lent_percent=lent.lent if lent else None,
+    )
 
 
-def cells(receipt: Json) -> list[Cell]:
+def cells(receipt: Receipt) -> list[Cell]:
     """Return a receipt's line of the CSV file, in the order of `COLUMNS`."""
     return [cell(receipt[f"{name}_at_s"]) if name in INSTANTS else receipt[name] for name in COLUMNS]
 
@@ -113,7 +116,7 @@ def _mean(held: Held, of: Callable[[Size], int]) -> float:
     return sum(seconds * of(size) for seconds, size in held) / total_s if total_s else 0
 
 
-def _sizes_object(held: Held, asked: Request) -> Json:
+def _sizes_fields(held: Held, asked: Request) -> dict[str, object]:
     """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
     if len(held) < 2:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from urllib.parse import quote
 
 from fgpu_scheduler import (
@@ -11,6 +10,7 @@ from fgpu_scheduler import (
     Ahead,
     EndCause,
     ImageState,
+    PrivateImage,
     Session,
     SessionState,
     Share,
@@ -20,9 +20,8 @@ from fgpu_scheduler import (
     not_extended,
     preemptible_from_s,
 )
-from fgpuspawner.meter.model import Live
+from fgpuspawner.service import objects
 from fgpuspawner.service.model import (
-    Json,
     Site,
     Viewer,
     World,
@@ -48,59 +47,45 @@ from fgpuspawner.text.sessions import (
 )
 
 
-def asked_object(session: Session, world: World, viewer: Viewer, site: Site) -> Json:
-    """Return what a session and its receipt both say of what was asked for, and of its beginning and end."""
+def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> dict[str, object]:
+    """Return what a session and its receipt both say, but for what stands in the session and its request."""
     asked = session.request
     shares = session.placement.shares if session.placement else ()
     return {
-        "user": asked.user,
-        "server_name": asked.server_name,
-        "image": asked.image,
         "image_name": site.image_names.get(asked.image, asked.image),
-        "resource_group": asked.resource_group,
         "amount": amount_words(asked),
         "fgpu": fgpu_of(session),
         "gpu_memory_mib": sum(s.memory_mib for s in shares) if shares else None,
-        "submitted_at_s": session.submitted_at_s,
-        "started_at_s": session.started_at_s,
-        "ended_at_s": session.ended_at_s,
-        "end_cause": session.end_cause.value if session.end_cause else None,
-        "message": session.message,
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
     }
 
 
-def session_object(session: Session, world: World, viewer: Viewer, site: Site) -> Json:
+def session_object(session: Session, world: World, viewer: Viewer, site: Site) -> objects.Session:
     """Return one session with all that is known of it. The viewer must be allowed to see it."""
-    asked = session.request
+    asked, live = session.request, meter_of(session, world)
     shares = session.placement.shares if session.placement else ()
     server = "/".join(quote(part, safe="@~") for part in (asked.user, asked.server_name) if part)
-    return {
-        "id": session.id,
-        **asked_object(session, world, viewer, site),
-        "display_name": server_words(session),
-        "state": session.state.value,
-        "gpu_models": list(asked.gpu_models),
-        "cpu": format_milli(asked.cpu_milli),
-        "memory_mib": asked.memory_mib,
-        "compute_percent": compute_of(shares),
-        "node": session.placement.node_id if session.placement else None,
-        "gpus": [_gpu_object(share, world) for share in shares],
-        **_wait_object(session, world, viewer),
-        "pull": _pull(session, world),
-        "time_limit_s": session.time_limit_s,
-        "priority": asked.priority,
-        **_end_object(session, world),
-        "message": session.message or _withdrawn(session, site),
-        "url": f"{site.base_url}user/{server}/",
-        "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
-        "saving": saving_object(session, world),
-        "can_save": may_save(session, world, viewer),
-        "meter": meter_object(meter_of(session, world)),
-        "disk": _disk(session, world, viewer),
-        "resize": resize_object(session, world),
-    }
+    return objects.Session.of(
+        session,
+        asked,
+        **asked_fields(session, world, viewer, site),
+        **_wait_fields(session, world, viewer),
+        **_end_fields(session, world),
+        display_name=server_words(session),
+        compute_percent=compute_of(shares),
+        node=session.placement.node_id if session.placement else None,
+        gpus=[_gpu_object(share, world) for share in shares],
+        pull=_pull(session, world),
+        message=session.message or _withdrawn(session, site),
+        url=f"{site.base_url}user/{server}/",
+        pending_url=f"{site.base_url}hub/spawn-pending/{server}",
+        saving=_saving(session, world),
+        can_save=may_save(session, world, viewer),
+        meter=live.now if live else None,
+        disk=_disk(session, world, viewer),
+        resize=resize_object(session, world),
+    )
 
 
 def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
@@ -110,28 +95,25 @@ def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
     return world.disks.sessions.get(session.id)
 
 
-def _wait_object(session: Session, world: World, viewer: Viewer) -> Json:
+def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, object]:
     """Return why and for how long a session still waits; nothing of one that does not."""
-    waits = session.state is SessionState.PENDING
-    found = world.forecasts.get(session.id) if waits else None
-    reason = (found.reason if found else session.wait_reason) if waits else None
+    if session.state is not SessionState.PENDING:
+        return {"wait_reason": None}
+    found, sooner = world.forecasts.get(session.id), sooner_words(session, world, viewer) or None
+    if found is None:
+        return {"sooner": sooner}
     return {
-        "wait_reason": reason.value if reason else None,
-        "wait_text": found.text if found else None,
-        "position": found.position if found else None,
-        "ahead": max(0, found.position - 1) if found else None,
-        "expected_start_at_s": found.expected_start_at_s if found else None,
-        "early_start_at_s": found.early_at_s if found else None,
-        "late_start_at_s": found.late_at_s if found else None,
-        "forecast_basis": found.basis if found else None,
-        "waits_for": waits_for(found.ahead if found else None, world, viewer),
-        "sooner": (sooner_words(session, world, viewer) or None) if waits else None,
+        "wait_reason": found.reason,
+        "wait_text": found.text,
+        "position": found.position,
+        "ahead": max(0, found.position - 1),
+        "expected_start_at_s": found.expected_start_at_s,
+        "early_start_at_s": found.early_at_s,
+        "late_start_at_s": found.late_at_s,
+        "forecast_basis": found.basis,
+        "waits_for": waits_for(found.ahead, world, viewer),
+        "sooner": sooner,
     }
-
-
-def meter_object(live: Live | None) -> Json | None:
-    """Return the API's ``meter``."""
-    return None if live is None else asdict(live.now)
 
 
 def _withdrawn(session: Session, site: Site) -> str | None:
@@ -139,32 +121,21 @@ def _withdrawn(session: Session, site: Site) -> str | None:
     return WITHDRAWN if waits else None
 
 
-def saving_object(session: Session, world: World) -> Json | None:
-    """Return how far the image is that a session is being saved as; None where it is not."""
+def _saving(session: Session, world: World) -> PrivateImage | None:
+    """Return the image that a session is being saved as, if it is."""
     making = (ImageState.WISHED, ImageState.COMMITTING)
-    found = next((i for i in world.private if i.session_id == session.id and i.state in making), None)
-    if found is None:
-        return None
-    return {"id": found.id, "name": found.name, "state": found.state.value, "message": found.message}
+    return next((i for i in world.private if i.session_id == session.id and i.state in making), None)
 
 
-def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
+def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> objects.WaitsFor | None:
     """Return with whose end a session starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]
     text = ahead_words(ahead, [whose(s, viewer) for s in known])
     if ahead is None or text is None:
         return None
-    listed = [
-        {"id": s.id, "user": s.request.user, "server_name": s.request.server_name, "mine": is_mine(s, viewer)}
-        for s in known
-    ]
-    return {
-        "count": ahead.sessions,
-        "fgpu": format_milli(ahead.fgpu_milli),
-        "sessions": listed,
-        "text": text,
-    }
+    listed = [objects.OtherSession.of(s, s.request, mine=is_mine(s, viewer)) for s in known]
+    return objects.WaitsFor.of(ahead, count=ahead.sessions, sessions=listed, text=text)
 
 
 MOST_NAMED = 3
@@ -179,7 +150,7 @@ def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, st
     waits = waits_for(expected.ahead if expected else None, world, viewer)
     sooner = sooner_words(session, world, viewer)
     if waits is not None:
-        return waits["text"], sooner
+        return waits.text, sooner
     found = world.unblockings.get(session.request.resource_group)
     if found is None or found.head_id != session.id:
         return "", ""
@@ -221,7 +192,7 @@ def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
     return f"{whose(session, viewer)} ({holds})" if is_visible(session, viewer) else f"a session with {holds}"
 
 
-def _pull(session: Session, world: World) -> Json | None:
+def _pull(session: Session, world: World) -> dict[str, object] | None:
     """Return how far the image is that a session waits for, in the queue or at its start."""
     state = world.pulls.get(session.id)
     if state is None or session.state not in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING):
@@ -229,17 +200,10 @@ def _pull(session: Session, world: World) -> Json | None:
     return state.as_json()
 
 
-def _end_object(session: Session, world: World) -> Json:
+def _end_fields(session: Session, world: World) -> dict[str, object]:
     """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
     if session.state is not SessionState.RUNNING:
-        return {
-            "ends_at_s": None,
-            "ends_cause": None,
-            "warning": None,
-            "preemptible_from_s": None,
-            "can_keep": False,
-            "extend_by_s": None,
-        }
+        return {"ends_at_s": None, "ends_cause": None}
     allowed = extension_of(session, world)
     rules = world.rules.of(session.request.resource_group)
     at_s, cause = session.ends_at_s, session.ends_cause
@@ -248,7 +212,7 @@ def _end_object(session: Session, world: World) -> Json:
         at_s, cause = session.started_at_s + limit_s, EndCause.TIME_LIMIT
     return {
         "ends_at_s": at_s,
-        "ends_cause": cause.value if cause else None,
+        "ends_cause": cause,
         "warning": warning_words(session),
         "preemptible_from_s": preemptible_from_s(session, rules) if rules.preempt else None,
         "can_keep": cause is EndCause.IDLE,
@@ -256,22 +220,21 @@ def _end_object(session: Session, world: World) -> Json:
     }
 
 
-def _gpu_object(share: Share, world: World) -> Json:
+def _gpu_object(share: Share, world: World) -> objects.Gpu:
     device = world.devices.get(share.device_uuid)
-    return {
-        "uuid": share.device_uuid,
-        "model": device.model if device else None,
-        "fgpu": format_milli(share.fgpu_milli),
-        "memory_mib": share.memory_mib,
-        "compute_percent": compute_of((share,)),
-        "simulated": share_is_simulated(share, world),
-    }
+    return objects.Gpu.of(
+        share,
+        uuid=share.device_uuid,
+        model=device.model if device else None,
+        compute_percent=compute_of((share,)),
+        simulated=share_is_simulated(share, world),
+    )
 
 
-def sessions_object(sessions: Iterable[Session], world: World, viewer: Viewer, site: Site) -> Json:
+def sessions_object(
+    sessions: Iterable[Session], world: World, viewer: Viewer, site: Site
+) -> objects.Sessions:
     """Return a list of sessions. The viewer must be allowed to see each."""
     shown = [session_object(s, world, viewer, site) for s in sessions]
-    return {
-        "sessions": shown,
-        "simulated": world.simulated(groups_of(viewer, world)) or any(s["simulated"] for s in shown),
-    }
+    simulated = world.simulated(groups_of(viewer, world)) or any(s.simulated for s in shown)
+    return objects.Sessions(sessions=shown, simulated=simulated)

@@ -1,7 +1,7 @@
 """The REST API as an OpenAPI 3.1 document: ``docs/openapi.json``, and ``api/v1/openapi.json`` of a running service.
 
-Every route of the API is in `paths` or `admin`, and every object that it answers with in `schemas` or `admin`; tests hold
-both to what the service does. A new endpoint adds its lines there.
+Every route of the API is in `paths` or `admin`, with the object of `fgpuspawner.service.objects` that it answers with;
+tests hold both to what the service does. A new endpoint adds its lines there.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import fgpuspawner
-from fgpuspawner.service.openapi import admin, paths, schemas
+from fgpuspawner.service.openapi import admin, paths
+from fgpuspawner.service.openapi.operations import described
 
 BASE = "/services/fgpu/api/v1"
 
 
 def document(base: str = BASE) -> dict[str, Any]:
     """Return the document, with the address below which the paths are."""
+    calls, schemas = described([*paths.CALLS, *admin.CALLS])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -26,9 +28,9 @@ def document(base: str = BASE) -> dict[str, Any]:
         },
         "servers": [{"url": base.rstrip("/")}],
         "security": [{"token": []}],
-        "paths": {**paths.PATHS, **admin.PATHS},
+        "paths": calls,
         "components": {
-            "schemas": {**schemas.SCHEMAS, **admin.SCHEMAS},
+            "schemas": schemas,
             "securitySchemes": {
                 "token": {
                     "type": "apiKey",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 from fgpuspawner import scopes
-from fgpuspawner.service.openapi.json_schema import TEXT, Schema, one_of, ref
+from fgpuspawner.service.objects import Error
 
-Call = tuple[str, str, dict[str, Any]]
-Paths = dict[str, dict[str, dict[str, Any]]]
+Schema = dict[str, Any]
 
 LARGEST_ID = 10**15 - 1
-FLAG: Schema = one_of("0", "1")
+TEXT: Schema = {"type": "string"}
+YES_NO: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "string", "enum": ["0", "1"]}
 MEANINGS = {
     "400": "what was sent cannot be read, or an argument is out of its bounds; `field` names it",
     "401": "no token, or one that JupyterHub does not know",
@@ -22,7 +28,43 @@ MEANINGS = {
     "502": "JupyterHub failed",
     "503": "the database or JupyterHub does not answer",
 }
+FAILED = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 ALWAYS = ("400", "401", "403", "429", "503")
+
+
+class Call(NamedTuple):
+    """One operation, and the type of its answer, whose schema is to come to ``answered``."""
+
+    path: str
+    method: str
+    operation: Schema
+    answer: TypeAdapter[Any]
+    answered: Schema
+
+
+class _Schemas(GenerateJsonSchema):
+    """Without titles: names say the same. Of a dict that need not have all its keys none is required."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return bool(field.get("required", True)) and super().field_is_required(field, total)
+
+
+def sent(*required: str, **fields: Schema) -> Schema:
+    """Return an object that is sent: with no other fields, of which only the required ones have to be there."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def maybe(schema: Schema) -> Schema:
+    """Return a schema that null fits, too."""
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def asks(name: str, schema: Schema, description: str) -> Schema:
@@ -50,7 +92,7 @@ def call(
     address: str,
     name: str,
     summary: str,
-    answer: str | Schema = TEXT,
+    answer: Any = str,
     *parameters: Schema,
     status: str = "200",
     media: str = "application/json",
@@ -59,7 +101,7 @@ def call(
     errors: tuple[str, ...] = (),
     scope: str | None = scopes.QUEUE_READ,
 ) -> Call:
-    """Return one call, such as ``GET /sessions/{id}``: what it is asked, what it answers, and which errors.
+    """Return one call, such as ``GET /sessions/{id}``: what it is asked, the type that it answers, and which errors.
 
     What is named by its address may not be there; and where it is to be changed, that may be impossible now.
     """
@@ -67,10 +109,9 @@ def call(
     own = [part for part in IN_PATH if f"{{{part}}}" in path]
     of_one = ("404",) if method == "GET" else ("404", "409")
     media = "text/csv" if path.endswith(".csv") else media
-    schema = ref(answer) if isinstance(answer, str) else answer
     needs = f"Needs the scope `{scope}`." if scope else "Needs no scope beside access to the service."
-    error = {"application/json": {"schema": ref("error")}}
-    found: dict[str, Any] = {
+    answered: Schema = {}
+    found: Schema = {
         "operationId": name,
         "summary": summary,
         "description": needs,
@@ -79,9 +120,9 @@ def call(
             *parameters,
         ],
         "responses": {
-            status: {"description": "what was asked for", "content": {media: {"schema": schema}}},
+            status: {"description": "what was asked for", "content": {media: {"schema": answered}}},
             **{
-                code: {"description": MEANINGS[code], "content": error}
+                code: {"description": MEANINGS[code], "content": FAILED}
                 for code in sorted({*ALWAYS, *errors, *(of_one if own else ())})
             },
         },
@@ -91,12 +132,19 @@ def call(
     if body is not None:
         content = {"application/json": {"schema": body}}
         found["requestBody"] = {"required": not may_be_empty, "content": content}
-    return path, method.lower(), found
+    return Call(path, method.lower(), found, TypeAdapter(answer), answered)
 
 
-def paths(*calls: Call) -> Paths:
-    """Return the calls by their paths and methods."""
-    found: Paths = {}
-    for path, method, said in calls:
-        found.setdefault(path, {})[method] = said
-    return found
+def described(calls: Sequence[Call]) -> tuple[Schema, Schema]:
+    """Return the calls by their paths and methods, and the schemas of what they answer, by name."""
+    answers = [call.answer for call in calls]
+    schemas, found = TypeAdapter.json_schemas(
+        [(number, "serialization", one) for number, one in enumerate([*answers, TypeAdapter(Error)])],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Schemas,
+    )
+    paths: dict[str, Schema] = {}
+    for number, call in enumerate(calls):
+        call.answered.update(schemas[number, "serialization"])
+        paths.setdefault(call.path, {})[call.method] = call.operation
+    return paths, found["$defs"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from fgpu_scheduler import format_milli, parse_milli
-from fgpuspawner.service.model import Json
+from fgpuspawner.meter.model import Meter
 from fgpuspawner.text.sessions import gib_words
 
 
@@ -59,24 +59,24 @@ def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar |
     return Bar(label, f"{format_milli(used)} of {gib_words(limit_mib)} GiB", percent(used_mib, limit_mib))
 
 
-def use(meter: Json | None) -> Use | None:
+def use(meter: Meter | None) -> Use | None:
     """Return what a session's meter says; None where nothing was measured yet."""
     if meter is None:
         return None
     compute = None
-    sm, entitled = meter["sm_percent"], meter["compute_entitled_percent"]
+    sm, entitled = meter.sm_percent, meter.compute_entitled_percent
     if sm is not None:
         compute = Bar(
             "Compute", compute_words(sm, entitled), percent(round(sm * 1000), (entitled or 100) * 1000)
         )
-    memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
-    if memory is not None and meter["memory_context_mib"]:
-        memory = replace(memory, text=memory.text + context_words(meter["memory_context_mib"]))
+    memory = memory_bar("Memory", meter.memory_used_mib, meter.memory_limit_mib)
+    if memory is not None and meter.memory_context_mib:
+        memory = replace(memory, text=memory.text + context_words(meter.memory_context_mib))
     return Use(
         memory,
         compute,
-        meter["trouble"] or "",
-        lent_now(sm, entitled, meter["compute_lent_percent"]),
+        meter.trouble or "",
+        lent_now(sm, entitled, meter.compute_lent_percent),
     )
 
 
@@ -93,12 +93,12 @@ def compute_words(computed: float, entitled: int | None) -> str:
     return f"{now} %" if now > entitled else f"{now} of {entitled} %"
 
 
-def lent_now(computed: float | None, entitled: int, lent: float | None) -> str:
+def lent_now(computed: float | None, entitled: int | None, lent: float | None) -> str:
     """Return from where what is computed beyond the share comes, or who has what is left of it.
 
     ``lent`` is None where compute is not lent: then nothing is said.
     """
-    if computed is None or lent is None:
+    if computed is None or entitled is None or lent is None:
         return ""
     if (more := rounded(computed) - entitled) > 0:
         return f"{entitled} % share + {more} % borrowed"

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from fgpu_scheduler import memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
-from fgpuspawner.service.model import Json
+from fgpuspawner.service.objects import Receipt
 from fgpuspawner.service.pages.bars import Bar, memory_bar, rounded
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.problems import bad_argument
@@ -21,7 +21,7 @@ from fgpuspawner.text.times import duration
 class Line:
     """One session that has ended. ``memory`` is None, and ``usual`` empty, where nothing was measured."""
 
-    receipt: Json
+    receipt: Receipt
     name: str
     gpu_memory: str
     state: str
@@ -46,22 +46,22 @@ class Totals:
     more: bool
 
 
-def line(receipt: Json) -> Line:
+def line(receipt: Receipt) -> Line:
     """Return a receipt in words."""
-    limit_mib = receipt["gpu_memory_mib"]
+    limit_mib = receipt.gpu_memory_mib
     return Line(
         receipt=receipt,
-        name=receipt["server_name"] or "default server",
+        name=receipt.server_name or "default server",
         gpu_memory="" if limit_mib is None else memory_words(limit_mib),
         state=_state(receipt),
-        why=end_words(receipt["end_cause"], receipt["message"]),
-        waited=duration(receipt["wait_s"]),
-        ran="never ran" if receipt["started_at_s"] is None else duration(receipt["run_s"]),
-        gpu_hours=hours(receipt["gpu_hours"]),
-        memory=memory_bar("Peak", receipt["memory_peak_mib"], limit_mib),
-        usual=_usual(receipt["memory_p95_mib"], receipt["sm_p95_percent"]),
+        why=end_words(receipt.end_cause, receipt.message),
+        waited=duration(receipt.wait_s),
+        ran="never ran" if receipt.started_at_s is None else duration(receipt.run_s),
+        gpu_hours=hours(receipt.gpu_hours),
+        memory=memory_bar("Peak", receipt.memory_peak_mib, limit_mib),
+        usual=_usual(receipt.memory_p95_mib, receipt.sm_p95_percent),
         lent=_lent(receipt),
-        energy=_energy(receipt["energy_wh"], estimated=receipt["energy_estimated"]),
+        energy=_energy(receipt.energy_wh, estimated=receipt.energy_estimated),
     )
 
 
@@ -74,12 +74,12 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
     return f"p95 {told}, {computed}" if told else f"p95 {computed}"
 
 
-def _lent(receipt: Json) -> str:
+def _lent(receipt: Receipt) -> str:
     """Return what it had of the compute on the mean, of its share and beyond; empty where none was lent."""
-    borrowed, lent = receipt["compute_borrowed_percent"], receipt["compute_lent_percent"]
+    borrowed, lent = receipt.compute_borrowed_percent, receipt.compute_lent_percent
     if borrowed is None or lent is None or not (rounded(borrowed) or rounded(lent)):
         return ""
-    received, entitled = rounded(receipt["compute_received_percent"]), receipt["compute_entitled_percent"]
+    received, entitled = rounded(receipt.compute_received_percent or 0), receipt.compute_entitled_percent
     own = f"{received - rounded(borrowed)} of {entitled} % share"
     told = (
         f"mean {received} %: {own} + {rounded(borrowed)} % borrowed" if rounded(borrowed) else f"mean {own}"
@@ -87,15 +87,15 @@ def _lent(receipt: Json) -> str:
     return f"{told}; others used {rounded(lent)} % of it" if rounded(lent) else told
 
 
-def totals(receipts: Sequence[Json], *, more: bool) -> Totals:
+def totals(receipts: Sequence[Receipt], *, more: bool) -> Totals:
     """Return the sums of these receipts."""
-    waits = [r["wait_s"] for r in receipts if r["started_at_s"] is not None]
-    energy = [r["energy_wh"] for r in receipts if r["energy_wh"] is not None]
+    waits = [r.wait_s for r in receipts if r.started_at_s is not None]
+    energy = [r.energy_wh for r in receipts if r.energy_wh is not None]
     return Totals(
         sessions=len(receipts),
-        gpu_hours=hours(sum(r["gpu_hours"] for r in receipts)),
+        gpu_hours=hours(sum(r.gpu_hours for r in receipts)),
         waited=duration(round(median(waits))) if waits else "",
-        energy=_energy(sum(energy), estimated=any(r["energy_estimated"] for r in receipts)) if energy else "",
+        energy=_energy(sum(energy), estimated=any(r.energy_estimated for r in receipts)) if energy else "",
         more=more,
     )
 
@@ -105,11 +105,11 @@ def hours(amount: float) -> str:
     return "below 0.01" if 0 < amount < 0.005 else f"{amount:.2f}"
 
 
-def _state(receipt: Json) -> str:
-    if receipt["started_at_s"] is None and receipt["end_cause"] in ("USER", "QUEUE_TIMEOUT", "HUB_STOPPED"):
+def _state(receipt: Receipt) -> str:
+    if receipt.started_at_s is None and receipt.end_cause in ("USER", "QUEUE_TIMEOUT", "HUB_STOPPED"):
         return "CANCELLED"
     failed = ("NODE_LOST", "PULL_FAILED", "LAUNCH_FAILED", "OOM", "ISOLATION_FAILED", "DISK_LIMIT")
-    return "ERROR" if receipt["end_cause"] in failed else "TERMINATED"
+    return "ERROR" if receipt.end_cause in failed else "TERMINATED"
 
 
 def _energy(wh: float | None, *, estimated: bool) -> str:
@@ -137,7 +137,7 @@ class PastPage(PageHandler):
         """Whose history was asked for, of everybody's; empty for all."""
         return self.get_query_argument("user", "") if self.everybody else ""
 
-    async def receipts(self, limit: int, before: int | None = None) -> tuple[list[Json], int | None]:
+    async def receipts(self, limit: int, before: int | None = None) -> tuple[list[Receipt], int | None]:
         """Return the newest receipts below an id, and from where there are more; None where there are none."""
         user = (self.of_user or None) if self.everybody else self.viewer.user
         if user is None and not self.everybody:
@@ -177,7 +177,7 @@ class HistoryPage(PastPage):
             query=self.query,
             most_in_file=LARGEST_FILE,
             days=self.service.settings.history_days,
-            simulated=any(one["simulated"] for one in shown),
+            simulated=any(one.simulated for one in shown),
             title="History",
         )
 

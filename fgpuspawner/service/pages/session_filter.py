@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from fgpu_scheduler import parse_milli
-from fgpuspawner.service.model import Json
+from fgpuspawner.service.objects import Session
 from fgpuspawner.service.pages.session_rows import LAUNCHING
 from fgpuspawner.service.problems import bad_argument
 
@@ -26,27 +26,26 @@ Key = tuple[float | str, ...] | None
 """What a session is sorted by; None is always last, whichever the direction."""
 
 
-def _used(session: Json) -> Key:
-    meter = session.get("meter")
-    used = None if meter is None else meter["memory_used_mib"]
+def _used(session: Session) -> Key:
+    used = None if session.meter is None else session.meter.memory_used_mib
     return None if used is None else (used,)
 
 
-def _amount(session: Json) -> Key:
-    if session["fgpu"] is not None:
-        return 0, parse_milli(session["fgpu"], field="fgpu")
+def _amount(session: Session) -> Key:
+    if session.fgpu is not None:
+        return 0, parse_milli(session.fgpu, field="fgpu")
     # What an exact amount comes to is known once it has its place.
-    return 1, session["gpu_memory_mib"] or 0, session["amount"]
+    return 1, session.gpu_memory_mib or 0, session.amount
 
 
-SORTS: Mapping[str, Callable[[Json], Key]] = {
-    "name": lambda s: (s["display_name"].casefold(),),
-    "user": lambda s: (s["user"].casefold(),),
-    "status": lambda s: (_ORDER.index(s["state"]), s["position"] or 0),
-    "image": lambda s: (s["image_name"].casefold(),),
+SORTS: Mapping[str, Callable[[Session], Key]] = {
+    "name": lambda s: (s.display_name.casefold(),),
+    "user": lambda s: (s.user.casefold(),),
+    "status": lambda s: (_ORDER.index(s.state), s.position or 0),
+    "image": lambda s: (s.image_name.casefold(),),
     "amount": _amount,
     "use": _used,
-    "started": lambda s: None if s["started_at_s"] is None else (s["started_at_s"],),
+    "started": lambda s: None if s.started_at_s is None else (s.started_at_s,),
 }
 """What can be sorted by."""
 
@@ -113,7 +112,7 @@ def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
     )
 
 
-def chosen(sessions: Sequence[Json], choice: Choice) -> list[Json]:
+def chosen(sessions: Sequence[Session], choice: Choice) -> list[Session]:
     """Return what a choice shows, in its order; equal ones in order of submission."""
     found = [s for s in sessions if _shown(s, choice)]
     if not choice.sort:
@@ -125,21 +124,21 @@ def chosen(sessions: Sequence[Json], choice: Choice) -> list[Json]:
     return [s for _, s in known] + rest
 
 
-def _shown(session: Json, choice: Choice) -> bool:
-    if choice.state and session["state"] not in STATES[choice.state]:
+def _shown(session: Session, choice: Choice) -> bool:
+    if choice.state and session.state not in STATES[choice.state]:
         return False
-    if choice.user and session["user"] != choice.user:
+    if choice.user and session.user != choice.user:
         return False
     return not choice.text or any(choice.text.casefold() in text for text in _texts(session))
 
 
-def _texts(session: Json) -> tuple[str, ...]:
+def _texts(session: Session) -> tuple[str, ...]:
     texts = (
-        session["display_name"],
-        session["user"],
-        session["image_name"],
-        session["amount"],
-        session["state"],
-        session["message"] or "",
+        session.display_name,
+        session.user,
+        session.image_name,
+        session.amount,
+        session.state,
+        session.message or "",
     )
     return tuple(text.casefold() for text in texts)

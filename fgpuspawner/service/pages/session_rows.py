@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2s
-from operator import itemgetter
+from operator import attrgetter
 
 from fgpu_scheduler import BASIS_LIMITS, memory_words
 from fgpuspawner.service.csv_file import Cell
-from fgpuspawner.service.model import Json
+from fgpuspawner.service.objects import Resize, Saving, Session
 from fgpuspawner.service.pages.bars import Use, use
 from fgpuspawner.text.sessions import about_words, end_words, ordinal
 from fgpuspawner.text.times import cell, duration
@@ -32,7 +32,7 @@ RANGE_GRAIN_S = 300
 """Ends of a range are told to five minutes; one that is not longer than two of these is an instant."""
 
 
-IN_WORDS = (
+IN_WORDS = {
     "meter",
     "expected_start_at_s",
     "early_start_at_s",
@@ -40,7 +40,7 @@ IN_WORDS = (
     "pull",
     "waits_for",
     "resize",
-)
+}
 """Of a session's object: what moves more often than the words that a line has for it."""
 
 
@@ -48,7 +48,7 @@ IN_WORDS = (
 class Row:
     """One session in the table."""
 
-    session: Json
+    session: Session
     gpu_memory: str
     state_words: str
     why: str
@@ -79,85 +79,87 @@ class Row:
     @property
     def digest(self) -> str:
         """Return what is another once the line has to be shown again."""
-        shown = {key: value for key, value in self.session.items() if key not in IN_WORDS}
-        values = json.dumps(asdict(replace(self, session=shown, use=None)), sort_keys=True)
-        return blake2s(values.encode(), digest_size=6).hexdigest()
+        shown = self.session.model_dump_json(exclude=IN_WORDS)
+        values = json.dumps(
+            [getattr(self, name) for name in self.__slots__ if name not in ("session", "use")]
+        )
+        return blake2s((shown + values).encode(), digest_size=6).hexdigest()
 
 
-def _between_s(session: Json) -> tuple[int, int] | None:
+def _between_s(session: Session) -> tuple[int, int] | None:
     """Return the range in which a start probably lies; None where it is no range, or its latest instant is told."""
-    early_s, late_s = session["early_start_at_s"], session["late_start_at_s"]
-    latest = session["forecast_basis"] == BASIS_LIMITS
+    early_s, late_s = session.early_start_at_s, session.late_start_at_s
+    latest = session.forecast_basis == BASIS_LIMITS
     if latest or early_s is None or late_s is None or late_s - early_s <= 2 * RANGE_GRAIN_S:
         return None
     return early_s - early_s % RANGE_GRAIN_S, late_s + -late_s % RANGE_GRAIN_S
 
 
-def row(session: Json, hub_host: str = "") -> Row:
+def row(session: Session, hub_host: str = "") -> Row:
     """Return the line of a live session. ``hub_host`` is what its own paths are on, if that is another host."""
-    state = session["state"]
+    state = session.state
     running, waits = state == "RUNNING", state == "PENDING"
-    expected, basis = session["expected_start_at_s"], session["forecast_basis"] or ""
-    own_path = hub_host if session["mine"] else None
+    expected, basis = session.expected_start_at_s, session.forecast_basis or ""
+    own_path = hub_host if session.mine else None
     return Row(
         session=session,
-        gpu_memory="" if session["gpu_memory_mib"] is None else memory_words(session["gpu_memory_mib"]),
+        gpu_memory="" if session.gpu_memory_mib is None else memory_words(session.gpu_memory_mib),
         state_words=STATE_WORDS[state],
         # A message of a session that runs is a warning to its owner.
-        why=(session["message"] or (session["wait_text"] if waits else "") or "")
+        why=(session.message or (session.wait_text if waits else "") or "")
         if waits or running
         else STATE_WORDS[state],
-        place=f"{ordinal(session['position'])} in the queue" if session["position"] else "",
-        ahead=ahead_words(session["ahead"]) if session["position"] else "",
+        place=f"{ordinal(session['position'])} in the queue" if session.position else "",
+        ahead=ahead_words(session.ahead or 0) if session.position else "",
         # To the minute: it moves with the clock, and nobody is to see the line made again for that.
         expected_at_s=expected - expected % MINUTE_S if waits and expected is not None else None,
         between_s=_between_s(session) if waits else None,
         basis=basis,
         about=about_words(basis),
         unexpected=basis if waits and expected is None else "",
-        waits_for=session["waits_for"]["text"] if session["waits_for"] else "",
-        pull=session["pull"]["text"] if session["pull"] else "",
-        warning=session["warning"] or "",
-        can_save=session["can_save"] and session["saving"] is None,
-        saving=saving_words(session["saving"]),
-        time_limit="" if session["time_limit_s"] is None else duration(session["time_limit_s"]),
+        waits_for=session.waits_for.text if session.waits_for else "",
+        pull=session.pull.text if session.pull else "",
+        warning=session.warning or "",
+        can_save=session.can_save and session.saving is None,
+        saving=saving_words(session.saving),
+        time_limit="" if session.time_limit_s is None else duration(session.time_limit_s),
         interrupted_from_s=_interrupted_from_s(session),
-        extend_by=duration(session["extend_by_s"] or 0),
-        can_resize=session["resize"] is not None and session["resize"]["why_not"] is None,
-        resizing=resizing_words(session["resize"]),
+        extend_by=duration(session.extend_by_s or 0),
+        can_resize=session.resize is not None and session.resize.why_not is None,
+        resizing=resizing_words(session.resize),
         room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
         # Others' servers are not for an administrator to walk into from here.
-        open_url=own_path + session["url"] if running and own_path is not None else None,
-        wait_url=own_path + session["pending_url"]
+        open_url=own_path + session.url if running and own_path is not None else None,
+        wait_url=own_path + session.pending_url
         if (waits or state in LAUNCHING) and own_path is not None
         else None,
         power=None if state == "TERMINATING" else ("Cancel" if waits else "End"),
-        use=use(session.get("meter")),
+        use=use(session.meter),
     )
 
 
-def _interrupted_from_s(session: Json) -> int | None:
+def _interrupted_from_s(session: Session) -> int | None:
     """Return from when on it may be ended for another, where that is not from its start; None once it is warned."""
-    from_s = session["preemptible_from_s"]
-    return None if session["warning"] or from_s == session["started_at_s"] else from_s
+    from_s = session.preemptible_from_s
+    return None if session.warning or from_s == session.started_at_s else from_s
 
 
-def saving_words(saving: Json | None) -> str:
+def saving_words(saving: Saving | None) -> str:
     """Return how far the image is that a session is being saved as; empty where it is not."""
     if saving is None:
         return ""
-    how_far = saving["message"] or "it waits for its turn"
-    return f"being saved as {saving['name']}: {how_far}"
+    how_far = saving.message or "it waits for its turn"
+    return f"being saved as {saving.name}: {how_far}"
 
 
-def resizing_words(resize: Json | None) -> str:
+def resizing_words(resize: Resize | None) -> str:
     """Return what became of the last wish to resize a session; empty where it has it, or nothing was wished."""
-    if resize is None or resize["state"] in (None, "DONE"):
+    if resize is None or resize.state in (None, "DONE"):
         return ""
-    if resize["state"] == "ASKED":
-        return f"being resized to {resize['asked']}"
-    message = resize["message"]
-    return f"not resized to {resize['asked']}: {message[:1].lower()}{message[1:]}"
+    if resize.state == "ASKED":
+        return f"being resized to {resize.asked}"
+    message = resize.message or ""
+    return f"not resized to {resize.asked}: {message[:1].lower()}{message[1:]}"
 
 
 def ahead_words(ahead: int) -> str:
@@ -165,42 +167,40 @@ def ahead_words(ahead: int) -> str:
     return "Nobody is ahead" if ahead == 0 else f"{ahead} {'is' if ahead == 1 else 'are'} ahead"
 
 
-def _why(session: Json) -> str:
-    waits = session["state"] == "PENDING"
-    return str(
-        session["message"] or (session["wait_text"] if waits else "") or end_words(session["end_cause"], None)
-    )
+def _why(session: Session) -> str:
+    waits = session.state == "PENDING"
+    return str(session.message or (session.wait_text if waits else "") or end_words(session.end_cause, None))
 
 
-def _metered(name: str) -> Callable[[Json], Cell]:
-    return lambda session: (session.get("meter") or {}).get(name)
+def _metered(name: str) -> Callable[[Session], Cell]:
+    return lambda session: getattr(session.meter, name, None)
 
 
-SESSION_COLUMNS: Mapping[str, Callable[[Json], Cell]] = {
-    "id": itemgetter("id"),
-    "user": itemgetter("user"),
-    "session": itemgetter("display_name"),
-    "state": itemgetter("state"),
+SESSION_COLUMNS: Mapping[str, Callable[[Session], Cell]] = {
+    "id": attrgetter("id"),
+    "user": attrgetter("user"),
+    "session": attrgetter("display_name"),
+    "state": attrgetter("state"),
     "why": _why,
-    "position": itemgetter("position"),
-    "image": itemgetter("image_name"),
-    "resource_group": itemgetter("resource_group"),
-    "amount": itemgetter("amount"),
-    "fgpu": itemgetter("fgpu"),
-    "gpu_memory_mib": itemgetter("gpu_memory_mib"),
+    "position": attrgetter("position"),
+    "image": attrgetter("image_name"),
+    "resource_group": attrgetter("resource_group"),
+    "amount": attrgetter("amount"),
+    "fgpu": attrgetter("fgpu"),
+    "gpu_memory_mib": attrgetter("gpu_memory_mib"),
     "gpu_memory_used_mib": _metered("memory_used_mib"),
     "gpu_compute_percent": _metered("sm_percent"),
-    "cpu": itemgetter("cpu"),
-    "memory_mib": itemgetter("memory_mib"),
-    "node": itemgetter("node"),
-    "submitted": lambda session: cell(session["submitted_at_s"]),
-    "started": lambda session: cell(session["started_at_s"]),
-    "ends": lambda session: cell(session["ends_at_s"]),
-    "simulated": lambda session: "yes" if session["simulated"] else "no",
+    "cpu": attrgetter("cpu"),
+    "memory_mib": attrgetter("memory_mib"),
+    "node": attrgetter("node"),
+    "submitted": lambda session: cell(session.submitted_at_s),
+    "started": lambda session: cell(session.started_at_s),
+    "ends": lambda session: cell(session.ends_at_s),
+    "simulated": lambda session: "yes" if session.simulated else "no",
 }
 """Of the CSV file, in this order, with what each says of a session. Instants are UTC."""
 
 
-def session_cells(session: Json) -> list[Cell]:
+def session_cells(session: Session) -> list[Cell]:
     """Return a session's line of the CSV file."""
     return [read(session) for read in SESSION_COLUMNS.values()]

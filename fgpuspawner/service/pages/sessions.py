@@ -7,9 +7,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fgpu_scheduler import Session, StoreUnavailable, SystemClock
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import sessions_object
-from fgpuspawner.service.model import Json, World, live_sessions
+from fgpuspawner.service.model import World, live_sessions
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_filter import STATES, Choice, chosen, read_choice
 from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, Row, session_cells
@@ -55,11 +56,10 @@ class SessionsHandler(PageHandler):
         """Return what the address chooses."""
         return read_choice(lambda name: self.get_query_argument(name, ""), admin=self.everybody)
 
-    def objects(self, world: World) -> list[Json]:
+    def objects(self, world: World) -> list[objects.Session]:
         """Return the live sessions that are shown before anything is chosen."""
         live = live_sessions(world, self.viewer, everybody=self.everybody)
-        found: list[Json] = sessions_object(live, world, self.viewer, self.service.site)["sessions"]
-        return found
+        return sessions_object(live, world, self.viewer, self.service.site).sessions
 
 
 class SessionsPage(SessionsHandler):
@@ -100,7 +100,7 @@ class SessionsPage(SessionsHandler):
                 self.send_parts({"rows": self._lines(shown.rows, more)})
             case _:
                 parts = {name: self.render_string(f"{name}.html", **more).decode() for name in PARTS}
-                rows = [[row.session["id"], row.digest] for row in shown.rows]
+                rows = [[row.session.id, row.digest] for row in shown.rows]
                 self.send_parts(
                     {"parts": parts, "rows": rows, "total": shown.total, "narrows": choice.narrows}
                 )
@@ -121,7 +121,7 @@ class SessionsPage(SessionsHandler):
             raise bad_argument("ids", f"must be 1 to {MOST_AT_ONCE} numbers, as in ids=12,15")
         wanted = {int(i) for i in asked}
         make = self._line_maker(more)
-        return {str(i): make(row).decode() for row in rows if (i := row.session["id"]) in wanted}
+        return {str(i): make(row).decode() for row in rows if (i := row.session.id) in wanted}
 
     def _line_maker(self, more: dict[str, Any]) -> Any:
         """Return what makes a line: the template with its names, looked up once and not for every line."""
@@ -134,7 +134,7 @@ class SessionsPage(SessionsHandler):
         step = self.service.settings.caps().fgpu_step_milli
         return page(
             sessions=self.objects(world),
-            ended=sessions_object(past, world, viewer, site)["sessions"],
+            ended=sessions_object(past, world, viewer, site).sessions,
             capacity=capacity_object(world, viewer, fgpu_step_milli=step),
             group=self.get_query_argument("group", None),
             viewer=viewer,

@@ -36,9 +36,8 @@ class ResizePage(FormPage):
         session = await self.visible_session(self.path_args[0])
         world = await self.service.reader.world()
         shown = session_object(session, world, self.viewer, self.service.site)
-        resize = shown["resize"]
-        memory_mib, meter = shown["gpu_memory_mib"], shown["meter"]
-        used_mib = None if meter is None else meter["memory_used_mib"]
+        resize, memory_mib = shown.resize, shown.gpu_memory_mib
+        used_mib = None if shown.meter is None else shown.meter.memory_used_mib
         self.render(
             "resize.html",
             session=shown,
@@ -46,7 +45,7 @@ class ResizePage(FormPage):
             used="" if used_mib is None else memory_words(used_mib),
             exact=session.request.gpu_memory_mib is not None,
             percent=session.request.compute_percent,
-            why_not="Only a running session can be resized." if resize is None else resize["why_not"],
+            why_not="Only a running session can be resized." if resize is None else resize.why_not,
             given={name: self.field(name) for name in FIELDS},
             refused="" if trouble is None else trouble.message.removeprefix(f"{trouble.field}: "),
             xsrf=self.xsrf,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from fgpuspawner.service.model import Json, Viewer
+from fgpuspawner.service.model import Viewer
+from fgpuspawner.service.objects import Amounts, Capacity, CapacityForAdmins, Group, NodeIsolation, Session
 from fgpuspawner.service.pages.bars import Stack, part_of, stack, whole
 from fgpuspawner.service.pages.session_filter import Choice, chosen
 from fgpuspawner.service.pages.session_rows import Row, row
@@ -33,7 +34,7 @@ class Page:
     """Of the sessions that there are; ``found`` of those that were chosen, of which the first are shown."""
     found: int
     users: tuple[str, ...]
-    past: tuple[tuple[Json, str], ...]
+    past: tuple[tuple[Session, str], ...]
     """What has ended lately, and why."""
     gauges: tuple[Gauge, ...]
     group: str
@@ -44,7 +45,7 @@ class Page:
     simulated: bool
     read_at_s: int
     new_url: str | None
-    machines: tuple[tuple[Json, str], ...]
+    machines: tuple[tuple[NodeIsolation, str], ...]
     """The nodes, for administrators, and what their states mean."""
     lost: str
     """What the viewer is told of machines in the group that do not answer; empty if all do."""
@@ -52,9 +53,9 @@ class Page:
 
 def page(
     *,
-    sessions: Sequence[Json],
-    ended: Sequence[Json],
-    capacity: Json,
+    sessions: Sequence[Session],
+    ended: Sequence[Session],
+    capacity: Capacity,
     group: str | None,
     viewer: Viewer,
     everybody: bool,
@@ -67,27 +68,28 @@ def page(
 
     ``hub_host`` is what sessions' own paths are on, if that is not where the page is.
     """
-    groups = tuple(g["name"] for g in capacity["groups"])
+    groups = tuple(g.name for g in capacity.groups)
     own = group if group is not None and group in groups else next(iter(groups), "")
-    here = next((g for g in capacity["groups"] if g["name"] == own), None)
+    here = next((g for g in capacity.groups if g.name == own), None)
     found = chosen(sessions, choice or Choice())
+    nodes = capacity.nodes if isinstance(capacity, CapacityForAdmins) else ()
     return Page(
         rows=tuple(row(s, hub_host) for s in found[:MOST_ROWS]),
         total=len(sessions),
         found=len(found),
-        users=tuple(sorted({s["user"] for s in sessions})) if everybody else (),
-        past=tuple((s, end_words(s["end_cause"], s["message"])) for s in ended),
+        users=tuple(sorted({s.user for s in sessions})) if everybody else (),
+        past=tuple((s, end_words(s.end_cause, s.message)) for s in ended),
         gauges=() if here is None else gauges(here, capacity, everybody=everybody),
         group=own,
         groups=groups,
-        waiting=0 if here is None else here["waiting"],
-        largest_now=None if here is None else here["largest_fgpu_now"],
+        waiting=0 if here is None else here.waiting,
+        largest_now=None if here is None else here.largest_fgpu_now,
         everybody=everybody,
-        simulated=capacity["simulated"] or any(s["simulated"] for s in sessions),
+        simulated=capacity.simulated or any(s.simulated for s in sessions),
         read_at_s=read_at_s,
         new_url=new_session_url(sessions, viewer, base_url),
-        machines=tuple((node, NODE_WORDS[node["state"]]) for node in capacity.get("nodes", ())),
-        lost="" if here is None else lost_words(here["nodes"], here["nodes_lost"]),
+        machines=tuple((node, NODE_WORDS[node.state]) for node in nodes),
+        lost="" if here is None else lost_words(here.nodes, here.nodes_lost),
     )
 
 
@@ -113,12 +115,12 @@ def lost_words(nodes: int, lost: int) -> str:
     )
 
 
-def new_session_url(sessions: Sequence[Json], viewer: Viewer, base_url: str) -> str | None:
+def new_session_url(sessions: Sequence[Session], viewer: Viewer, base_url: str) -> str | None:
     """Return where the Hub asks for a new session: the default server if it is unused, else a named one."""
     if viewer.user is None:
         return None
     # A server whose last session still ends may be asked for again.
-    used = {s["server_name"] for s in sessions if s["mine"] and s["state"] != "TERMINATING"}
+    used = {s.server_name for s in sessions if s.mine and s.state != "TERMINATING"}
     if "" not in used:
         return f"{base_url}hub/spawn"
     number = next(n for n in range(1, len(used) + 2) if f"gpu-{n}" not in used)
@@ -128,22 +130,29 @@ def new_session_url(sessions: Sequence[Json], viewer: Viewer, base_url: str) -> 
 RESOURCES = (("GPU", "fgpu", "fGPU"), ("CPU", "cpu", "cores"), ("Memory", "memory_mib", "GiB"))
 
 
-def gauges(here: Json, capacity: Json, *, everybody: bool) -> tuple[Gauge, ...]:
+def gauges(here: Group, capacity: Capacity, *, everybody: bool) -> tuple[Gauge, ...]:
     """Return the gauges of fGPU, CPU and memory for one group, and for all."""
-    groups, found = capacity["groups"], []
-    overall = {"mine": capacity["mine_overall"], "allocatable": capacity["allocatable_overall"]}
+    groups, found = capacity.groups, []
+    own, overall = (here.mine, here.allocatable), (capacity.mine_overall, capacity.allocatable_overall)
     for name, key, unit in RESOURCES:
-        levels = [_level(f"In {here['name']}" if len(groups) > 1 else "", [here], here, key, unit, everybody)]
+        levels = [_level(f"In {here.name}" if len(groups) > 1 else "", [here], own, key, unit, everybody)]
         if len(groups) > 1:
             levels.append(_level("In all groups", groups, overall, key, unit, everybody))
         found.append(Gauge(name, tuple(levels)))
     return tuple(found)
 
 
-def _level(label: str, groups: Sequence[Json], viewers: Json, key: str, unit: str, everybody: bool) -> Stack:
+def _level(
+    label: str,
+    groups: Sequence[Group],
+    viewers: tuple[Amounts, Amounts],
+    key: str,
+    unit: str,
+    everybody: bool,
+) -> Stack:
     """Return one bar over these groups; ``viewers`` is what the viewer holds and could get there."""
     total, used, free = (sum(whole(group[of][key]) for group in groups) for of in ("total", "used", "free"))
-    mine, allocatable = whole(viewers["mine"][key]), whole(viewers["allocatable"][key])
+    mine, allocatable = (whole(amounts[key]) for amounts in viewers)
     rest = ("unavailable", "unavailable", total - used - free)
     if everybody:
         return stack(label, [("used", "in use", used), ("free", "free", free), rest], total, key, unit, None)

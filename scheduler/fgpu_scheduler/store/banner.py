@@ -37,10 +37,6 @@ class Notice:
     set_by: str = ""
     set_at_s: int = 0
 
-    def as_json(self) -> dict[str, object]:
-        """Return it as every user is told it: without who set it."""
-        return {"text": self.text, "level": self.level.value, "until_at_s": self.until_at_s}
-
 
 class Banner:
     """The banner of the installation whose store this is. Thread-safe, as its store is."""

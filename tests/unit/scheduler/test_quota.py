@@ -298,7 +298,7 @@ def test_what_is_left_is_said_in_words() -> None:
         Quota(ALL, "*", max_fgpu_milli=2000),
     )
     runs: tuple[tuple[str, str, tuple[str, ...]], ...] = (("a", "0.5", ()), ("b", "1", ()))
-    assert quota_object(lab(each, runs=runs), asked("a")) == {
+    assert quota_object(lab(each, runs=runs), asked("a")).model_dump() == {
         "fgpu_left": "1.5",
         "sessions_left": 1,
         "text": "1.5 fGPU and 1 session left of your quota",
@@ -306,7 +306,7 @@ def test_what_is_left_is_said_in_words() -> None:
     assert quota_object(lab(each, together, runs=runs), asked("a"))["text"] == (
         "0.5 fGPU left of the quota of everybody together; 1 session left of your quota"
     )
-    assert quota_object(lab(runs=runs), asked("a")) == {
+    assert quota_object(lab(runs=runs), asked("a")).model_dump() == {
         "fgpu_left": None,
         "sessions_left": None,
         "text": None,

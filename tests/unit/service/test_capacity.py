@@ -80,8 +80,8 @@ def test_bars_rise_by_the_exact_amount_and_fall_back_after_the_end() -> None:
         .world()
     )
     assert mine_in(before, ALICE, "default") == Amounts(300, 1500, 1024)
-    assert mine_in(during, ALICE, "default").as_json()["fgpu"] == "0.9"
-    assert allocatable_in(during, ALICE, "default").as_json()["fgpu"] == "1.1"
+    assert mine_in(during, ALICE, "default").fgpu_milli == 900
+    assert allocatable_in(during, ALICE, "default").fgpu_milli == 1100
     assert used_of(during, "default") == Amounts(900, 4500, 3072)
     assert used_of(before, "default") == Amounts(300, 1500, 1024)
 

@@ -46,14 +46,12 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
     )
     told = forecast_object(found, world, ALICE, count=1, simulated=False)
     assert (told["wait_reason"], told["soonest"], told["soonest_at_s"]) == ("RESOURCES", "0.3", 700)
-    assert told["waits_for"] == {
+    assert told.model_dump()["waits_for"] == {
         "count": 1,
         "fgpu": "2",
         "sessions": [],
         "text": "starts when 1 session ends (2 fGPU)",
     }
-    refused = refused_object([], count=1, simulated=False)
-    assert refused.keys() == told.keys()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_a_refused_request_carries_every_reason() -> None:
     ]
     told = refused_object(reasons, count=2, simulated=True)
     assert told["text"] == "fgpu: too much; cpu: none"
-    assert told["refusals"][1] == {
+    assert told.model_dump()["refusals"][1] == {
         "field": "cpu",
         "code": "too_small",
         "message": "cpu: none",

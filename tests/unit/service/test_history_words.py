@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from fgpuspawner.service.model import Json
+from fgpu_scheduler import EndCause
+from fgpuspawner.service.objects import Receipt
 from fgpuspawner.service.pages.history import hours, line, totals
 
-RECEIPT: Json = {
-    "session_id": 7,
-    "user": "ann",
-    "server_name": "",
-    "image": "python",
-    "image_name": "Python 3.11",
-    "resource_group": "default",
-    "amount": "0.5 fGPU",
-    "fgpu": "0.5",
-    "submitted_at_s": 1000,
-    "started_at_s": 1060,
-    "ended_at_s": 8260,
-    "end_cause": "IDLE",
-    "message": None,
-    "wait_s": 60,
-    "run_s": 7200,
-    "gpu_hours": 0.5,
-    "gpu_memory_mib": 2048,
-    "memory_peak_mib": 512,
-    "memory_p95_mib": 400,
-    "sm_p95_percent": 12,
-    "energy_wh": 31.26,
-    "energy_estimated": False,
-    "samples": 9,
-    "compute_entitled_percent": 25,
-    "compute_received_percent": None,
-    "compute_borrowed_percent": None,
-    "compute_lent_percent": None,
-    "mine": True,
-    "simulated": True,
-}
+RECEIPT = Receipt(
+    session_id=7,
+    user="ann",
+    server_name="",
+    image="python",
+    image_name="Python 3.11",
+    resource_group="default",
+    amount="0.5 fGPU",
+    fgpu="0.5",
+    submitted_at_s=1000,
+    started_at_s=1060,
+    ended_at_s=8260,
+    end_cause=EndCause.IDLE,
+    message=None,
+    wait_s=60,
+    run_s=7200,
+    gpu_hours=0.5,
+    gpu_memory_mib=2048,
+    memory_peak_mib=512,
+    memory_p95_mib=400,
+    sm_p95_percent=12,
+    energy_wh=31.26,
+    energy_estimated=False,
+    samples=9,
+    compute_entitled_percent=25,
+    compute_received_percent=None,
+    compute_borrowed_percent=None,
+    compute_lent_percent=None,
+    mine=True,
+    simulated=True,
+)
 
 
 def test_a_receipt_says_what_was_held_and_used() -> None:
@@ -54,35 +55,44 @@ def test_a_receipt_says_what_was_held_and_used() -> None:
 
 def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
     unknown = dict.fromkeys(("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"))
-    found = line(RECEIPT | unknown)
+    found = line(RECEIPT.model_copy(update=unknown))
     assert (found.memory, found.usual, found.energy) == (None, "", "")
-    assert line(RECEIPT | {"memory_p95_mib": None}).usual == "p95 12 % of the GPU"
-    assert line(RECEIPT | {"sm_p95_percent": None}).usual == "p95 400 MiB"
-    assert line(RECEIPT | {"sm_p95_percent": 0}).usual == "p95 400 MiB, 0 % of the GPU"
+    assert line(RECEIPT.model_copy(update={"memory_p95_mib": None})).usual == "p95 12 % of the GPU"
+    assert line(RECEIPT.model_copy(update={"sm_p95_percent": None})).usual == "p95 400 MiB"
+    assert line(RECEIPT.model_copy(update={"sm_p95_percent": 0})).usual == "p95 400 MiB, 0 % of the GPU"
 
 
 def test_what_was_lent_is_said_where_compute_was_lent() -> None:
     assert line(RECEIPT).lent == ""
     lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
-    assert line(RECEIPT | lent).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
+    assert line(RECEIPT.model_copy(update=lent)).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
     only = {"compute_received_percent": 12.0, "compute_borrowed_percent": 0.2, "compute_lent_percent": 3.1}
-    assert line(RECEIPT | only).lent == "mean 12 of 25 % share; others used 3 % of it"
+    assert line(RECEIPT.model_copy(update=only)).lent == "mean 12 of 25 % share; others used 3 % of it"
 
 
 def test_an_energy_that_is_estimated_says_so() -> None:
-    assert line(RECEIPT | {"energy_wh": 1234.0, "energy_estimated": True}).energy == "about 1.23 kWh"
+    assert (
+        line(RECEIPT.model_copy(update={"energy_wh": 1234.0, "energy_estimated": True})).energy
+        == "about 1.23 kWh"
+    )
 
 
 def test_one_that_never_ran_was_cancelled_and_one_that_failed_says_why() -> None:
-    never = line(RECEIPT | {"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None})
+    never = line(
+        RECEIPT.model_copy(
+            update={"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None}
+        )
+    )
     assert (never.state, never.ran, never.gpu_memory) == ("CANCELLED", "never ran", "")
-    failed = line(RECEIPT | {"end_cause": "OOM", "message": "killed"})
+    failed = line(RECEIPT.model_copy(update={"end_cause": "OOM", "message": "killed"}))
     assert (failed.state, failed.why) == ("ERROR", "it ran out of memory: killed")
 
 
 def test_totals_are_of_what_is_known() -> None:
-    others = [RECEIPT, RECEIPT | {"energy_wh": None, "gpu_hours": 1.25, "wait_s": 180}]
-    waits = RECEIPT | {"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
+    others = [RECEIPT, RECEIPT.model_copy(update={"energy_wh": None, "gpu_hours": 1.25, "wait_s": 180})]
+    waits = RECEIPT.model_copy(
+        update={"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
+    )
     found = totals([*others, waits], more=True)
     assert (found.sessions, found.gpu_hours, found.waited, found.energy, found.more) == (
         3,

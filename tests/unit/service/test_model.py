@@ -23,7 +23,7 @@ def test_an_ordinary_user_never_gets_names_or_ids_of_others() -> None:
     queue = queue_object("default", world, ALICE)
     assert [(e["mine"], e["id"], e["user"]) for e in queue["entries"]] == [(False, None, None)]
     capacity = capacity_object(world, ALICE, fgpu_step_milli=100)
-    assert capacity["groups"][0]["devices"][0]["shares"] == [
+    assert capacity.model_dump()["groups"][0]["devices"][0]["shares"] == [
         {"fgpu": "0.5", "mine": True, "session_id": 1},
         {"fgpu": "0.5", "mine": False, "session_id": None},
     ]

@@ -12,6 +12,7 @@ from fgpuspawner.isolation.verified import Verdict
 from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold
 from fgpuspawner.meter.lately import Lately, Span
 from fgpuspawner.meter.model import Live, Meter, Point, Told
+from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.overview_view import idle, overview_object, problems
 from fgpuspawner.service.model import World
 
@@ -19,11 +20,11 @@ SPAN = Span(1.0, 3, 60, 120)
 LATELY = Lately(1000, SPAN, SPAN, (0.0, 1.0, 3.0), (0.5,))
 
 
-def seen(world: World, **more: Any) -> dict[str, Any]:
+def seen(world: World, **more: Any) -> Overview:
     return overview_object(world, ADMIN, SITE, now_s=world.snapshot.now_s, **{"lately": LATELY, **more})
 
 
-def told(*found: dict[str, Any]) -> list[tuple[str, str, str | None]]:
+def told(*found: Trouble) -> list[tuple[str, str, str | None]]:
     return [(one["level"], one["text"], one["link"]) for one in found]
 
 
@@ -106,7 +107,7 @@ def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_whil
 def test_how_good_forecasts_were_is_told_in_percent_and_seconds() -> None:
     world = Build().world()
     found = seen(world, foretold=Hindsight(40, 0.8, 0.125, 0.075, 3600.4, 4000.0))
-    assert found["forecasts"] == {
+    assert found.model_dump()["forecasts"] == {
         "starts": 40,
         "inside_percent": 80,
         "late_percent": 12,

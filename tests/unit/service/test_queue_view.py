@@ -9,15 +9,16 @@ import pytest
 from worlds import ADMIN, SITE, Build, node
 
 from fgpu_scheduler import NodeState
+from fgpuspawner.service.admin.objects import WaitingQueue
 from fgpuspawner.service.admin.queue_view import LONG_WAIT_S, STUCK_AFTER_S, queues_object
 from fgpuspawner.service.model import World
 
 
-def queue_of(world: World, waited_s: int, **more: Any) -> dict[str, Any]:
+def queue_of(world: World, waited_s: int, **more: Any) -> WaitingQueue:
     """Return the one queue of a world, so long after everybody in it has asked."""
     submitted_at_s = max(s.submitted_at_s for s in world.snapshot.sessions)
     (queue,) = queues_object(world, ADMIN, SITE, now_s=submitted_at_s + waited_s, **more)["queues"]
-    return dict(queue)
+    return queue
 
 
 @pytest.mark.parametrize(

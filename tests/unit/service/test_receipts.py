@@ -28,6 +28,7 @@ from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
+from fgpuspawner.service.objects import Receipt
 from fgpuspawner.service.pages.bars import Bar, use
 from fgpuspawner.text.times import cell
 
@@ -58,7 +59,7 @@ MEASURED = Measured(7, 8000, 250_000, 2048, 360, 3600, 1331, 1290, 21, 65_520_00
 
 
 def test_a_receipt_has_exactly_the_documented_fields() -> None:
-    assert receipt(Past(ENDED, MEASURED), world(GPU), ALICE, SITE) == {
+    assert receipt(Past(ENDED, MEASURED), world(GPU), ALICE, SITE).model_dump(mode="json") == {
         "session_id": 7,
         "user": "alice",
         "server_name": "work",
@@ -183,7 +184,7 @@ def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None
 
 def test_the_file_has_what_a_receipt_has() -> None:
     found = receipt(Past(ENDED, None), world(GPU), ALICE, SITE)
-    assert set(COLUMNS) == {name.removesuffix("_at_s") for name in found} - {"mine"}
+    assert set(COLUMNS) == {name.removesuffix("_at_s") for name in Receipt.model_fields} - {"mine"}
     (line,) = list(csv.reader(io.StringIO(csv_text(COLUMNS, [cells(found)]))))[1:]
     told = dict(zip(COLUMNS, line, strict=True))
     assert told["memory_peak_mib"] == ""
@@ -199,7 +200,7 @@ def test_only_a_session_that_runs_has_a_meter() -> None:
     found = world(GPU, meters=Told(10, {7: Live(meter)}))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None)
     shown = session_object(runs, found, ALICE, SITE)
-    assert shown["meter"] == {
+    assert shown.model_dump()["meter"] == {
         "at_s": 99_990,
         "memory_used_mib": 1331,
         "memory_limit_mib": 2048,
@@ -220,9 +221,10 @@ def test_a_session_that_was_resized_is_held_against_its_new_slice_before_the_nex
     looked = Live(Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None))
     half = Placement("n1", (Share("GPU-1", 1000, 4096, 50),))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, placement=half)
-    shown = session_object(runs, world(GPU, meters=Told(10, {7: looked})), ALICE, SITE)["meter"]
-    assert (shown["memory_limit_mib"], shown["compute_entitled_percent"]) == (4096, 50)
-    assert shown["memory_used_mib"] == 1331
+    shown = session_object(runs, world(GPU, meters=Told(10, {7: looked})), ALICE, SITE).meter
+    assert shown is not None
+    assert (shown.memory_limit_mib, shown.compute_entitled_percent) == (4096, 50)
+    assert shown.memory_used_mib == 1331
 
 
 def test_memory_only_is_held_against_no_share_of_compute() -> None:

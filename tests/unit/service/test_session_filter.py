@@ -21,9 +21,11 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
+from fgpuspawner.meter.model import Meter
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.csv_file import csv_text
-from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.service.model import Site, Viewer, World
+from fgpuspawner.service.objects import Session as SessionObject
 from fgpuspawner.service.pages.bars import use
 from fgpuspawner.service.pages.session_filter import Choice, chosen, read_choice
 from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, row, session_cells
@@ -33,18 +35,7 @@ S = SessionState
 GPU = Device("GPU-simulated-1", "n1", 0, "Model", 8192, 2000, True)
 NODE = Node("n1", "default", 64000, 65536, (GPU,))
 ROOT = Viewer("root", admin=True, groups=("default",))
-METER: Json = {
-    "at_s": 1000,
-    "memory_used_mib": 1024,
-    "memory_limit_mib": 4096,
-    "sm_percent": 12.6,
-    "compute_entitled_percent": 50,
-    "compute_received_percent": 12.0,
-    "trouble": None,
-    "compute_borrowed_percent": None,
-    "compute_lent_percent": None,
-    "memory_context_mib": None,
-}
+METER = Meter(1000, 1024, 4096, 12.6, 50, 12.0, None)
 
 
 def session(number: int, user: str, server: str, milli: int, *, runs: bool = True, **more: object) -> Session:
@@ -57,14 +48,11 @@ def session(number: int, user: str, server: str, milli: int, *, runs: bool = Tru
     return replace(found, **more)  # type: ignore[arg-type]
 
 
-def objects(*sessions: Session, now_s: int = 1000) -> list[Json]:
+def objects(*sessions: Session, now_s: int = 1000) -> list[SessionObject]:
     snapshot = Snapshot(now_s, 7, (NODE,), sessions)
     found = forecast(snapshot, Policy(), lasting(600))
     world = World(snapshot, {f.session_id: f for f in found})
-    shown: list[Json] = sessions_object(sessions, world, ROOT, Site("/", {"python": "Python 3.11"}))[
-        "sessions"
-    ]
-    return shown
+    return sessions_object(sessions, world, ROOT, Site("/", {"python": "Python 3.11"})).sessions
 
 
 SOME = objects(
@@ -75,7 +63,7 @@ SOME = objects(
 )
 
 
-def names(choice: Choice, sessions: list[Json] = SOME) -> list[str]:
+def names(choice: Choice, sessions: list[SessionObject] = SOME) -> list[str]:
     return [s["display_name"] for s in chosen(sessions, choice)]
 
 
@@ -95,7 +83,7 @@ def test_each_column_sorts_both_ways_and_what_has_no_value_stays_last() -> None:
 
 def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> None:
     measured = [
-        s | {"meter": METER | {"memory_used_mib": used}}
+        s.model_copy(update={"meter": replace(METER, memory_used_mib=used)})
         for s, used in zip(SOME, (30, None, 20, 10), strict=True)
     ]
     assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default server", "alpha"]
@@ -145,11 +133,13 @@ def test_only_who_sees_everybody_chooses_a_user() -> None:
 
 
 def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
-    hostile = SOME[0] | {
-        "display_name": '=HYPERLINK("http://x","y")',
-        "user": " @SUM(1)",
-        "message": '-1,"two"\nlines',
-    }
+    hostile = SOME[0].model_copy(
+        update={
+            "display_name": '=HYPERLINK("http://x","y")',
+            "user": " @SUM(1)",
+            "message": '-1,"two"\nlines',
+        }
+    )
     found = list(
         csv.reader(io.StringIO(csv_text(tuple(SESSION_COLUMNS), [session_cells(hostile)]), newline=""))
     )
@@ -163,8 +153,8 @@ def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
 
 def test_a_line_is_made_again_when_what_it_shows_has_changed_and_not_when_only_the_meter_has() -> None:
     (one,) = objects(session(1, "bob", "a", 500))
-    assert row(one).digest == row(one | {"meter": METER}).digest
-    assert row(one).digest != row(one | {"message": "low on memory"}).digest
+    assert row(one).digest == row(one.model_copy(update={"meter": METER})).digest
+    assert row(one).digest != row(one.model_copy(update={"message": "low on memory"})).digest
     holds = session(1, "bob", "a", 2000)
     early, late = (objects(holds, session(2, "bob", "b", 2000, runs=False), now_s=n)[1] for n in (1000, 1005))
     assert early["expected_start_at_s"] != late["expected_start_at_s"]
@@ -179,7 +169,7 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
     assert found.compute is not None
     assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB", "25.0")
     assert (found.compute.text, found.compute.percent) == ("13 of 50 %", "25.2")
-    found = use(METER | {"memory_context_mib": 512})
+    found = use(replace(METER, memory_context_mib=512))
     assert found is not None
     assert found.memory is not None
     assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB, 0.5 of it contexts and code", "25.0")
@@ -187,7 +177,7 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
 
 @pytest.mark.parametrize(("sm", "said"), [(12.4, "12"), (12.5, "13"), (13.5, "14"), (0.5, "1"), (0.4, "0")])
 def test_half_percents_are_rounded_as_the_pages_script_rounds_them(sm: float, said: str) -> None:
-    found = use(METER | {"sm_percent": sm})
+    found = use(replace(METER, sm_percent=sm))
     assert found is not None
     assert found.compute is not None
     assert found.compute.text == f"{said} of 50 %"
@@ -201,14 +191,14 @@ def test_what_is_computed_beyond_the_share_adds_up_with_it() -> None:
         (12.0, 0.4, ("12 of 50 %", "")),
         (12.0, None, ("12 of 50 %", "")),
     ):
-        found = use(METER | {"sm_percent": sm, "compute_lent_percent": lent})
+        found = use(replace(METER, sm_percent=sm, compute_lent_percent=lent))
         assert found is not None
         assert found.compute is not None
         assert (found.compute.text, found.lent) == said
 
 
 def test_what_is_not_measured_has_no_bar_but_its_reason() -> None:
-    found = use(METER | {"memory_used_mib": None, "sm_percent": None, "trouble": "the GPU does not answer"})
+    found = use(replace(METER, memory_used_mib=None, sm_percent=None, trouble="the GPU does not answer"))
     assert found is not None
     assert (found.memory, found.compute, found.trouble) == (None, None, "the GPU does not answer")
     assert use(None) is None

@@ -34,7 +34,7 @@ from fgpuspawner.service.pages.session_rows import row
 def test_a_session_object_has_exactly_the_documented_fields() -> None:
     world = Build().running("alice", 500, server="gpu-1").world()
     found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
-    assert found == {
+    assert found.model_dump(mode="json") == {
         "id": 1,
         "user": "alice",
         "server_name": "gpu-1",
@@ -243,7 +243,7 @@ def test_how_far_its_image_is_is_told_until_a_session_runs() -> None:
     text = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
     up, waits = sessions_object(world.snapshot.sessions, world, ALICE, SITE)["sessions"]
     assert up["pull"] is None
-    assert waits["pull"] == {
+    assert waits.model_dump(mode="json")["pull"] == {
         "phase": "FETCHING",
         "text": text,
         "layers_done": 1,
