@@ -14,9 +14,9 @@ from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fgpu_scheduler import schema_revision
 from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
 
-FORMAT = 1
 MOST_BYTES, MOST_OTHER_BYTES, MOST_FILES = 64 << 30, 16 << 20, 1000
 """What a backup may hold: of databases in all, in each other file, and files. Databases of years have some GiB."""
 MANIFEST = "manifest.json"
@@ -30,7 +30,7 @@ class Manifest:
     """What a backup says of itself.
 
     ``made_at`` is in UTC; ``databases`` the kind of each by name;
-    ``digests`` the SHA-256 of each file by its path.
+    ``digests`` the SHA-256 of each file by its path; ``schema`` that of the scheduler's database.
     """
 
     made_at: str
@@ -39,7 +39,7 @@ class Manifest:
     installation: str
     databases: Mapping[str, str]
     digests: Mapping[str, str] = field(default_factory=dict)
-    format: int = FORMAT
+    schema: str = field(default_factory=schema_revision)
 
 
 def pack(folder: Path, manifest: Manifest, to: Path) -> Manifest:
@@ -70,7 +70,7 @@ def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
     """Unpack a backup into a folder that is removed afterwards, every file compared with its digest, databases checked.
 
     Raises:
-        BackupFailed: it is none, is damaged, or is of a newer format.
+        BackupFailed: it is none, is damaged, or its database has another schema.
     """
     with tempfile.TemporaryDirectory(prefix="fgpu-backup-") as name:
         folder = Path(name)
@@ -126,9 +126,10 @@ def _unpack(packed: tarfile.TarFile, folder: Path) -> None:
 def _manifest(archive: Path, folder: Path) -> Manifest:
     try:
         found: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        if found["format"] > FORMAT:
+        if found.get("schema") != schema_revision():
             raise BackupFailed(
-                f"{archive} is of fgpuspawner {found['version']}, which is newer than this program; install that version"
+                f"{archive} is of fgpuspawner {found['version']}, whose tables this version cannot use; restore it with "
+                f"that version, or start with an empty database (tar xzf {archive} config unpacks the configuration)"
             )
         return Manifest(**found)
     except (OSError, ValueError, TypeError, KeyError) as e:

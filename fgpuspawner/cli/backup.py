@@ -20,9 +20,8 @@ import jupyterhub
 from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable, lock_file
 from fgpuspawner import __version__
 from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file, pack, unpacked
-from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, dump, kind_of, put_back
+from fgpuspawner.backup.databases import BackupFailed, check_free, dump, kind_of, put_back
 from fgpuspawner.backup.secrets import opened, sealed
-from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import add_command, add_config, loaded, read_only, read_secret
 from fgpuspawner.cli.units import as_hub_user
 from fgpuspawner.cli.usage import UsageError
@@ -164,7 +163,6 @@ def run_restore(given: argparse.Namespace) -> list[str]:
                     words = f"the backup is of {of}, and this is {own}; name a {of} database"
                     raise BackupFailed(f"{setting}: {words}")
                 check_free(url, setting=setting)
-            _known(folder / database_file(SCHEDULER, manifest.databases[SCHEDULER]), manifest)
             lines = [f"OK: restored the backup of {manifest.made_at}"]
             aside = time.strftime(".before-%Y%m%dT%H%M%S")
             for name, (url, setting) in here.databases.items():
@@ -191,22 +189,6 @@ def here_of(config: str) -> Here:
         },
         Path(str(hub.cookie_secret_file)),
     )
-
-
-def _known(file: Path, manifest: Manifest) -> None:
-    """Raise if the scheduler's database is newer than this program, where that can be seen before it is put back."""
-    if manifest.databases[SCHEDULER] == POSTGRESQL:
-        return
-    try:
-        with read_only(f"sqlite:///{file}"):
-            pass
-    except StoreUnavailable as e:
-        # An older one is migrated as the Hub starts.
-        if not str(e).endswith(NOT_YET):
-            raise BackupFailed(
-                f"the backup is of fgpuspawner {manifest.version}, and its schema newer than this program's; "
-                "install that version first"
-            ) from None
 
 
 def _passphrase(given: argparse.Namespace, *, new: bool) -> str:

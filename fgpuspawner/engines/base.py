@@ -225,7 +225,7 @@ class Launched:
     port: int
     isolation: str
     token: ServerToken | None = None
-    """None where an earlier version launched it."""
+    """None where the Hub's database did not have all of it."""
 
     def to_json(self) -> str:
         """Return the note."""

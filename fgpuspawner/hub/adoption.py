@@ -167,7 +167,7 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
     state = server.state or {}
     if server.server is None or state.get(ENDED) == session.id:
         return state.get(ENDED) == session.id
-    # What an earlier version launched has only its server's record to be known by.
+    # Without a noted token only the server's record tells.
     token = _token_noted(session)
     return (
         token is None
@@ -210,7 +210,7 @@ def _write(app: Any, session: Session) -> None:
     token = _token_noted(session)
     if token is None:
         log.warning(
-            "Session %d of %s is adopted without its token, as an earlier version launched it: it runs and can be "
+            "Session %d of %s is adopted without its token, as none was noted: it runs and can be "
             "ended, and cannot be opened",
             session.id,
             asked.user,

@@ -220,14 +220,9 @@ class Isolation:
     def resizes(self, session: Session) -> str | None:
         """Return why the slice of a running session cannot change, in words for its owner, or None if it can."""
         try:
-            fixed = self.backend_of(session).fixed
+            return self.backend_of(session).fixed or None
         except CannotPrepare as e:
             return str(e)
-        if fixed:
-            return fixed
-        if not (self.folder(session.id) / limits.REVISION).is_file():
-            return "this session was started by an earlier version, and keeps its slice"
-        return None
 
     def resize(self, session: Session) -> Limits:
         """Have the limits of a running session be those of its shares, for what runs in it, too; return them.
@@ -259,7 +254,7 @@ class Isolation:
                 try:
                     found.append(limits.read(own))
                 except BadLimits as e:
-                    # Of an earlier version, say. Its slots are not known, so others may get the same ones.
+                    # Its slots are not known, so others may get the same ones.
                     log.warning("The slots of session %s are not known: %s", own.name, e)
         return found
 

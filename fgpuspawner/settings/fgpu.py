@@ -26,7 +26,7 @@ REMOVED = {
     "hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them",
     "log_format": "leave it out; journalctl --output=json has the lines as JSON",
 }
-"""Each setting of an earlier version, and what to do now."""
+"""Each setting that was removed, and what to do now."""
 
 
 class FGPU(

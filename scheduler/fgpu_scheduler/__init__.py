@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits, value_words
     from fgpu_scheduler.store.image_names import image_prefix_of
     from fgpu_scheduler.store.meters import Meters
+    from fgpu_scheduler.store.migrations import schema_revision
     from fgpu_scheduler.store.node_actions import (
         MOST_REASON,
         NodeAction,

@@ -150,27 +150,6 @@ def test_an_older_database_gets_the_newer_session_of_a_server_and_ends_what_is_g
 
 
 @pytest.mark.parametrize("kind", ["local"], indirect=True)
-def test_what_an_earlier_version_launched_is_kept_counted_and_can_be_ended(
-    make_hub: Callable[..., HubProcess], kind: str
-) -> None:
-    hub = make_hub().start()
-    hub.add_user("alice")
-    hub.spawn("alice", options=ONE)
-    hub.reach({"alice/": "RUNNING"})
-    hub.kill()
-    forget(hub)
-    with closing(sqlite3.connect(hub.data / "fgpu.sqlite")) as db:
-        db.execute("UPDATE fgpu_sessions SET launched = json_remove(launched, '$.token')")
-        db.commit()
-    hub.start()
-    until(lambda: hub.ready("alice"), what="alice's server is known")
-    assert "is adopted without its token" in hub.log_text()
-    hub.stop("alice")
-    hub.reach({})
-    until(lambda: launched(hub, kind) == {})
-
-
-@pytest.mark.parametrize("kind", ["local"], indirect=True)
 def test_a_hub_that_is_told_to_ends_what_it_does_not_know(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
@@ -235,18 +214,4 @@ def test_a_start_on_an_older_database_ends_nothing(both: HubProcess, kind: str) 
     assert (health.status_code, health.json()["status"]) == (503, "unavailable")
     assert "sessions that this Hub does not know" in health.json()["sessions"]
     both.kill()
-    goes_on_with_its_own(both, running)
-
-
-@pytest.mark.parametrize("kind", ["local"], indirect=True)
-def test_servers_that_the_hub_took_for_ended_on_a_wrong_start_are_known_again(
-    both: HubProcess, kind: str
-) -> None:
-    running = launched(both, kind)
-    # What an earlier version did to its own database when the scheduler's was empty.
-    with closing(sqlite3.connect(both.data / "jupyterhub.sqlite")) as db:
-        now = time.strftime("%Y-%m-%d %H:%M:%S.000000", time.gmtime(time.time() + 5))
-        db.execute("UPDATE spawners SET server_id = NULL, state = '{}', last_activity = ?", (now,))
-        db.execute("DELETE FROM api_tokens WHERE note LIKE 'Server at%'")
-        db.commit()
     goes_on_with_its_own(both, running)

@@ -92,6 +92,8 @@ def let_others_run(store: Store, count: int) -> None:
                     "limit_mib": 1,
                     "samples": 9,
                     "covered_s": 9,
+                    "energy_estimated": False,
+                    "counts": "{}",
                 }
                 for row in rows
             ],

@@ -49,6 +49,11 @@ def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: 
         "submitted_at_s": 1,
         "held": False,
         "attempt": 1,
+        "priority": 0,
+        "groups": "[]",
+        "extended_s": 0,
+        "refused": "[]",
+        "sizes": "[]",
         "started_at_s": 2,
     }
     share = {"position": 0, "device_uuid": "GPU-n1-0", "fgpu_milli": 500, "memory_mib": 4096}

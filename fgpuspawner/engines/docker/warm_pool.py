@@ -352,7 +352,7 @@ class WarmPool:
             return []
         if recipe.shape.text() == shape.text():
             self._different.pop(key, None)
-            # The files can be those of an earlier version of this program, from the notes.
+            # The files can be those of another version of this program, from the notes.
             return [warm for warm in ready if warm.recipe is recipe and recipe.covers(wanted)]
         self._different[key] = self._different.get(key, 0) + 1
         if self._different[key] >= MOST_DIFFERENT:

@@ -20,8 +20,7 @@ MOST_DETAILS = 2000
 class AuditLine:
     """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` what it was done to.
 
-    ``resource_group`` is whose that was at the time; None of what is no group's, such as the banner, and of lines from
-    before this was kept.
+    ``resource_group`` is whose that was at the time; None of what is no group's, such as the banner.
     """
 
     id: int

@@ -104,7 +104,7 @@ class Database:
         What was not migrated here is for reading, unless ``write``.
 
         Raises:
-            StoreUnavailable: unreachable, or of another version; one line, without the password.
+            StoreUnavailable: unreachable, or of another schema; one line, without the password.
             BadSettings: the database's driver is not installed.
         """
         self.close()
@@ -163,10 +163,8 @@ class Database:
             self._begin(connection, "BEGIN IMMEDIATE")
             if not self._is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            try:
+            with self._known_schema():
                 migrations.upgrade(connection)
-            except migrations.SchemaIsNewer as e:
-                raise self._newer(e) from None
             found = connection.execute(select(meta.c.installation_id)).scalar_one_or_none()
             if found is None:
                 found = secrets.token_hex(6)
@@ -175,8 +173,8 @@ class Database:
 
     def _checked(self, *, write: bool) -> str:
         engine = self._found()
-        with self.reading() as connection:
-            if self._missing(connection):
+        with self.reading() as connection, self._known_schema():
+            if not migrations.is_current(connection):
                 raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
             found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
         if write:
@@ -188,12 +186,6 @@ class Database:
         if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
             raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
         return self._connected()
-
-    def _missing(self, connection: Connection) -> list[str]:
-        try:
-            return migrations.missing(connection)
-        except migrations.SchemaIsNewer as e:
-            raise self._newer(e) from None
 
     def _connected(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""
@@ -238,10 +230,18 @@ class Database:
                 f"{self._shown()}: SQLite cannot use WAL here; is it a network file system?"
             )
 
-    def _newer(self, error: migrations.SchemaIsNewer) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self._shown()} has schema {error}, which is newer than this program; install the newer version"
-        )
+    @contextmanager
+    def _known_schema(self) -> Iterator[None]:
+        """Turn a schema that this code does not know into `StoreUnavailable`, which says what to do."""
+        try:
+            yield
+        except migrations.UnknownSchema as e:
+            needed = migrations.schema_revision()
+            empty = "move the file away" if self._is_sqlite else "make one with createdb"
+            raise StoreUnavailable(
+                f"{self._shown()} has schema {e}, and this version of fgpuspawner needs {needed}; use the version that "
+                f"wrote it, or start with an empty database: {empty}, or set c.FGPU.db_url to another one"
+            ) from None
 
     def _one_line(self, *errors: type[SQLAlchemyError]) -> AbstractContextManager[None]:
         return one_line(self._url, *errors)

@@ -41,7 +41,6 @@ class PrivateImage:
 
     ``server_kept``: the server of its sessions is the administrator's, as no program that it was made with could become
     root. ``owners_alone``: all that it was made with was started by its owner, from images of the catalogue or their own.
-    Of images that were made before this was noted both are False.
     """
 
     id: int

@@ -133,6 +133,8 @@ class PrivateImages:
                 "made_from": session.request.image,
                 "base": session.request.image if under is None else under.base,
                 "facts": "{}" if under is None else under.facts,
+                "shared_users": "[]",
+                "shared_groups": "[]",
                 "server_kept": under is None or under.server_kept,
                 "owners_alone": under is None or (under.owner == owner and under.owners_alone),
                 "asked_by": asked_by,
@@ -186,8 +188,8 @@ class PrivateImages:
                 return old
             if (users or wanted[1]) and not old.server_kept:
                 raise ImageRefused(
-                    f"{old.name} cannot be shared: it was saved where programs could become root, or by an earlier"
-                    " version; save one from a session without sudo, or ask an administrator to build its recipe"
+                    f"{old.name} cannot be shared: it was saved where programs could become root; save one from a"
+                    " session without sudo, or ask an administrator to build its recipe"
                 )
             _change(
                 write, image_id, shared_users=json.dumps(users), shared_groups=json.dumps(list(wanted[1]))

@@ -21,7 +21,6 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    false,
     literal_column,
 )
 
@@ -53,7 +52,7 @@ nodes = Table(
     # What is found by looking, and what administrators said. What its cluster says is beside it, so that neither undoes
     # the other.
     Column("state", Text, nullable=False),
-    Column("closed", Boolean, nullable=False, server_default=false()),
+    Column("closed", Boolean, nullable=False),
 )
 
 devices = Table(
@@ -68,8 +67,7 @@ devices = Table(
     Column("simulated", Boolean, nullable=False),
     # No longer configured, but a session holds a share: kept on record, and not offered.
     Column("retired", Boolean, nullable=False),
-    # The default is that of rows from before there was a choice.
-    Column("max_shares", Integer, nullable=False, server_default="20"),
+    Column("max_shares", Integer, nullable=False),
     # Why it is cordoned, in an administrator's words; null where it is not.
     Column("cordon_reason", Text),
 )
@@ -104,9 +102,9 @@ sessions = Table(
     # A JSON array, the most liked first; null: any.
     Column("gpu_models", Text),
     Column("time_limit_s", BigInteger),
-    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("priority", Integer, nullable=False),
     # A JSON array.
-    Column("groups", Text, nullable=False, server_default="[]"),
+    Column("groups", Text, nullable=False),
     Column("promised_at_s", BigInteger),
     Column("ends_at_s", BigInteger),
     Column("ends_cause", Text),
@@ -117,11 +115,11 @@ sessions = Table(
     Column("asked_priority", Integer),
     Column("queued_at_s", BigInteger),
     # What its owner has added to its time limit.
-    Column("extended_s", BigInteger, nullable=False, server_default="0"),
+    Column("extended_s", BigInteger, nullable=False),
     # A JSON array of the nodes that it was placed on and not given.
-    Column("refused", Text, nullable=False, server_default="[]"),
+    Column("refused", Text, nullable=False),
     # A JSON array of what it held before it was resized.
-    Column("sizes", Text, nullable=False, server_default="[]"),
+    Column("sizes", Text, nullable=False),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )
@@ -248,7 +246,7 @@ image_edits = Table(
     Column("slug", Text, primary_key=True),
     # JSON objects: the whole entry of an image that is not in the file, and what was changed of one that is.
     Column("entry", Text),
-    Column("changes", Text, nullable=False, server_default="{}"),
+    Column("changes", Text, nullable=False),
     Column("position", Integer),
     Column("changed_by", Text, nullable=False),
     Column("changed_at_s", BigInteger, nullable=False),
@@ -272,14 +270,13 @@ private_images = Table(
     Column("session_id", BigInteger, nullable=False),
     Column("made_from", Text, nullable=False),
     Column("base", Text, nullable=False),
-    Column("facts", Text, nullable=False, server_default="{}"),
+    Column("facts", Text, nullable=False),
     Column("recipe", Text),
     # JSON arrays.
-    Column("shared_users", Text, nullable=False, server_default="[]"),
-    Column("shared_groups", Text, nullable=False, server_default="[]"),
-    # NULL where it was made before this was noted.
-    Column("server_kept", Boolean),
-    Column("owners_alone", Boolean),
+    Column("shared_users", Text, nullable=False),
+    Column("shared_groups", Text, nullable=False),
+    Column("server_kept", Boolean, nullable=False),
+    Column("owners_alone", Boolean, nullable=False),
     Column("asked_by", Text, nullable=False),
     Column("asked_at_s", BigInteger, nullable=False),
     Column("made_at_s", BigInteger),
@@ -311,9 +308,9 @@ meters = Table(
     Column("p95_mib", BigInteger),
     Column("sm_p95_percent", Integer),
     Column("energy_mj", BigInteger),
-    Column("energy_estimated", Boolean, nullable=False, server_default=false()),
+    Column("energy_estimated", Boolean, nullable=False),
     # A JSON object: what the percentiles are counted from, to go on with.
-    Column("counts", Text, nullable=False, server_default="{}"),
+    Column("counts", Text, nullable=False),
 )
 
 events = Table(

@@ -417,29 +417,24 @@ def test_what_holds_more_than_a_backup_may_is_not_unpacked(
     assert "is more than a backup may hold" in failure(capsys, "backup", "--verify", str(backup))[1]
 
 
-def test_one_of_a_newer_program_is_refused_before_anything_is_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_backup_with_another_schema_is_refused_before_anything_is_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
 ) -> None:
-    with databases("sqlite", tmp_path) as url:
-        filled(url("first"))
-        with closing(sqlite3.connect(tmp_path / "first.sqlite")) as database:
-            (schema,) = database.execute("SELECT version_num FROM fgpu_alembic_version").fetchone()
-        config = installation(tmp_path / "first", url("first"), hub_database(tmp_path))
-        # As it was when that was made.
-        backup = tmp_path / "backup.tar.gz"
-        assert fgpu(capsys, "backup", str(backup), "--config", config)[0] == 0
-        folder = tmp_path / "newer"
-        folder.mkdir()
-        subprocess.run(["tar", "xzf", backup, "-C", folder], check=True)
-        with closing(sqlite3.connect(folder / "databases" / "scheduler.sqlite")) as database:
-            database.execute("UPDATE fgpu_alembic_version SET version_num = '9999'")
-            database.commit()
-        _again(folder, backup)
-        before = rows(url("first"))
-        said = failure(capsys, "restore", str(backup), "--config", config)[1]
-        assert said.endswith("and its schema newer than this program's; install that version first")
-        assert rows(url("first")) == before
-        assert schema != "9999"
+    backup = tmp_path / "backup.tar.gz"
+    assert fgpu(capsys, "backup", str(backup), "--config", first)[0] == 0
+    folder = tmp_path / "changed"
+    folder.mkdir()
+    subprocess.run(["tar", "xzf", backup, "-C", folder], check=True)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": "0015", "version": "0.1"}))
+    _again(folder, backup)
+    before = rows(at("first"))
+    for command in (("restore", str(backup), "--config", first), ("backup", "--verify", str(backup))):
+        said = failure(capsys, *command)[1]
+        assert said.startswith(
+            f"{backup} is of fgpuspawner 0.1, whose tables this version cannot use; restore it"
+        )
+    assert rows(at("first")) == before
 
 
 def _again(folder: Path, to: Path) -> None:

@@ -202,11 +202,3 @@ async def test_a_hub_that_dies_before_the_file_puts_the_record_in_force(lab: Lab
     Resizes(lab.store).ask(lab.id, Amount(800), by="alice", now_s=9)
     assert await lab.act() == (ResizeState.DONE, None)
     assert (lab.file_mib, lab.record_mib) == (6528, 6528)
-
-
-async def test_a_session_whose_limits_stay_is_told_why(lab: Lab) -> None:
-    (lab.isolation.folder(lab.id) / limits.REVISION).unlink()
-    state, message = await lab.ask(800)
-    assert state is ResizeState.REFUSED
-    assert "started by an earlier version" in (message or "")
-    assert lab.record_mib == 4096

@@ -257,6 +257,8 @@ def saved(store: Store, base: str, **facts: object) -> None:
             }
         ),
         "shared_users": '["bob"]',
+        "shared_groups": "[]",
+        "owners_alone": False,
         "server_kept": True,
         "asked_by": "alice",
         "asked_at_s": 1,

@@ -340,16 +340,6 @@ def test_a_revision_stays_the_file_that_processes_have_mapped(tmp_path: Path) ->
     assert (isolation.folder(1) / "revision").stat().st_ino == before
 
 
-def test_a_session_of_an_earlier_version_keeps_its_limits(tmp_path: Path) -> None:
-    isolation = opened(tmp_path)
-    isolation.prepare(session(1), [1])
-    (isolation.folder(1) / "revision").unlink()
-    assert "earlier version" in (isolation.resizes(session(1)) or "")
-    with pytest.raises(limits.BadLimits):
-        isolation.resize(session(1, 1000))
-    assert limits.read(isolation.folder(1)).devices[0].memory_mib == 2048
-
-
 def test_where_somebody_else_holds_a_session_its_slice_stays(tmp_path: Path, built: Native) -> None:
     isolation = opened(tmp_path, isolation="none")
     isolation.prepare(session(1), [1])

@@ -13,7 +13,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection
 
 VERSION_TABLE = "fgpu_alembic_version"
@@ -22,8 +21,8 @@ VERSION_TABLE = "fgpu_alembic_version"
 _one_at_a_time = threading.Lock()
 
 
-class SchemaIsNewer(Exception):
-    """The database has a revision that this code does not know."""
+class UnknownSchema(Exception):
+    """The database has a revision that this code does not know: the message."""
 
 
 def _config() -> Config:
@@ -33,31 +32,32 @@ def _config() -> Config:
     return config
 
 
-def missing(connection: Connection) -> list[str]:
-    """Return what each revision does that the database lacks, in their order; none where it has this code's schema.
+def schema_revision() -> str:
+    """Return the newest revision of this code, which names its schema."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def is_current(connection: Connection) -> bool:
+    """Return whether the database has this code's schema; False: it lacks revisions.
 
     Raises:
-        SchemaIsNewer: it has one that this code does not know.
+        UnknownSchema: it has a revision that this code does not know.
     """
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    current = context.get_current_revision()
-    script = ScriptDirectory.from_config(_config())
-    if current is not None:
-        try:
-            script.get_revision(current)
-        except CommandError:
-            raise SchemaIsNewer(current) from None
-    found = list(script.iterate_revisions("head", current or "base"))
-    return [one.doc for one in reversed(found)]
+    found = context.get_current_revision()
+    known = ScriptDirectory.from_config(_config()).walk_revisions()
+    if found is not None and found not in {one.revision for one in known}:
+        raise UnknownSchema(found)
+    return found == schema_revision()
 
 
 def upgrade(connection: Connection) -> None:
     """Bring the schema to this code's, inside the caller's transaction.
 
     Raises:
-        SchemaIsNewer: the database has one that this code does not know.
+        UnknownSchema: the database has a revision that this code does not know.
     """
-    if not missing(connection):
+    if is_current(connection):
         return
     config = _config()
     config.attributes["connection"] = connection
