@@ -13,7 +13,10 @@ from urllib.parse import quote
 from playwright.sync_api import Page
 from sqlalchemy import create_engine, insert, select
 
+from fgpu_scheduler import Quota, QuotaScope
 from fgpu_scheduler.store import schema
+from fgpu_scheduler.store.edits import Edited, write_edits
+from fgpu_scheduler.store.quotas import quota_values
 from hubprocess import HubProcess, until
 
 MARK = "data-planted"
@@ -136,14 +139,8 @@ def _write(database: Path) -> tuple[int, int]:
         device = connection.execute(select(schema.devices.c.uuid)).scalars().first()
         shared = {"fgpu_milli": 400, "memory_mib": 1638, "compute_percent": 20, "mode": "memory+compute"}
         add(schema.shares, session_id=ended, position=0, device_uuid=device, **shared)
-        add(
-            schema.banner,
-            id=1,
-            text=TEXT + "w" * (500 - len(TEXT)),
-            level="warning",
-            set_by=NAME,
-            set_at_s=now_s,
-        )
+        banner = {"text": TEXT + "w" * (500 - len(TEXT)), "level": "warning", "until_at_s": None}
+        write_edits(connection, Edited.BANNER, {"banner": banner}, by=NAME, now_s=now_s)
         add(
             schema.audit,
             at_s=now_s,
@@ -153,9 +150,10 @@ def _write(database: Path) -> tuple[int, int]:
             details=(LONG[:2000]),
         )
         for scope, name in (("user", NAME), ("group", TEXT + "w" * 150)):
-            values = {"scope": scope, "name": name, "resource_group": "default", "max_sessions": 9}
+            values = quota_values(Quota(QuotaScope(scope), name, "default", max_sessions=9))
             add(schema.quotas, **values)
-            add(schema.quota_edits, **values, removed=False, changed_by=NAME, changed_at_s=now_s)
+            edit = {f"{scope} {name}": {**values, "removed": False}}
+            write_edits(connection, Edited.QUOTA, edit, by=NAME, now_s=now_s)
         image = add(
             schema.private_images,
             owner=NAME,

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert
 from test_service import MARKUP, ServiceHub, end, now_s, place, run, submit
 
-from fgpu_scheduler import Audit, Device, EndCause, Node, NodeState, Policy, SessionState, plan
-from fgpu_scheduler.store.schema import quota_edits
+from fgpu_scheduler import (
+    Audit,
+    Device,
+    EndCause,
+    Node,
+    NodeState,
+    Policy,
+    Quota,
+    QuotaEdits,
+    QuotaScope,
+    SessionState,
+    plan,
+)
 from hubprocess import until
 
 JSON = dict[str, Any]
@@ -298,15 +308,14 @@ def test_a_quota_that_cannot_be_is_refused_with_its_field(
 
 
 def test_of_many_quotas_the_page_shows_some_at_a_time(world: World) -> None:
-    rows = [
-        {"scope": "user", "name": f"user{n:03}", "resource_group": "", "removed": False, "max_sessions": 1}
-        | {"changed_by": "many", "changed_at_s": 1}
-        for n in range(205)
-    ]
+    many = [Quota(QuotaScope.USER, f"user{n:03}", max_sessions=1) for n in range(205)]
+    edits, how = (
+        QuotaEdits(world.store),
+        {"file": [Quota(QuotaScope.USER, "*", max_fgpu_milli=3000)], "by": "many", "now_s": 1},
+    )
     browser = world.hub.browser("admin", ADMIN_PASSWORD)
     try:
-        with world.store.writing_beside() as connection:
-            connection.execute(insert(quota_edits), rows)
+        edits.put_all(many, **how)
         first = world.hub.page(browser, "admin/quotas")
         assert len(first.select("main tbody tr")) == 200
         (more,) = [a["href"] for a in first.select("main a") if a.text == "More"]
@@ -315,8 +324,7 @@ def test_of_many_quotas_the_page_shows_some_at_a_time(world: World) -> None:
         assert "201 to 206 of 206 quotas" in " ".join(last.text.split())
         world.hub.page(browser, "admin/quotas?start=9999")
     finally:
-        with world.store.writing_beside() as connection:
-            connection.execute(delete(quota_edits).where(quota_edits.c.changed_by == "many"))
+        edits.put_all([], without=many, **how)
 
 
 # --- The banner ---

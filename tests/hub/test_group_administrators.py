@@ -18,10 +18,7 @@ from servedroutes import methods_of, served
 from standing import asked, gpus, standing
 from test_administrators import MINI, Browser, World
 
-from fgpu_scheduler import MOST_EDITS, Quota, QuotaScope
-from fgpu_scheduler.store.quotas import quota_values
-from fgpu_scheduler.store.schema import quota_edits
-from fgpu_scheduler.store.upsert import put
+from fgpu_scheduler import MOST_EDITS, Quota, QuotaEdits, QuotaScope
 from fgpuspawner.cli import main as cli
 from hubprocess import HubProcess, until
 
@@ -645,10 +642,7 @@ def test_an_assistant_leaves_room_for_the_quotas_of_others(tmp_path: Path) -> No
         service.scopes["tina"] = ["custom:fgpu:group:class:admin"]
         full = MOST_EDITS // 3
         of_class = [Quota(QuotaScope.USER, f"u{n}", "class", max_sessions=1) for n in range(full)]
-        edit = {"removed": False, "changed_by": "tina", "changed_at_s": 1}
-        with service.store.writing(now_s=1) as write:
-            put(write.connection, quota_edits, [{**quota_values(q), **edit} for q in of_class])
-            write.event("quotas", reason="many")
+        QuotaEdits(service.store).put_all(of_class, file=(), by="tina", now_s=1)
         service.start()
 
         def sets(user: str, whose: str) -> requests.Response:

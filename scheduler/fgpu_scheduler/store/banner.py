@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import delete, select
-
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.schema import banner
-from fgpu_scheduler.store.upsert import put
+from fgpu_scheduler.store.edits import Edited, forget_edit, read_edits, write_edits
 
 MOST_BANNER_TEXT = 500
+NAME = "banner"
+"""There is one."""
 
 
 class BannerLevel(StrEnum):
@@ -46,12 +45,13 @@ class Banner:
 
     def at(self, now_s: int) -> Notice | None:
         """Return what is shown at this instant, or None."""
-        columns = banner.c.text, banner.c.level, banner.c.until_at_s, banner.c.set_by, banner.c.set_at_s
         with self._store.reading() as connection:
-            row = connection.execute(select(*columns)).one_or_none()
-        if row is None or (row.until_at_s is not None and row.until_at_s <= now_s):
-            return None
-        return Notice(row.text, BannerLevel(row.level), row.until_at_s, row.set_by, row.set_at_s)
+            found = read_edits(connection, Edited.BANNER)
+        for edit in found:
+            text, level, until_at_s = (edit.fields[name] for name in ("text", "level", "until_at_s"))
+            if until_at_s is None or until_at_s > now_s:
+                return Notice(text, BannerLevel(level), until_at_s, edit.changed_by, edit.changed_at_s)
+        return None
 
     def put(self, notice: Notice, *, by: str, now_s: int) -> None:
         """Show this in place of what was shown before, and write it into the audit log.
@@ -67,19 +67,13 @@ class Banner:
         if notice.until_at_s is not None and notice.until_at_s <= now_s:
             raise BadSettings("until: this instant has passed; choose a later one, or none")
         with self._store.writing_beside() as connection:
-            values: dict[str, object] = {
-                "id": 1,
-                "text": text,
-                "level": notice.level.value,
-                "until_at_s": notice.until_at_s,
-            }
-            values |= {"set_by": by, "set_at_s": now_s}
-            put(connection, banner, [values])
+            fields = {"text": text, "level": notice.level.value, "until_at_s": notice.until_at_s}
+            write_edits(connection, Edited.BANNER, {NAME: fields}, by=by, now_s=now_s)
             record(
                 connection,
                 actor=by,
                 action="banner.set",
-                target="banner",
+                target=NAME,
                 details=f"{notice.level}: {text}",
                 now_s=now_s,
             )
@@ -87,5 +81,5 @@ class Banner:
     def take_down(self, *, by: str, now_s: int) -> None:
         """Show nothing any more."""
         with self._store.writing_beside() as connection:
-            if connection.execute(delete(banner)).rowcount:
-                record(connection, actor=by, action="banner.clear", target="banner", now_s=now_s)
+            if forget_edit(connection, Edited.BANNER, NAME):
+                record(connection, actor=by, action="banner.clear", target=NAME, now_s=now_s)

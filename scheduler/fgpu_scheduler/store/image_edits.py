@@ -6,13 +6,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Row, delete, select
-
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.schema import image_edits
+from fgpu_scheduler.store.edits import Edit, Edited, forget_edit, read_edits, write_edits
 from fgpu_scheduler.store.transaction import SqlWrite
-from fgpu_scheduler.store.upsert import put
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +42,28 @@ class ImageEdits:
     def all(self) -> tuple[ImageEdit, ...]:
         """Return every edit, by slug."""
         with self._store.reading() as connection:
-            rows = connection.execute(select(image_edits).order_by(image_edits.c.slug)).all()
-        return tuple(_edit(row) for row in rows)
+            return tuple(map(_edit, read_edits(connection, Edited.IMAGE)))
 
     def put(self, edits: Sequence[ImageEdit], *, drop: Collection[str] = (), by: str, now_s: int) -> None:
         """Write these edits in place of what was edited of their images, and forget those of ``drop``."""
         with self._store.writing(now_s=now_s) as write:
             for slug in sorted(drop):
-                gone = write.connection.execute(delete(image_edits).where(image_edits.c.slug == slug))
-                if gone.rowcount:
+                if forget_edit(write.connection, Edited.IMAGE, slug):
                     record(
                         write.connection, actor=by, action="image.back", target=f"image {slug}", now_s=now_s
                     )
                     write.event("images", reason=f"{slug}: back to the file, by {by}")
+            known = {one.name: _edit(one) for one in read_edits(write.connection, Edited.IMAGE)}
             for edit in edits:
-                _put(edit, write, by, now_s)
+                _put(edit, known.get(edit.slug), write, by, now_s)
 
 
-def _put(edit: ImageEdit, write: SqlWrite, by: str, now_s: int) -> None:
-    found = select(image_edits).where(image_edits.c.slug == edit.slug)
-    old = write.connection.execute(found).one_or_none()
-    known = _edit(old) if old is not None else ImageEdit(edit.slug)
-    values = _values(edit)
-    if old is not None and values == _values(known):
+def _put(edit: ImageEdit, old: ImageEdit | None, write: SqlWrite, by: str, now_s: int) -> None:
+    fields = {"entry": edit.entry, "changes": edit.changes, "position": edit.position}
+    if old is not None and json.dumps(fields) == json.dumps({name: getattr(old, name) for name in fields}):
         return
-    row = {"slug": edit.slug, **values, "changed_by": by, "changed_at_s": now_s}
-    put(write.connection, image_edits, [row])
+    known = old or ImageEdit(edit.slug)
+    write_edits(write.connection, Edited.IMAGE, {edit.slug: fields}, by=by, now_s=now_s)
     what = "moved" if (edit.entry, edit.changes) == (known.entry, known.changes) else "edited"
     write.event("images", reason=f"{edit.slug}: {what} by {by}")
     action = "image.move" if what == "moved" else "image.edit"
@@ -103,20 +96,5 @@ def value_words(key: str, value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-def _values(edit: ImageEdit) -> dict[str, object]:
-    return {
-        "entry": None if edit.entry is None else json.dumps(edit.entry),
-        "changes": json.dumps(edit.changes),
-        "position": edit.position,
-    }
-
-
-def _edit(row: Row[tuple[object, ...]]) -> ImageEdit:
-    return ImageEdit(
-        row.slug,
-        None if row.entry is None else json.loads(row.entry),
-        json.loads(row.changes),
-        row.position,
-        row.changed_by,
-        row.changed_at_s,
-    )
+def _edit(edit: Edit) -> ImageEdit:
+    return ImageEdit(edit.name, **edit.fields, changed_by=edit.changed_by, changed_at_s=edit.changed_at_s)

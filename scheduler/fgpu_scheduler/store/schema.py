@@ -161,32 +161,15 @@ quotas = Table(
     Column("max_lifetime_s", BigInteger),
 )
 
-quota_edits = Table(
-    "fgpu_quota_edits",
+edits = Table(
+    "fgpu_edits",
     metadata,
-    Column("scope", Text, primary_key=True),
+    # What administrators changed: see `Edited` for the kinds. ``fields`` is a JSON object.
+    Column("kind", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("resource_group", Text, primary_key=True),
-    # Not in force, though the file may have it.
-    Column("removed", Boolean, nullable=False),
-    Column("max_fgpu_milli", BigInteger),
-    Column("max_sessions", Integer),
-    Column("max_pending", Integer),
-    Column("max_lifetime_s", BigInteger),
+    Column("fields", Text, nullable=False),
     Column("changed_by", Text, nullable=False),
     Column("changed_at_s", BigInteger, nullable=False),
-)
-
-banner = Table(
-    "fgpu_banner",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("text", Text, nullable=False),
-    Column("level", Text, nullable=False),
-    Column("until_at_s", BigInteger),
-    Column("set_by", Text, nullable=False),
-    Column("set_at_s", BigInteger, nullable=False),
-    CheckConstraint("id = 1", name="fgpu_banner_one_row"),
 )
 
 resizes = Table(
@@ -238,18 +221,6 @@ audit = Table(
     Column("details", Text, nullable=False),
     Column("resource_group", Text),
     sqlite_autoincrement=True,
-)
-
-image_edits = Table(
-    "fgpu_image_edits",
-    metadata,
-    Column("slug", Text, primary_key=True),
-    # JSON objects: the whole entry of an image that is not in the file, and what was changed of one that is.
-    Column("entry", Text),
-    Column("changes", Text, nullable=False),
-    Column("position", Integer),
-    Column("changed_by", Text, nullable=False),
-    Column("changed_at_s", BigInteger, nullable=False),
 )
 
 private_images = Table(

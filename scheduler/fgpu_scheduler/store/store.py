@@ -21,7 +21,7 @@ from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.foretold import read_experience
 from fgpu_scheduler.store.nodes import become
-from fgpu_scheduler.store.quota_edits import in_force, read_edits
+from fgpu_scheduler.store.quota_edits import in_force, read_quota_edits
 from fgpu_scheduler.store.rows import event_of
 from fgpu_scheduler.store.schema import devices as device_rows
 from fgpu_scheduler.store.schema import events
@@ -106,7 +106,7 @@ class Store(Durable, SessionStore):
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         with self.writing(now_s=now_s) as write:
             given = accounts.checked(quotas)
-            accounts.become(in_force(given, read_edits(write.connection)), write)
+            accounts.become(in_force(given, read_quota_edits(write.connection)), write)
 
     def set_priority(self, session_id: int, priority: int, *, by: str, now_s: int) -> Session:
         """Give a waiting session another priority, as an administrator wishes; the next plan goes by it.

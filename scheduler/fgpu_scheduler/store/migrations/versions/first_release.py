@@ -100,21 +100,10 @@ def upgrade() -> None:
         *optional(sa.Integer, "max_sessions", "max_pending"),
     )
     op.create_table(
-        "fgpu_quota_edits",
-        *keys(sa.Text, "scope", "name", "resource_group"),
+        "fgpu_edits",
+        *keys(sa.Text, "kind", "name"),
         *filled(sa.BigInteger, "changed_at_s"),
-        *filled(sa.Boolean, "removed"),
-        *filled(sa.Text, "changed_by"),
-        *optional(sa.BigInteger, "max_fgpu_milli", "max_lifetime_s"),
-        *optional(sa.Integer, "max_sessions", "max_pending"),
-    )
-    op.create_table(
-        "fgpu_banner",
-        *keys(sa.Integer, "id"),
-        *filled(sa.BigInteger, "set_at_s"),
-        *filled(sa.Text, "text", "level", "set_by"),
-        *optional(sa.BigInteger, "until_at_s"),
-        sa.CheckConstraint("id = 1", name="fgpu_banner_one_row"),
+        *filled(sa.Text, "fields", "changed_by"),
     )
     op.create_table(
         "fgpu_resizes",
@@ -144,14 +133,6 @@ def upgrade() -> None:
         *filled(sa.Text, "actor", "action", "target", "details"),
         *optional(sa.Text, "resource_group"),
         sqlite_autoincrement=True,
-    )
-    op.create_table(
-        "fgpu_image_edits",
-        *keys(sa.Text, "slug"),
-        *filled(sa.BigInteger, "changed_at_s"),
-        *filled(sa.Text, "changes", "changed_by"),
-        *optional(sa.Integer, "position"),
-        *optional(sa.Text, "entry"),
     )
     op.create_table(
         "fgpu_private_images",

@@ -1,0 +1,61 @@
+"""What administrators change by page, API or command: one row for each thing, with who changed it last and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, delete, select
+
+from fgpu_scheduler.store.schema import edits
+from fgpu_scheduler.store.upsert import put
+
+
+class Edited(StrEnum):
+    """The kinds of things that can be changed."""
+
+    BANNER = "banner"
+    IMAGE = "image"
+    QUOTA = "quota"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The fields of one thing, as JSON has them, and who changed it last."""
+
+    name: str
+    fields: dict[str, Any]
+    changed_by: str
+    changed_at_s: int
+
+
+def read_edits(connection: Connection, kind: Edited) -> tuple[Edit, ...]:
+    """Return what was changed of this kind, by name."""
+    columns = edits.c.name, edits.c.fields, edits.c.changed_by, edits.c.changed_at_s
+    found = connection.execute(select(*columns).where(edits.c.kind == kind.value))
+    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    return tuple(Edit(row[0], json.loads(row[1]), row[2], row[3]) for row in sorted(found))
+
+
+def write_edits(
+    connection: Connection,
+    kind: Edited,
+    fields_of: Mapping[str, Mapping[str, object]],
+    *,
+    by: str,
+    now_s: int,
+) -> None:
+    """Write the fields of things, by name, in place of what was changed of them before."""
+    known = {"kind": kind.value, "changed_by": by, "changed_at_s": now_s}
+    rows = [{**known, "name": name, "fields": json.dumps(fields)} for name, fields in fields_of.items()]
+    if rows:
+        put(connection, edits, rows)
+
+
+def forget_edit(connection: Connection, kind: Edited, name: str) -> bool:
+    """Forget what was changed of a thing; return whether anything was."""
+    at = (edits.c.kind == kind.value) & (edits.c.name == name)
+    return bool(connection.execute(delete(edits).where(at)).rowcount)
