@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import (
     NamedTuple,
     NoReturn,
     Optional,
+    Sequence,
     Tuple,
     Union,
 )
@@ -622,14 +624,24 @@ performance_state=pstate fb_memory_usage/total=memory.total fb_memory_usage/used
 fb_memory_usage/free=memory.free compute_mode=compute_mode utilization/gpu_util=utilization.gpu
 utilization/memory_util=utilization.memory temperature/gpu_temp=temperature.gpu
 gpu_power_readings/power_draw=power.draw gpu_power_readings/current_power_limit=power.limit"""
+# What `-q -d` takes, and the elements that it shows.
+DISPLAYS = {
+    "MEMORY": "fb_memory_usage",
+    "UTILIZATION": "utilization",
+    "TEMPERATURE": "temperature",
+    "POWER": "gpu_power_readings",
+    "PERFORMANCE": "performance_state",
+    "COMPUTE": "compute_mode",
+    "PIDS": "processes",
+}
 MONITORS = {
     "dmon": "gpu:Idx pwr:W gtemp:C mtemp:C sm:% mem:% enc:% dec:% jpg:% ofa:% mclk:MHz pclk:MHz",
     "pmon": "gpu:Idx pid:# type:C/G sm:% mem:% enc:% dec:% jpg:% ofa:% command:name",
 }
 
 
-def report(reading: Reading) -> ElementTree.Element:
-    """Return what is known in the elements of `nvidia-smi -q -x`."""
+def report(reading: Reading, only: Sequence[str]) -> ElementTree.Element:
+    """Return what is known in the elements of `nvidia-smi -q -x`. ``only``: of each GPU, if any."""
 
     def put(under: ElementTree.Element, values: Iterable[Tuple[str, object]]) -> None:
         for path, value in values:
@@ -653,13 +665,20 @@ def report(reading: Reading) -> ElementTree.Element:
             values = (p.pid, p.kind, p.name, short(p.memory_mib, " MiB"))
             tags = ("pid", "type", "process_name", "used_memory")
             put(ElementTree.SubElement(processes, "process_info"), zip(tags, values))
+        for element in list(entry) if only else ():
+            if element.tag not in only:
+                entry.remove(element)
     return root
 
 
 def report_lines(element: ElementTree.Element, depth: int = 0) -> List[str]:
     """Return the same as text."""
-    words = [element.tag.replace("_", " ").title(), *element.attrib.values()]
-    label = "    " * depth + " ".join(words)
+    title = re.sub(
+        r"\b(Cuda|Fb|Gpu|Mig|Uuid)",
+        lambda found: found[1].upper(),
+        element.tag.replace("_", " ").title(),
+    )
+    label = "    " * depth + " ".join([title, *element.attrib.values()])
     lines = [f"{label:<42}: {element.text}" if element.text else label]
     return lines + [line for child in element for line in report_lines(child, depth + 1)]
 
@@ -692,7 +711,8 @@ options that are supported here:
   --query-gpu=FIELD,...         values of each GPU; needs --format
   --query-compute-apps=FIELD,.. values of each process of this session; needs --format
   --format=csv[,noheader][,nounits]
-  -q, --query [-x]              all of it, a value a line; with -x as XML
+  -q, --query [-x] [-d KIND,..] all of it, a value a line; with -x as XML; with -d only
+                                {}
   dmon, pmon [-c N] [-d SEC]    a line for each GPU, or process, every second; N times
   --json                        all of it as JSON
   -l SEC, --loop=SEC            again every SEC seconds
@@ -712,7 +732,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return what there is."""
-        return SUPPORTED.format(", ".join(GPU_FIELDS), ", ".join(APP_FIELDS))
+        return SUPPORTED.format(*map(", ".join, (DISPLAYS, GPU_FIELDS, APP_FIELDS)))
 
 
 def fields_of(known: List[str]) -> Callable[[str], List[str]]:
@@ -742,7 +762,7 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
     what.add_argument("monitor", nargs="?", choices=sorted(MONITORS))
     parser.add_argument("-x", "--xml-format", action="store_true")
     parser.add_argument("-c", "--count", type=int)
-    parser.add_argument("-d", "--delay", type=float, default=1.0)
+    parser.add_argument("-d", "--delay", "--display")
     what.add_argument("--query-gpu", type=fields_of(GPU_FIELDS))
     what.add_argument("--query-compute-apps", type=fields_of(APP_FIELDS))
     options = parser.parse_args(arguments)
@@ -755,8 +775,15 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
         parser.error("--format is csv[,noheader][,nounits]")
     if options.xml_format and not options.query:
         parser.error("-x needs -q")
+    asked = options.delay.upper().split(",") if options.query and options.delay else []
+    if not DISPLAYS.keys() >= set(asked):
+        parser.error("-q -d takes {}".format(", ".join(DISPLAYS)))
+    options.display = [DISPLAYS[name] for name in asked]
     if options.monitor is not None:
-        options.loop = options.delay
+        try:
+            options.loop = float(options.delay or 1)
+        except ValueError:
+            parser.error("{} -d takes seconds".format(options.monitor))
     if options.loop is not None and not 0.1 <= options.loop <= 86400:
         parser.error("--loop takes 0.1 to 86400 seconds")
     return options
@@ -765,7 +792,7 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
 def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str]:
     """Return the lines that the options ask for."""
     if options.query:
-        found = report(reading)
+        found = report(reading, options.display)
         xml = ['<?xml version="1.0" ?>', ElementTree.tostring(found, "unicode")]
         return xml if options.xml_format else report_lines(found)
     if options.json or options.monitor is not None:

@@ -95,6 +95,9 @@ def test_memory_and_processes_of_other_sessions_are_not_shown(session_folder: Fo
     assert len(whole["gpus"][0]["processes"]) == 2
 
 
+MEMORY = {"Total": "2048", "Used": "0", "Free": "2048"}
+
+
 def test_only_the_devices_of_the_limits_are_shown(session_folder: Folder) -> None:
     machine = "".join(f"gpu uuid=GPU-{n} memory_mib=8192 name=Simulated GPU {n}\n" for n in "abc")
     folder = session_folder(devices=[("GPU-c", 1024), ("GPU-a", 2048)], machine=machine)
@@ -131,6 +134,22 @@ def test_everything_is_told_as_xml_and_a_value_a_line(session_folder: Folder) ->
         ["Total", ":", "2048", "MiB"],
         ["Pid", ":", str(pid)],
     ]
+
+
+def test_a_report_of_chosen_parts_has_no_others(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    memory = [line.split() for line in lines(smi(folder, "-q", "-d", "MEMORY"))]
+    assert memory[-4:] == [["FB", "Memory", "Usage"], *([k, ":", n, "MiB"] for k, n in MEMORY.items())]
+    assert [words[0] for words in memory[-5:-4]] == ["GPU"]
+    both = "\n".join(lines(smi(folder, "-i", "0", "-q", "-d", "utilization,TEMPERATURE")))
+    assert "Utilization" in both
+    assert "GPU Temp" in both
+    assert "Memory Usage" not in both
+    done = smi(folder, "-q", "-d", "ECC")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == (
+        "smi.py: -q -d takes MEMORY, UTILIZATION, TEMPERATURE, POWER, PERFORMANCE, COMPUTE, PIDS"
+    )
 
 
 def test_monitors_have_a_line_for_each_gpu_or_process_and_end_when_told(session_folder: Folder) -> None:
