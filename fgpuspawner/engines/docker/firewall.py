@@ -246,6 +246,14 @@ own_bridges() { # CHAIN
         fi
     done
 }
+# Ends with the reason, where it is known.
+refused() { # PROGRAM
+    $1 -w 30 -N FGPU-TRY 2>/dev/null || true
+    $1 -w 30 -A FGPU-TRY -p tcp -m connlimit --connlimit-above 1 -j DROP 2>/dev/null ||
+        echo "the kernel lacks xt_connlimit (modprobe xt_connlimit), which limits a session's connections" >&2
+    $1 -w 30 -F FGPU-TRY && $1 -w 30 -X FGPU-TRY
+    exit 1
+}
 # All of a table in one transaction: there is no instant with half of it.
 apply() { # PROGRAM RULES AFTER
     # The rules make it if it is not there: named below, it would lose what others have in it. All this comes before
@@ -262,7 +270,7 @@ $(
 LATER
     )
 COMMIT"; fi
-    $1-restore -w 30 --noflush <<END
+    $1-restore -w 30 --noflush <<END || refused $1
 $after
 *filter
 CHAINS

@@ -358,6 +358,30 @@ def test_a_session_has_a_limit_of_open_connections_to_the_hub(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("iptables")
+def test_a_kernel_that_cannot_count_connections_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a folder of their own: under the other names there are links to the machine's own programs.
+    folder = tmp_path / "cannot count"
+    folder.mkdir()
+    for name, read in (("iptables", ""), ("iptables-restore", "rules=$(cat); ")):
+        refuse = 'case "$*$rules" in *connlimit*) echo "line 9 failed" >&2; exit 1;; esac'
+        lines = f'#!/bin/sh\n{read}{refuse}\necho "$rules" | exec {shutil.which(name)} "$@"\n'
+        (folder / name).write_text(lines)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def world() -> tuple[str, str]:
+        with pytest.raises(firewall.FirewallFailed) as raised:
+            run(script(RULES))
+        return str(raised.value), sh("iptables -S")
+
+    said, rules = in_network_of_its_own(world)
+    assert "line 9 failed the kernel lacks xt_connlimit (modprobe xt_connlimit)" in said
+    assert "FGPU" not in rules
+
+
+@pytest.mark.usefixtures("iptables")
 @pytest.mark.parametrize("before", ["", "iptables -I FORWARD -j ACCEPT"], ids=["as applied", "Docker first"])
 def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(before: str) -> None:
     """As they do for a moment whenever it makes a network."""
