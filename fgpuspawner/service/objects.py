@@ -5,6 +5,7 @@ docs/openapi.json and what JupyterLab knows of them are written from here, by sc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
@@ -66,7 +67,7 @@ class Object(BaseModel):
 
     def as_json(self) -> str:
         """Return it as it is sent."""
-        return self.model_dump_json(by_alias=True)
+        return json.dumps(self.model_dump(mode="json", by_alias=True))
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
