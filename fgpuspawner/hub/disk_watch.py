@@ -36,7 +36,7 @@ from fgpuspawner.meter.disk import (
     amounts,
     judged,
 )
-from fgpuspawner.meter.file_system import LEAST, nameless_bytes, used_bytes
+from fgpuspawner.meter.file_system import LEAST, counted, used_bytes
 
 log = logging.getLogger("fgpu.disk")
 
@@ -178,7 +178,7 @@ class SessionDisks:
         Raises:
             OSError: they cannot be counted.
         """
-        found, at_most = await in_a_thread_of_its_own(nameless_bytes, top)
+        found, at_most = await in_a_thread_of_its_own(counted, top, self._data)
         least = LEAST.read(self._data)
         if at_most < least.setdefault(top, at_most + 1):
             LEAST.write(self._data, {**least, top: at_most})

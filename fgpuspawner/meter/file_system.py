@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.meter.told import ToldFile
 
+Answers = dict[str, tuple[int, int, int]]
 TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")
 """Used blocks are those of the files there, but for a constant. Not so on btrfs, ZFS and NFS."""
 LEAST = ToldFile("file-systems.json", dict[str, int])
 """The least that was ever found without a name, in bytes, by mount: what the file system takes for itself."""
+ASKED = ToldFile("count-files.json", dict[str, int])
+"""The file systems whose files a Hub that is not root asks to be counted, each with a number that the answer repeats."""
+ANSWERS = Path("/run/fgpu-disk/counted.json")
+"""The answers, by mount: the number, and what `nameless_bytes` returned. `fgpu-disk.service` writes them as root."""
+COUNTER = Path("/etc/systemd/system/fgpu-disk.path")
+"""The unit that starts `fgpu-disk.service` when `ASKED` changes; `fgpu setup` writes it."""
+PATIENCE_S = 1800.0
 DU = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19", "du", "-x")
 """Counts one file system's files with what the machine has left over, and ends with the Hub."""
 
@@ -55,3 +68,49 @@ def nameless_bytes(top: str) -> tuple[int, int]:
         raise OSError(f"the files of {top} could not be counted: du ended with {done.returncode}")
     low, high = sorted((before, used_bytes(top)))
     return max(0, low - int(named)), max(0, high - int(named))
+
+
+def is_counted() -> bool:
+    """Return whether files of whole file systems can be counted here: by this process, or by root for it."""
+    return os.geteuid() == 0 or COUNTER.exists()
+
+
+def counted(top: str, data: Path, answers: Path = ANSWERS) -> tuple[int, int]:
+    """Return `nameless_bytes`, which root's unit finds out if this process is not root.
+
+    Raises:
+        OSError: they cannot be counted, or no answer came.
+    """
+    if os.geteuid() == 0:
+        return nameless_bytes(top)
+    number, until_s = time.time_ns(), time.monotonic() + PATIENCE_S
+    ASKED.write(data, {top: number})
+    while time.monotonic() < until_s:
+        known, low, high = _answers(answers).get(top, (0, 0, 0))
+        if known == number:
+            return low, high
+        time.sleep(0.5)
+    raise OSError(f"the files of {top} were not counted within {PATIENCE_S:.0f} s: see fgpu-disk.service")
+
+
+def answer(data: Path, answers: Path = ANSWERS) -> None:
+    """Count the files that the Hub asks for, as root. Only whole file systems are counted, and only read.
+
+    Raises:
+        OSError: they cannot be counted.
+    """
+    for top, number in ASKED.read(data).items():
+        if (mount := mount_of(top)) is not None and mount[0] == top:
+            found = {**_answers(answers), top: (number, *nameless_bytes(top))}
+            write_whole(answers, TypeAdapter(Answers).dump_json(found), mode=0o644)
+
+
+def _answers(path: Path) -> Answers:
+    try:
+        return TypeAdapter(Answers).validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+if __name__ == "__main__":
+    answer(Path(sys.argv[1]))

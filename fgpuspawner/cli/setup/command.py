@@ -27,8 +27,9 @@ ROOT_BY_THE_ENGINE = (
     "become root on this machine by it. No session has this access, and no other user."
 )
 NOT_ROOT = (
-    "The Hub is not root: fgpu-firewall.service applies its rules at every boot. It cannot count what homes take of "
-    "the disk, so c.FGPU.home_disk_mib is not in force: give homes a disk of their own."
+    "The Hub is not root: fgpu-firewall.service applies its rules at every boot, and fgpu-disk.service counts the "
+    "disk's files for it. It cannot count what homes take, so c.FGPU.home_disk_mib is not in force: give homes a disk "
+    "of their own."
 )
 READS_PASSWORDS = (
     "The Hub's unit may read /etc/shadow, as it checks the passwords of this machine's accounts. --login password "

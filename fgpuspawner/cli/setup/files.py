@@ -18,7 +18,7 @@ ETC, UNITS, BACKUPS = "/etc/jupyterhub", "/etc/systemd/system", "/var/lib/fgpu-b
 CONFIG, TOKEN = CONFIG_OF_SETUP, f"{ETC}/proxy.env"
 PASSWORDS = {f"{ETC}/password": 12, f"{ETC}/admin-password": 32}
 """The passwords of `--login password`, and of how many random bytes they are."""
-FIREWALL, BACKUP = "fgpu-firewall.service", "fgpu-backup.timer"
+FIREWALL, BACKUP, DISK = "fgpu-firewall.service", "fgpu-backup.timer", "fgpu-disk.path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Programs:
 
 def units(answers: Answers) -> tuple[str, ...]:
     """Return the units that are started with the machine."""
-    return (PROXY, HUB, *((FIREWALL,) if answers.runtime == "docker" else ()), BACKUP)
+    return (PROXY, HUB, *((FIREWALL, DISK) if answers.runtime == "docker" else ()), BACKUP)
 
 
 def files(answers: Answers, programs: Programs, secrets: dict[str, str]) -> list[File]:
@@ -78,6 +78,8 @@ def files(answers: Answers, programs: Programs, secrets: dict[str, str]) -> list
         (True, PROXY, f"{UNITS}/{PROXY}", "the proxy"),
         (True, HUB, f"{UNITS}/{HUB}", "the Hub"),
         (docker, FIREWALL, f"{UNITS}/{FIREWALL}", "the firewall, at every boot"),
+        (docker, "fgpu-disk.service", f"{UNITS}/fgpu-disk.service", "counts the disk's files for the Hub"),
+        (docker, DISK, f"{UNITS}/{DISK}", "when the Hub asks"),
         (not docker, "tmpfiles.conf", "/etc/tmpfiles.d/fgpu.conf", "old output of sessions goes"),
         (True, "fgpu-backup.service", f"{UNITS}/fgpu-backup.service", f"a backup into {BACKUPS}"),
         (True, BACKUP, f"{UNITS}/{BACKUP}", "every night, the newest 14 kept"),

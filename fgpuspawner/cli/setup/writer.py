@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.cli.setup.answers import Answers
-from fgpuspawner.cli.setup.files import BACKUP, BACKUPS, CONFIG, FIREWALL, UNITS, File, units
+from fgpuspawner.cli.setup.files import BACKUP, BACKUPS, CONFIG, DISK, FIREWALL, UNITS, File, units
 from fgpuspawner.cli.setup.machine import RECORD, VERSION, Machine, Record
 from fgpuspawner.cli.units import HUB, PROXY, unit_states
 from fgpuspawner.isolation.files import write_whole
@@ -192,7 +192,7 @@ class Setup:
         wanted = units(answers)
         off = [unit for unit in wanted if not self.machine.is_on(unit)]
         # The proxy first; the firewall last, whose rules are named by what the Hub makes when it first starts.
-        do = [u for u in (PROXY, HUB, BACKUP, FIREWALL) if u in wanted and u in {*off, *changed}]
+        do = [u for u in (PROXY, HUB, BACKUP, DISK, FIREWALL) if u in wanted and u in {*off, *changed}]
         steps = [Step(AS_IT_IS, unit, "starts with the machine") for unit in wanted if unit not in do]
         if self.machine.is_real and do:
             steps.append(self._run("systemctl", "daemon-reload"))
@@ -235,7 +235,7 @@ class Setup:
         return [*steps, Step("remove", RECORD, "the record", self._forget)]
 
     def _stop(self) -> None:
-        every = (PROXY, HUB, FIREWALL, BACKUP, "fgpu-backup.service")
+        every = (PROXY, HUB, FIREWALL, DISK, "fgpu-disk.service", BACKUP, "fgpu-backup.service")
         there = [unit for unit in every if self.machine.read(f"{UNITS}/{unit}") is not None]
         if there:
             self.machine.do("systemctl", "disable", *(["--now"] if self.machine.is_real else []), *there)

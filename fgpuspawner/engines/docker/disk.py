@@ -28,7 +28,7 @@ from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
 from fgpuspawner.engines.docker.volumes import LABEL
 from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, Taken
-from fgpuspawner.meter.file_system import DU, mount_of
+from fgpuspawner.meter.file_system import DU, is_counted, mount_of
 from fgpuspawner.settings import FGPU
 
 LIMITING_DRIVERS = ("btrfs", "zfs", "devicemapper")
@@ -84,7 +84,8 @@ def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
         lines.append(f"homes: {home} MiB, {how}")
     if session and not can_look:
         lines.append(
-            "files are not counted; removed files and blocks behind a file's end are not seen: the Hub is not root"
+            "files of a session are not counted, nor blocks behind a file's end: the Hub is not root. Removed files are "
+            f"{'found in the file system as a whole' if is_counted() else 'not seen'}"
         )
     if _same_disk(root, settings.data_path()):
         lines.append(
@@ -117,6 +118,17 @@ def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(posixpath.normpath(re.sub(r"\{[^{}]*\}", "*", target)) for target in own)
 
 
+def _mount_below(written: str) -> tuple[str, ...]:
+    """Return the file system of a folder that only root can look into: that of the first parent that is shown."""
+    for parent in Path(written).parents:
+        try:
+            parent.stat()
+        except PermissionError:
+            continue
+        return tuple(top for top, _ in [mount_of(str(parent)) or ("", "")] if top)
+    return ()
+
+
 def take(
     client: docker.APIClient, container: str, user: str, *, here: bool, own: Collection[str] = ()
 ) -> DiskUse:
@@ -128,7 +140,8 @@ def take(
     found = client.inspect_container(container)
     written = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     if not here or not written or not os.access(written, os.R_OK | os.X_OK):
-        return DiskUse(_told_by_engine(client, found["Id"]))
+        mounted = _mount_below(written) if here and written and is_counted() else ()
+        return DiskUse(_told_by_engine(client, found["Id"]), mounts=mounted)
     mounts = [m for m in found.get("Mounts") or () if m.get("RW")]
     unnamed = [m for m in mounts if m.get("Type") == "volume" and _is_unnamed(client, str(m["Name"]))]
     homes = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,7 +27,9 @@ from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import DISK, MIB, DiskUse, Limit, Limits, Taken
+from fgpuspawner.meter.file_system import ASKED, answer
 from fgpuspawner.settings import FGPU
+from hubprocess import until
 
 
 def session(session_id: int) -> Session:
@@ -120,6 +124,46 @@ async def test_a_machine_is_closed_while_removed_files_that_no_process_shows_tak
     assert fake.closed == [None, reason, reason, None]
     for end in before:
         end.close()
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from fgpuspawner.meter.file_system import counted
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+top, data, answers = sys.argv[1:]
+print(*counted(top, Path(data), Path(answers)))
+"""
+
+
+def test_root_counts_for_a_hub_that_is_not_root(disk: Path) -> None:
+    with TemporaryDirectory() as folder:
+        data, answers = Path(folder, "data"), Path(folder, "run", "counted.json")
+        for path in (data, answers.parent):
+            path.mkdir()
+        Path(folder).chmod(0o755)
+        os.chown(data, 65534, 65534)
+        data.chmod(0o700)
+        # Only whole file systems: a Hub that was taken over has root read nothing else.
+        (disk / "below").mkdir()
+        ASKED.write(data, {str(disk / "below"): 1, "/proc": 2})
+        answer(data, answers)
+        assert not answers.exists()
+        ends = in_flight(disk / "x", 9)
+        hub = subprocess.Popen(
+            [sys.executable, "-c", AS_NOBODY, str(disk), str(data), str(answers)], stdout=subprocess.PIPE
+        )
+        try:
+            until(lambda: str(disk) in ASKED.read(data))
+            answer(data, answers)
+            said, _ = hub.communicate(timeout=60)
+        finally:
+            hub.kill()
+        assert said.split() == [str(9 * MIB).encode()] * 2
+        for end in ends:
+            end.close()
 
 
 def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(tmp_path: Path) -> None:
