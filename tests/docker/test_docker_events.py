@@ -42,7 +42,8 @@ class Relay:
                 threading.Thread(target=self._pass_on, args=(far, near, deaf, False), daemon=True).start()
 
     def _pass_on(self, from_: socket.socket, to: socket.socket, listens: threading.Event, asks: bool) -> None:
-        with contextlib.suppress(OSError):
+        # Closed here, too: it may have been accepted after `close`.
+        with contextlib.suppress(OSError), from_:
             while piece := from_.recv(65536):
                 if asks and b"/events?" in piece:
                     self.listeners += 1
