@@ -42,7 +42,7 @@ class Relay:
                 threading.Thread(target=self._pass_on, args=(far, near, deaf, False), daemon=True).start()
 
     def _pass_on(self, from_: socket.socket, to: socket.socket, listens: threading.Event, asks: bool) -> None:
-        # Closed here, too: it may have been accepted after `close`.
+        # Closed here, too: it may have been accepted while `close` ran.
         with contextlib.suppress(OSError), from_:
             while piece := from_.recv(65536):
                 if asks and b"/events?" in piece:
@@ -53,7 +53,8 @@ class Relay:
                 to.sendall(piece)
 
     def close(self) -> None:
-        """End every connection."""
+        """End every connection, and take no other: closing alone does not wake who waits for one."""
+        self._listening.shutdown(socket.SHUT_RDWR)
         for one in [self._listening, *self._sockets]:
             one.close()
 
