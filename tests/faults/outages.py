@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -51,7 +51,9 @@ class OwnPostgres:
         data = (self._folder / "postgres.data").read_text().strip()
         first = psutil.Process(int((Path(data) / "postmaster.pid").read_text().split()[0]))
         for process in (first, *first.children(recursive=True)):
-            process.send_signal(number)
+            # Those of closed connections end by themselves.
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def close(self) -> None:
         """Stop it and remove all of it."""
