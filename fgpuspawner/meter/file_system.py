@@ -29,6 +29,7 @@ ANSWERS = Path("/run/fgpu-disk/counted.json")
 COUNTER = Path("/etc/systemd/system/fgpu-disk.path")
 """The unit that starts `fgpu-disk.service` when `ASKED` changes; `fgpu setup` writes it."""
 PATIENCE_S = 1800.0
+"""How long a Hub waits for an answer: a large disk takes minutes."""
 DU = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19", "du", "-x")
 """Counts one file system's files with what the machine has left over, and ends with the Hub."""
 
