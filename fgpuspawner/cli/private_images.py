@@ -23,7 +23,7 @@ from fgpu_scheduler import (
     shown_mib,
 )
 from fgpuspawner.cli.command import JsonReport, who
-from fgpuspawner.cli.images import Opened, command, opened
+from fgpuspawner.cli.image_catalogue import Opened, command, opened
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.text.tables import printable
 

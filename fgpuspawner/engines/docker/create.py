@@ -13,7 +13,7 @@ from docker.utils import convert_volume_binds
 
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.docker import handover
-from fgpuspawner.engines.docker.image_user import is_root
+from fgpuspawner.engines.docker.images.image_user import is_root
 from fgpuspawner.engines.docker.volumes import unnamed_volumes
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment

@@ -41,8 +41,8 @@ from fgpuspawner.engines.docker.exec import run_in
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.gpu_requests import some_gpus
 from fgpuspawner.engines.docker.handover import Handover
-from fgpuspawner.engines.docker.image_user import has_roots_number
 from fgpuspawner.engines.docker.images.found import store_of
+from fgpuspawner.engines.docker.images.image_user import has_roots_number
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.engines.docker.images.saver import ImageSaver
 from fgpuspawner.engines.docker.network_guard import NetworkGuard

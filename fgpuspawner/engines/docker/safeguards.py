@@ -11,7 +11,7 @@ from fgpuspawner.engines.docker import firewall
 from fgpuspawner.engines.docker.address import Address, addresses
 from fgpuspawner.engines.docker.daemon import LOOK_TIMEOUT_S, Daemon
 from fgpuspawner.engines.docker.errors import FAILED
-from fgpuspawner.engines.docker.image_user import is_root
+from fgpuspawner.engines.docker.images.image_user import is_root
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import is_elsewhere
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from kubernetes_asyncio.client import Configuration
@@ -80,8 +81,7 @@ class _Check:
 
     def __init__(self, api: Api, kind: type[KubernetesFGPUSpawner], config: Any, settings: FGPU) -> None:
         self._api = api
-        self._kind = kind
-        self._config = config
+        self._sample_options = partial(kind.sample_options, config)
         self._settings = settings
         traits = kind.class_traits(config=True)
         given = configured(kind, config)
@@ -179,7 +179,7 @@ class _Check:
     async def _pods(self) -> list[Finding]:
         real = self._has_real_gpus()
         try:
-            pod = await sample_pod(self._kind, self._config, dialect=self._dialect if real else None)
+            pod = await sample_pod(self._sample_options, dialect=self._dialect if real else None)
         except FGPUError as e:
             return [Finding(Grade.FAIL, f"a session's pod cannot be made: {e}")]
         except Exception as e:
@@ -275,7 +275,7 @@ class _Check:
         if image is None or not open_ones:
             what = "no node takes sessions" if image else "the catalogue has no image"
             return [Finding(Grade.WARN, f"network: not tried, {what}")]
-        pod = await sample_pod(self._kind, self._config, image=image)
+        pod = await sample_pod(self._sample_options, image=image)
         try:
             found = await tried(self._api, self._path, pod, open_ones[:2])
         except NotTried as e:

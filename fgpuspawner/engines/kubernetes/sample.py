@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Manifest
 from fgpuspawner.engines.kubernetes.dialects import Dialect
 from fgpuspawner.engines.kubernetes.files import carry
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import PodOptions, made
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.limits import Limits
-
-if TYPE_CHECKING:
-    from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", enabled=True)
 
 
 async def sample_pod(
-    kind: type[KubernetesFGPUSpawner],
-    config: Any,
+    options_of: Callable[[Session, Image], Awaitable[PodOptions]],
     *,
     node: str = "sample",
     dialect: Dialect | None = None,
@@ -34,21 +29,17 @@ async def sample_pod(
 ) -> Manifest:
     """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
 
-    What callables raise is raised.
+    ``options_of`` returns what the configuration sets for it; what this raises is raised.
     """
-    # As KubeSpawner's own tests make one: without a user, a Hub and a cluster that answers.
-    spawner = kind(config=config, _mock=True)
-    spawner.files_image = spawner.files_image or REFERENCE
     model, memory_mib = "Tesla T4", 2048
     if dialect is not None and dialect.whole_only:
         model, memory_mib = "Tesla T4 MIG 1g.5gb", 4096
     share = Share(GPU, 500, memory_mib, 50)
     request = Request("sample", "", "sample", "default", 500, 100, 128)
     session = Session(1, request, SessionState.PREPARING, 0, placement=Placement(node, (share,)))
-    # Without its place: what a session is told of its slice takes a Hub that runs.
-    spawner._session = replace(session, placement=None)
     own = replace(IMAGE, reference=image) if image else IMAGE
-    options = await spawner.engine_options(own)
+    # Without its place: what a session is told of its slice takes a Hub that runs.
+    options = await options_of(replace(session, placement=None), own)
     spec = LaunchSpec(
         session,
         own,
@@ -62,7 +53,6 @@ async def sample_pod(
         port=8888,
         options=options,
     )
-    assert isinstance(options, PodOptions)
     carried = carry(spec.prepared) if dialect is None or dialect.init_containers else None
     pod = made(spec, options, carried, installation="sample", node=node).pod
     if dialect is None:

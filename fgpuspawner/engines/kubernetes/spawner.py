@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, Configuration
@@ -11,12 +12,13 @@ from kubespawner import KubeSpawner
 from traitlets import Enum, Integer, Unicode, default
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings
+from fgpu_scheduler import BadSettings, Session
 from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.files_image import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.sample import sample_pod
 from fgpuspawner.images.model import Image
@@ -138,7 +140,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         own = configured(cls, config)
         try:
             reached = cls.reached(config)
-            pod = at_once(lambda: sample_pod(cls, config))
+            pod = at_once(lambda: sample_pod(partial(cls.sample_options, config)))
         except Exception:
             # No cluster is configured here, or a function of the administrator's fails: then nothing is known.
             return {}
@@ -212,6 +214,15 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             namespace=cls.where(installation.config),
             stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )
+
+    @classmethod
+    async def sample_options(cls, config: Config, session: Session, image: Image) -> PodOptions:
+        """Return the options of a pod without a user, a Hub and a cluster that answers; callables can raise."""
+        # As KubeSpawner's own tests make one.
+        spawner = cls(config=config, _mock=True)
+        spawner.files_image = spawner.files_image or REFERENCE
+        spawner._session = session
+        return await spawner.engine_options(image)
 
     async def engine_options(self, image: Image) -> PodOptions:
         """Return what is set for this session's pod, with its callables asked and its templates filled in."""

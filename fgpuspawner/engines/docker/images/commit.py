@@ -26,7 +26,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from fgpu_scheduler import MIB, PrivateImage, image_prefix_of
 from fgpuspawner.engines.base import CannotSave, SavedImage
 from fgpuspawner.engines.docker.containers import LABEL
-from fgpuspawner.engines.docker.image_user import is_root
+from fgpuspawner.engines.docker.images.image_user import is_root
 from fgpuspawner.images.labels import PRIVATE
 from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def met(*, opaque: bool = False, closed: bool | None = True, **settings: Any) -> dict[Safeguard, bool | None]:
     config = Config({"KubeSpawner": settings})
-    pod = asyncio.run(sample_pod(KubernetesFGPUSpawner, config))
+    pod = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config)))
     return {guard: held.met for guard, held in judge(pod, opaque=opaque, closed=closed).items()}
 
 
@@ -102,7 +103,7 @@ def test_every_safeguard_has_its_line_and_the_page_tells_it() -> None:
 def test_the_pod_that_is_tried_asks_for_a_part_of_a_gpu_as_its_dialect_does(dialect: str) -> None:
     config = Config({"KubernetesFGPUSpawner": {"dialect": dialect, "kai_queue": "lab"}})
     said = KubernetesFGPUSpawner.dialect_of(config, installation="x")
-    plain = asyncio.run(sample_pod(KubernetesFGPUSpawner, config))
-    asks = asyncio.run(sample_pod(KubernetesFGPUSpawner, config, dialect=said))
+    plain = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config)))
+    asks = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config), dialect=said))
     assert asks != plain
     assert asks["metadata"]["name"] == plain["metadata"]["name"]
