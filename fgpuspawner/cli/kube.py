@@ -15,7 +15,6 @@ from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE, write_files_image
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
-from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation import native
 from fgpuspawner.settings import FGPU
 
@@ -64,35 +63,15 @@ def add_to(commands: Any) -> None:
         choices=[kind.name for kind in DIALECTS],
         help="c.KubernetesFGPUSpawner.dialect; default: lease",
     )
-    chart = add_command(
-        own,
-        run_values,
-        "values",
-        "print the values for Zero to JupyterHub",
-        "Print the values with which Zero to JupyterHub's chart runs a Hub as a configuration of yours says, for "
-        "`helm upgrade --values`.",
-    )
-    add_config(chart)
-    chart.add_argument(
-        "--image",
-        metavar="NAME",
-        required=True,
-        help="the Hub's: an image with JupyterHub 6.1 and fgpuspawner",
-    )
     check = add_command(
         own,
         run_check,
         "check",
         "ask a cluster whether it is as the Hub needs it",
         "Ask a cluster whether it is as the Hub needs it, with your rights: in the Hub's pod with the Hub's, else by "
-        "KUBECONFIG. Without --network nothing is made or changed.",
+        "KUBECONFIG. Nothing is made or changed.",
     )
     add_config(check)
-    check.add_argument(
-        "--network",
-        action="store_true",
-        help="also start two small pods of a session's image, see what one reaches, and remove them",
-    )
 
 
 def run_image(given: argparse.Namespace) -> list[str]:
@@ -116,6 +95,8 @@ def run_image(given: argparse.Namespace) -> list[str]:
 
 def run_manifests(given: argparse.Namespace) -> list[str]:
     """Return the manifests of the Hub's rights."""
+    import yaml
+
     for option in ("namespace", "account"):
         if LABEL.fullmatch(getattr(given, option)) is None:
             raise UsageError(f"--{option} {getattr(given, option)!r}: use small letters, digits and dashes")
@@ -125,30 +106,7 @@ def run_manifests(given: argparse.Namespace) -> list[str]:
     return [
         f"# What a Hub needs in namespace {given.namespace}, with dialect {given.dialect}.",
         *(f"# Another one for --dialect {name}." for name in sorted(with_own - {given.dialect})),
-        *_yaml(made),
-    ]
-
-
-def run_values(given: argparse.Namespace) -> list[str]:
-    """Return the values for Zero to JupyterHub."""
-    from fgpuspawner.engines.kubernetes.values import values
-
-    if NAMED.fullmatch(given.image) is None:
-        raise UsageError(f"--image {given.image!r}: use a name with a tag, such as lab/hub:1")
-    config, settings, kind = _loaded(given.config)
-    path = settings.catalogue_path()
-    made = values(
-        config,
-        settings,
-        load_catalogue(path),
-        path.read_text() if settings.catalogue else "",
-        hub_image=given.image,
-        dialect=kind.dialect_of(config, installation="").name,
-    )
-    return [
-        f"# For Zero to JupyterHub, from {given.config}. What is set for c.KubeSpawner belongs under singleuser.",
-        *(f"# Not written, add it yourself: {name}" for name in made.left_out),
-        *_yaml([made.values]),
+        *yaml.safe_dump_all(made, sort_keys=False, width=120).splitlines(),
     ]
 
 
@@ -159,11 +117,7 @@ def run_check(given: argparse.Namespace) -> list[str]:
     config, settings, kind = _loaded(given.config)
     reached = kind.reached(config)
     with quiet():
-        # Not in a thread: Ctrl-C then cancels it, and it removes what it has made.
-        try:
-            found = asyncio.run(findings(kind, config, settings, reached, network=given.network))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            raise UsageError("it was ended before it was done") from None
+        found = asyncio.run(findings(kind, config, settings, reached))
     return Report(map(str, found), status=int(any(one.grade is Grade.FAIL for one in found)))
 
 
@@ -181,17 +135,3 @@ def _loaded(path: str) -> tuple[Any, FGPU, type[KubernetesFGPUSpawner]]:
     if not issubclass(app.spawner_class, KubernetesFGPUSpawner):
         raise UsageError(f'{path}: its sessions are no pods; call configure(c, runtime="kubernetes") in it')
     return config, settings, app.spawner_class
-
-
-def _yaml(documents: list[Any]) -> list[str]:
-    import yaml
-
-    # A class of its own: what is set on it is set for nobody else.
-    dumper: Any = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
-
-    def text(written: Any, value: str) -> Any:
-        # Programs line by line.
-        return written.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    dumper.add_representer(str, text)
-    return str(yaml.dump_all(documents, Dumper=dumper, sort_keys=False, width=120)).splitlines()

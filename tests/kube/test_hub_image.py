@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +29,11 @@ FOLDER = "/usr/local/etc/jupyterhub"
 CONFIG = f"{FOLDER}/jupyterhub_config.py"
 STARTED_WITHIN_S = 120
 OPTIONS = {"fgpu": "1", "cpu": "0.5", "memory_mib": 1024}
+VALUES = ROOT / "images/hub/values.yaml"
 SETTINGS = """
-from fgpuspawner.config import configure
-
-c = get_config()  # noqa
 c.KubernetesFGPUSpawner.files_image = {files!r}
-configure(c, runtime="kubernetes", nodes=[{{"name": {node!r}, "gpus": {{"simulated": 1}}}}])
+c.KubernetesFGPUSpawner.lease_image = ""
+c.FGPU.nodes = [{{"name": {node!r}, "gpus": {{"simulated": 1}}}}]
 """
 # What the chart's configuration sets besides: where the proxy's pod is, and who may log in.
 MORE = """
@@ -141,16 +139,13 @@ class Hub:
 
 @pytest.fixture
 def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]:
-    """A Hub whose pod is made as the chart makes it, of the values that `fgpu kube values` writes."""
-    settings = tmp_path / "fgpu_config.py"
-    settings.write_text(SETTINGS.format(files=FILES_IMAGE, node=world.cluster.name))
-    fgpu = Path(sys.executable).parent / "fgpu"
-    values = yaml.safe_load(run(fgpu, "kube", "values", "--config", settings, "--image", image))["hub"]
-    assert values["image"] == {"name": "fgpuspawner/hub", "tag": "0.1"}
+    """A Hub whose pod is made as the chart makes it, of the values in images/hub/values.yaml."""
+    values = yaml.safe_load(VALUES.read_text())["hub"]
+    own = SETTINGS.format(files=FILES_IMAGE, node=world.cluster.name)
     more = MORE.format(port=HUB_PORT, proxy=proxy.api_url, token=proxy.token)
     chart = theirs(world.cluster, more=more, namespace=world.namespace)
     program = "\n".join(
-        [f"c = get_config()\nc.JupyterHub.hub_port = {HUB_PORT}", chart, *values["extraConfig"].values()]
+        [f"c = get_config()\nc.JupyterHub.hub_port = {HUB_PORT}", chart, *values["extraConfig"].values(), own]
     )
     body = {"metadata": {"name": "hub"}, "data": {Path(CONFIG).name: program}}
     world.cluster.ask("POST", f"{world.own}/configmaps", body=body)
@@ -168,7 +163,7 @@ def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]
         "containers": [
             {
                 "name": "hub",
-                "image": "{name}:{tag}".format(**values["image"]),
+                "image": image,
                 "args": ["jupyterhub", "--config", CONFIG, "--upgrade-db"],
                 "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "allowPrivilegeEscalation": False},
                 "volumeMounts": mounts,

@@ -1,7 +1,4 @@
-"""Whether a cluster is as a Hub needs it, asked of its API with the rights of who asks. Nothing is made or changed.
-
-But for two pods on the network, if they are asked for: they are removed again.
-"""
+"""Whether a cluster is as a Hub needs it, asked of its API with the caller's own rights. Nothing is made or changed."""
 
 from __future__ import annotations
 
@@ -18,12 +15,9 @@ from fgpuspawner.engines.kubernetes import inventory
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease
 from fgpuspawner.engines.kubernetes.kept import node_kept
-from fgpuspawner.engines.kubernetes.network_check import METADATA, NotTried, Reached, tried
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
-from fgpuspawner.images.catalogue import load_catalogue
-from fgpuspawner.images.model import Catalogue
 from fgpuspawner.settings import FGPU, configured
 
 NOBODY = inventory.Owner("", "")
@@ -60,18 +54,15 @@ async def findings(
     config: Any,
     settings: FGPU,
     reached: Configuration,
-    *,
-    network: bool = False,
 ) -> list[Finding]:
-    """Return what was found, in the order in which it is to be put right; with ``network`` also what sessions reach.
+    """Return what was found, in the order in which an administrator should put it right.
 
     Raises:
         EngineSilent: the cluster does not answer.
     """
     api = Api(reached)
     try:
-        check = _Check(api, kind, config, settings)
-        return [*await check.all(), *(await check.network() if network else [])]
+        return await _Check(api, kind, config, settings).all()
     finally:
         await api.close()
 
@@ -261,48 +252,6 @@ class _Check:
             return Finding(Grade.OK, f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
         return Finding(Grade.OK, f"{words}; GPUs: {machine.trouble or 'none'}")
 
-    async def network(self) -> list[Finding]:
-        """Have two pods try what sessions reach."""
-        image = next((i.reference for i in self._catalogue().images if i.enabled and i.reference), None)
-        nodes = await self._api.listed("/api/v1/nodes", keep=node_kept)
-        open_ones = [
-            str(node["metadata"]["name"])
-            for node in nodes
-            if inventory.is_ours(node, self._settings.node_ids())
-            and inventory.is_ready(node)
-            and not inventory.is_closed(node)
-        ]
-        if image is None or not open_ones:
-            what = "no node takes sessions" if image else "the catalogue has no image"
-            return [Finding(Grade.WARN, f"network: not tried, {what}")]
-        pod = await sample_pod(self._sample_options, image=image)
-        try:
-            found = await tried(self._api, self._path, pod, open_ones[:2])
-        except NotTried as e:
-            return [Finding(Grade.WARN, f"network: not tried: {e}")]
-        return [await self._apart(found), _metadata(found)]
-
-    async def _apart(self, found: Reached) -> Finding:
-        if not found.other:
-            return Finding(Grade.OK, "network: a session does not reach another one's port")
-        path = f"/apis/networking.k8s.io/v1/namespaces/{self._namespace}/networkpolicies"
-        policies = await self._found(path)
-        if policies is None:
-            why = "there is no NetworkPolicy for sessions, or the network plugin does not enforce it"
-        elif policies.get("items"):
-            names = _few([one["metadata"]["name"] for one in policies["items"]])
-            why = (
-                f"the network plugin does not enforce NetworkPolicies, or these are not for sessions: {names}"
-            )
-        else:
-            why = f"there is no NetworkPolicy in namespace {self._namespace}"
-        return Finding(
-            Grade.WARN, f"network: a session reaches another one's port: {why} (docs/kubernetes.md)"
-        )
-
-    def _catalogue(self) -> Catalogue:
-        return load_catalogue(self._settings.catalogue_path())
-
     async def _homes(self) -> Finding:
         if not self._own["storage_pvc_ensure"]:
             if self._own["volumes"]:
@@ -324,16 +273,6 @@ class _Check:
         return Finding(
             Grade.FAIL, f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class"
         )
-
-
-def _metadata(found: Reached) -> Finding:
-    if not found.metadata:
-        return Finding(Grade.OK, f"network: a session does not reach {METADATA}, the cloud's metadata")
-    return Finding(
-        Grade.WARN,
-        f"network: a session reaches {METADATA}, where clouds tell a machine its credentials: block it by a "
-        "NetworkPolicy (docs/kubernetes.md)",
-    )
 
 
 def _is_default(one: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""``fgpu kube``: the files image, the Hub's rights, the values for Zero to JupyterHub; each as a file for its command."""
+"""``fgpu kube``: the files image and the Hub's rights, each as a file for its command."""
 
 from __future__ import annotations
 
@@ -78,25 +78,9 @@ def test_a_namespace_that_no_cluster_has_is_refused(capsys: pytest.CaptureFixtur
     assert said.endswith("use small letters, digits and dashes")
 
 
-def test_the_values_are_a_file_that_helm_takes_with_the_program_line_by_line(
+def test_a_cluster_is_checked_for_sessions_as_pods_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = write_config(tmp_path, runtime="kubernetes", finds_nodes=True)
-    status, out, err = fgpu(capsys, "kube", "values", "--config", path, "--image", "lab/hub:2")
-    assert (status, err) == (0, "")
-    assert out.startswith(f"# For Zero to JupyterHub, from {path}.")
-    found = yaml.safe_load(out)
-    assert found["hub"]["image"] == {"name": "lab/hub", "tag": "2"}
-    assert "    fgpu: |\n" in out
-    assert "      c.FGPU.simulated_gpus = '2'\n" in out
-
-
-def test_values_are_for_sessions_as_pods_alone_and_for_an_image_that_has_a_tag(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = write_config(tmp_path)
-    status, said = failure(capsys, "kube", "values", "--config", path, "--image", "lab/hub:2")
+    status, said = failure(capsys, "kube", "check", "--config", write_config(tmp_path))
     assert status == 2
     assert 'its sessions are no pods; call configure(c, runtime="kubernetes") in it' in said
-    status, said = failure(capsys, "kube", "values", "--config", path, "--image", "lab/hub")
-    assert (status, said) == (2, "--image 'lab/hub': use a name with a tag, such as lab/hub:1")
