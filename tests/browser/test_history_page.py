@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import pytest
-from axe import check_page
 from playwright.sync_api import Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
 from fgpu_scheduler import EndCause, Measured, Meters, SessionState
-from steps import scrolls_sideways
 
 pytestmark = pytest.mark.timeout(600)
 
 S = SessionState
-WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 HOSTILE = "<script>alert('x')</script> \"quoted\" \u202etfel ot thgir " + "w" * 4000
 
 
@@ -93,16 +90,6 @@ def test_a_users_receipts_come_in_pages_with_totals_and_advice(
     assert "secret-name" not in page.content()
 
 
-def test_nobody_sees_anothers_history_by_asking_for_it(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
-    for path in ("history?user=ben&show=all", "history.csv?user=ben&show=all"):
-        assert "secret-name" not in service.get(path, "ann").text
-    page = open_as(service, "cy", "history")
-    expect(page.get_by_text("No session has ended yet.")).to_be_visible()
-    check_page(page)
-
-
 def test_an_administrator_chooses_a_user_and_takes_the_file(
     service: Standing, open_as: Callable[..., Page]
 ) -> None:
@@ -127,17 +114,6 @@ def test_a_page_that_is_not_there_says_what_would_work(service: Standing) -> Non
     answer = service.get("history?before=x", "ann")
     assert answer.status_code == 400
     assert "Before: must be the number of a session" in answer.text
-
-
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_nothing_keeps_people_from_using_the_history(
-    service: Standing, open_as: Callable[..., Page], viewport: dict[str, int]
-) -> None:
-    page = open_as(service, "root", "history", viewport=viewport)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        check_page(page)
-        assert not scrolls_sideways(page)
 
 
 def test_instants_of_another_year_say_which(service: Standing, open_as: Callable[..., Page]) -> None:

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from axe import check_page
 from playwright.sync_api import Browser, Page, expect
 
 from hubprocess import PATIENT, HubProcess, running, until
-from steps import START_MS, Person, forecast, more, refused, scrolls_sideways, start
+from steps import START_MS, Person, forecast, more, refused, start
 
 pytestmark = pytest.mark.timeout(600)
 
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
 SMALL, MIDDLE, LARGE = (f"Simulated GPU {mib} MiB" for mib in (4096, 8192, 16384))
 PRESETS = [{"name": "Large first", "fgpu": "1", "gpu_models": [LARGE, SMALL]}]
-NARROW = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +118,6 @@ def test_a_link_and_a_preset_fill_in_the_order_and_a_launch_is_made_again(
     assert chosen(more(page)) == [MIDDLE, LARGE, ""]
 
 
-def test_what_is_wrong_with_the_models_of_a_link_is_said_at_their_field(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    cid = log_in(hub.url, "cid", "test-password")
-    for models, said in (
-        (f"{SMALL},{SMALL}", f"'{SMALL}' is named twice; name each model once: {SMALL}"),
-        (f"{SMALL},<b>T4</b>", f"there is no '<b>T4</b>'; choose one of {SMALL}, {MIDDLE}, {LARGE}"),
-    ):
-        cid.page.goto(cid.link(gpu_models=models))
-        expect(refused(cid.page, "gpu_models")).to_have_text(said)
-        expect(refused(cid.page, "gpu_models")).to_be_visible()
-
-
 def test_the_form_asks_for_models_without_scripts_too(hub: HubProcess, chromium: Browser) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -157,21 +142,3 @@ def test_the_form_asks_for_models_without_scripts_too(hub: HubProcess, chromium:
         context.close()
     hub.stop("dan")
     until(lambda: "dan/" not in hub.sessions(), what="dan's session has ended")
-
-
-@pytest.mark.parametrize(
-    "look",
-    [{}, {"viewport": NARROW}, {"color_scheme": "dark"}, {"viewport": NARROW, "color_scheme": "dark"}],
-    ids=["wide", "narrow", "dark", "narrow and dark"],
-)
-def test_the_fields_can_be_used_by_all_on_every_screen(
-    hub: HubProcess, log_in: Callable[..., Person], look: dict[str, object], tmp_path: Path
-) -> None:
-    eva = log_in(hub.url, "eva", "test-password", **look)
-    eva.page.goto(eva.link(gpu_models=f"{MIDDLE},{SMALL}", fgpu="0.5"))
-    page = more(eva.page)
-    expect(forecast(page)).to_be_visible()
-    page.locator("#fgpu-model").scroll_into_view_if_needed()
-    page.screenshot(path=tmp_path / "models.png")
-    check_page(page)
-    assert not scrolls_sideways(page)

@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from axe import check_page
 from playwright.sync_api import Locator, Page, expect
 from standing import Standing, asked, gpus, standing
 
 from fgpu_scheduler import NodeState
 from hubprocess import until
-from steps import scrolls_sideways, until_asked
+from steps import until_asked
 
 pytestmark = pytest.mark.timeout(600)
-
-WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -145,31 +142,6 @@ def test_what_has_not_changed_is_not_drawn_again(service: Standing, open_as: Cal
     until(
         lambda: not page.evaluate("document.querySelector('.slices').drawnBefore"), what="it is drawn again"
     )
-
-
-def test_a_long_queue_is_cut_short_and_names_are_text(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
-    busy(service)
-    service.run([asked(f"<img src=x onerror=alert({n})>", "", 1000) for n in range(60)])
-    page = open_as(service, "root", "map")
-    expect(page.locator(".block")).to_have_count(20)
-    expect(page.locator(".map-queue")).to_contain_text("and 42 more, for ")
-    expect(page.locator(".block").nth(5)).to_contain_text("<img src=x onerror=alert(")
-    assert page.locator("main img").count() == 0
-
-
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_nothing_keeps_people_from_using_the_map(
-    service: Standing, open_as: Callable[..., Page], viewport: dict[str, int]
-) -> None:
-    busy(service)
-    page = open_as(service, "ann", "map", viewport=viewport)
-    page.get_by_text("The same as a table").click()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        check_page(page)
-        assert not scrolls_sideways(page)
 
 
 def test_the_map_is_there_without_scripts(service: Standing, open_as: Callable[..., Page]) -> None:

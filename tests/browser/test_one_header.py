@@ -106,14 +106,3 @@ def test_home_is_the_sessions_page_and_the_theme_and_the_log_out_are_everywhere(
     page.fill("#password_input", "test-password")
     page.click("#login_submit")
     expect(page.get_by_role("heading", name="Your sessions")).to_be_visible()
-
-
-def test_a_person_on_a_phone_opens_the_menu_of_the_hub(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    page = log_in(hub.url, "cy", "test-password", viewport={"width": 390, "height": 844}).page
-    site = page.get_by_role("navigation", name="Site")
-    expect(site).to_be_hidden()
-    page.get_by_role("button", name="Menu").click()
-    site.get_by_role("link", name="Sessions").click()
-    page.wait_for_url(f"**/{SERVICE}")

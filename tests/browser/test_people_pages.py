@@ -13,11 +13,11 @@ from axe import check_page
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
-from steps import START_MS, Amounts, Person, Sessions, forecast, more, start
+from steps import START_MS, Amounts, Person, Sessions
 
 pytestmark = pytest.mark.timeout(600)
 
-ADMIN = "test-admin-password-0123456789-abcdef"
+
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
 OPTIONS = {"fgpu": "0.7", "cpu": "0.2", "memory_mib": "512"}
 EACH = Amounts(Decimal("0.7"), Decimal("0.2"), Decimal(512))
@@ -97,44 +97,3 @@ def test_a_persons_sessions_from_start_to_receipt(hub: HubProcess, log_in: Calla
         page.get_by_role("link", name="CSV").click()
     found = list(csv.DictReader(download.value.path().read_text().splitlines()))
     assert [one["server_name"] for one in found] == ["third", "second", ""]
-
-
-def test_four_sessions_of_half_an_fgpu_all_start_on_an_empty_gpu_of_two_with_the_defaults(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    fay = log_in(hub.url, "fay", "test-password")
-    page = fay.page
-    page.goto(fay.link())
-    page.fill("#fgpu-fgpu", "0.5")
-    more(page).fill("#fgpu-count", "4")
-    expect(forecast(page)).to_have_text("All 4 start now.")
-    start(page)
-    page.wait_for_url("**/user/fay/**", timeout=START_MS)
-    hub.reach({f"fay/{name}": "RUNNING" for name in ("", "gpu-2", "gpu-3", "gpu-4")})
-    fay.end_all()
-
-
-def test_an_administrator_ends_another_persons_session(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    assert hub.add_user("jo")
-    hub.spawn("jo", "", options=OPTIONS)
-    admin = log_in(hub.url, "admin", ADMIN)
-    page = admin.page
-    page.goto(f"{hub.url}/services/fgpu/map")
-    expect(page.get_by_role("img", name=re.compile("0.7 fGPU default server of jo"))).to_be_visible(
-        timeout=START_MS
-    )
-    page.get_by_role("link", name="Sessions", exact=True).click()
-    sessions = Sessions(page)
-    expect(sessions.state("default server")).to_have_text("RUNNING", timeout=START_MS)
-    check_page(page)
-    row = sessions.row("default server")
-    expect(row.get_by_role("link", name="Open")).to_have_count(0)
-    row.get_by_role("button", name="End default server of jo").click()
-    page.get_by_role("dialog", name="End default server of jo?").get_by_role(
-        "button", name="End the session"
-    ).click()
-    expect(row).to_have_count(0, timeout=START_MS)
-    page.goto(f"{hub.url}/services/fgpu/history?user=jo")
-    expect(page.locator(".history tbody tr")).to_have_count(1)

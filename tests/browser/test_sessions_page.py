@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from axe import check_page
 from playwright.sync_api import Locator, Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
@@ -21,7 +20,7 @@ from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
 
-SCHEMES = ("light", "dark")
+
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 HOSTILE = "<script>alert('x')</script> \"quoted\" \u202etfel ot thgir"
 LONG = "A sentence that does not end, " * 140
@@ -123,26 +122,6 @@ def test_sorting_choosing_and_the_file_work_without_scripts(
         ("ann", "alpha", "1.5"),
         ("ann", "gamma", "0.5"),
     ]
-
-
-def test_more_of_the_gpu_is_one_press_away(service: Standing, open_as: Callable[..., Page]) -> None:
-    (session,) = service.run([asked("ann", "alpha", 500)])
-    page = open_as(service, "ann")
-    line(page, session.id).get_by_role("link", name="Resize alpha").click()
-    expect(page.get_by_role("heading", name="Resize this session")).to_be_visible()
-    expect(page.get_by_role("main")).to_contain_text("alpha has 0.5 fGPU: ")
-    expect(page.get_by_label("New amount in fGPU (possible now: up to 2)")).to_have_value("0.5")
-    check_page(page)
-
-
-def test_a_user_sees_and_saves_only_what_is_theirs(service: Standing, open_as: Callable[..., Page]) -> None:
-    some(service)
-    page = open_as(service, "ann", "?user=ben&show=all")
-    assert names(page) == ["gamma", "alpha"]
-    text = service.get("sessions.csv?user=ben&show=all", "ann").text
-    assert [found["user"] for found in csv.DictReader(io.StringIO(text))] == ["ann", "ann"]
-    assert "ben" not in page.content()
-    assert set(service.get("?part=rows&ids=1,2,3,4,5,6,7,8,9", "cy").json()["rows"]) == set()
 
 
 def test_an_end_that_the_hub_refused_is_not_told_as_one(
@@ -328,17 +307,6 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     expect(page.locator("#rows th").first).to_have_text("gamma")
 
 
-def test_the_end_that_is_set_is_told_with_the_time_left(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
-    began_s = int(time.time()) - 600
-    (session,) = service.run([asked("ann", "short", 500, time_limit_s=7200)], started_at_s=began_s)
-    page = open_as(service, "ann")
-    expect(line(page, session.id)).to_contain_text(
-        re.compile(r"ends at (\w+ \w+, (\d{4}, )?)?\d\d:\d\d( [AP]M)?, in 1 h (49|50) min")
-    )
-
-
 def test_from_when_on_a_session_may_be_interrupted_is_told(
     service: Standing, open_as: Callable[..., Page]
 ) -> None:
@@ -363,21 +331,6 @@ def test_what_somebody_planted_is_shown_as_text(service: Standing, open_as: Call
         service.store.warn(ids[0], HOSTILE + str(viewport["width"]), now_s=int(time.time()))
         expect(line(page, ids[0])).to_contain_text(HOSTILE + str(viewport["width"]))
         assert page.locator("#rows script").count() == 0
-
-
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_nothing_keeps_people_from_using_the_page(
-    service: Standing, open_as: Callable[..., Page], viewport: dict[str, int]
-) -> None:
-    page = open_as(service, "root", viewport=viewport)
-    expect(page.get_by_text("Nobody has a session.")).to_be_visible()
-    check_page(page)
-    some(service)
-    expect(page.locator("#rows tr")).to_have_count(4)
-    for scheme in SCHEMES:
-        page.emulate_media(color_scheme=scheme)
-        check_page(page)
-        assert not scrolls_sideways(page)
 
 
 def test_the_menu_opens_and_closes_by_keyboard_on_a_phone(

@@ -140,17 +140,13 @@ def made_of(client: docker.APIClient, reference: str) -> Made:
 class ImageRegistry:
     """As much of the registry API as ``docker pull`` asks for. What it is to do can be changed at any time.
 
-    ``mib_per_s`` is how fast it sends a blob, ``up_to`` how many bytes of it for now; ``refuse`` what it answers whoever
-    asks for a manifest, ``cut_after`` after how many bytes of a blob it closes the connection, once; ``asked`` counts the
-    blobs and manifests that were asked for.
+    ``mib_per_s`` is how fast it sends a blob, ``up_to`` how many bytes of it for now; ``asked`` counts the blobs and
+    manifests that were asked for.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.mib_per_s = 1000.0
         self.up_to: int | None = None
-        self.refuse: tuple[int, str] | None = None
-        self.refuse_blobs: int | None = None
-        self.cut_after: int | None = None
         self.asked: Counter[str] = Counter()
         self.sent = 0
         self.broken = 0
@@ -215,9 +211,7 @@ class ImageRegistry:
             self.asked[f"{name}:{tag}"] += 1
             found = self._manifests.get(f"{name}/{tag}")
             kind = MANIFEST
-            if self.refuse is not None:
-                status, body = self.refuse[0], _error(self.refuse[1])
-            elif found is None:
+            if found is None:
                 status, body = 404, _error("MANIFEST_UNKNOWN")
             else:
                 body = found
@@ -225,9 +219,7 @@ class ImageRegistry:
             wanted = path.rpartition("/")[2]
             self.asked[wanted] += with_body
             kind = "application/octet-stream"
-            if self.refuse_blobs is not None:
-                status, body = self.refuse_blobs, b"{}"
-            elif wanted in self._blobs:
+            if wanted in self._blobs:
                 body, called = self._blobs[wanted], wanted
                 # An engine that was broken off goes on where it was.
                 begins = int((request.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
@@ -255,8 +247,7 @@ class ImageRegistry:
             while self._server is not None and self.up_to is not None and start >= self.up_to:
                 time.sleep(0.01)
             began += time.monotonic() - held
-            if self._server is None or (self.cut_after is not None and start >= self.cut_after):
-                self.cut_after = None
+            if self._server is None:
                 request.close_connection = True
                 return
             try:

@@ -24,7 +24,6 @@ from dockerhub import BASE
 
 from hubprocess import until
 
-SUBNET = "10.215.{0}.0/24"
 HUB_ADDRESS = "10.215.{0}.1"
 PORT = 2375
 
@@ -38,7 +37,6 @@ class Machine:
 
     flags: tuple[str, ...] = ()
     """More of the engine's flags. To be set before it starts, as is the next."""
-    disk_mib: int | None = None
     """The size of a disk of the engine's own, which can be full."""
     daemon_json: str | None = None
     """The engine's file of settings. It then has an /etc of its own, into which it may write users."""
@@ -109,12 +107,6 @@ class Machine:
         self.inside("ip", "addr", "add", f"{self.address}/24", "dev", self._inner)
         self.inside("ip", "link", "set", self._inner, "up")
         self.inside("ip", "route", "add", "default", "via", self.hub_address)
-        if self.disk_mib is not None:
-            disk = self._folder / "disk"
-            self.data.mkdir()
-            run("truncate", "--size", f"{self.disk_mib}M", str(disk))
-            run("mkfs.ext4", "-q", str(disk))
-            run("mount", "-o", "loop", str(disk), str(self.data))
         if loaded is not None:
             self.data.mkdir()
             run("cp", "--archive", str(loaded / "image"), str(self.data))
@@ -241,8 +233,6 @@ class Machine:
             self.stop_engine()
         if hasattr(self, "client"):
             self.client.close()
-        if self.disk_mib is not None:
-            run("umount", "--lazy", str(self.data), check=False)
         run("ip", "netns", "del", self.name, check=False)
         run("ip", "link", "del", self._outer, check=False)
         for _ in range(20):
@@ -258,15 +248,14 @@ def running(
     *,
     tls: bool = False,
     flags: tuple[str, ...] = (),
-    disk_mib: int | None = None,
     daemon_json: str | None = None,
 ) -> Iterator[Machine]:
     """Have another machine, with the default image of the engine of ``client``."""
     made = Machine(tls=tls)
-    made.flags, made.disk_mib, made.daemon_json = flags, disk_mib, daemon_json
+    made.flags, made.daemon_json = flags, daemon_json
     try:
-        if disk_mib is not None or daemon_json is not None:
-            # Other people's files are not where this engine keeps its own, or belong to others there.
+        if daemon_json is not None:
+            # Other people's files may belong to others there.
             made.start().load(client)
         else:
             made.start(loaded(client))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from dockerhub import MINI, PYTHON, DockerHub, Engine, Running, until
 
-from fgpu_scheduler import Amount, Resizes, Store
 from fgpuspawner.isolation import native
 
 HERE = Path(__file__).parent
@@ -44,16 +43,6 @@ def short_programs(seconds):
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
 seconds = float(sys.argv[1])
-if len(sys.argv) > 2:
-    import resource
-    def deaf(number, frame):
-        # No file can be opened any more.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-    import signal
-    signal.signal(signal.SIGUSR1, deaf)
-    print(os.getpid(), flush=True)
-    work(seconds)
-    os._exit(0)
 children = []
 for task in [work] * GPU_LOADERS + [idle] * CPU_LOADERS + [short_programs]:
     child = os.fork()
@@ -129,17 +118,6 @@ def test_a_static_program_is_warned_and_ended_however_it_hides(
     hub.end("alice")
 
 
-def test_who_only_wants_to_be_told_is_told(
-    engine: Engine, make_hub: Callable[..., DockerHub], program: bytes
-) -> None:
-    hub = make_hub(after=MINI, watchdog_compute="warn", watchdog_every_s=1).start()
-    thief = hub.running("mallory", fgpu="0.5")
-    begin(engine, thief, program)
-    until(lambda: events_of(hub, thief).count("warned") >= 4, within_s=120, what="it is warned again")
-    assert hub.states() == {"mallory/": "RUNNING"}
-    hub.end("mallory")
-
-
 @pytest.mark.parametrize(
     ("compute", "seconds"), [("elastic", "40"), pytest.param("strict", "30", marks=pytest.mark.slow)]
 )
@@ -168,27 +146,3 @@ def test_a_session_with_sixteen_data_loaders_and_short_programs_is_never_warned(
     assert events_of(hub, running).count("warned") == 0
     assert hub.states() == {"alice/": "RUNNING"}
     hub.end("alice")
-
-
-@pytest.mark.slow
-def test_a_program_that_cannot_read_its_changed_limits_is_warned_and_ended(
-    engine: Engine, make_hub: Callable[..., DockerHub]
-) -> None:
-    hub = make_hub(after=f'{MINI}\nc.FGPU.compute = "strict"\n').start()
-    running = hub.running("mallory", fgpu="1.5")
-    made = engine.client.exec_create(running.id, [PYTHON, "-c", LOADERS, "600", "deaf"])
-    pid = next(engine.client.exec_start(made["Id"], stream=True)).decode().strip()
-    asked = ["/run/fgpu/probe-static", "--accounting", "/run/fgpu/written/accounting", "--processes", pid]
-    until(lambda: int(pid) in json.loads(engine.run_in(running.id, *asked)[1])["slots"], what="it computes")
-    assert engine.run_in(running.id, "kill", "-USR1", pid)[0] == 0
-    time.sleep(1)  # Until the signal is handled: nothing tells of it.
-    store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
-    store.connect()
-    Resizes(store).ask(running.session.id, Amount(500), by="mallory", now_s=0)
-    store.close()
-    until(
-        lambda: json.loads(engine.run_in(running.id, *asked)[1])["behind"] == [int(pid)], what="it is behind"
-    )
-    ended = until(lambda: hub.store.ended(user="mallory", limit=1), within_s=120, what="it is ended")[0]
-    assert (ended.id, ended.end_cause) == (running.session.id, "ISOLATION_FAILED")
-    assert str(ended.message).endswith("also after a warning; it could not read its changed limits")

@@ -113,22 +113,6 @@ def test_the_engines_files_that_root_in_a_session_can_write_count(engine: Engine
         engine.remove_volume("fgpu-test-home-rosa")
 
 
-def test_what_others_fill_ends_nobody(engine: Engine, limited: DockerHub) -> None:
-    mallory, victim = limited.running("mallory", fgpu="0.2"), limited.running("victor", fgpu="0.2")
-    try:
-        engine.run_in(victim.id, "chmod", "777", "/course", user="0:0")
-        run(engine, mallory, TAKE, "/course/x", "100")
-        # Who is above is ended at the third look, and a home is looked at in each of them.
-        run(engine, mallory, TAKE, "/home/jovyan/x", "40")
-        assert "this home takes" in ended(limited, "mallory")
-        assert limited.states()["victor/"] == "RUNNING"
-        assert limited.sessions()["victor/"].message is None
-    finally:
-        limited.end_all_but(set())
-        for volume in (COURSE, "fgpu-test-home-mallory", "fgpu-test-home-victor"):
-            engine.remove_volume(volume)
-
-
 FILL_SHM = """
 try:
     with open("/dev/shm/x", "wb") as file:

@@ -54,25 +54,6 @@ def test_an_image_that_goes_while_its_request_waits_is_told_with_the_engines_rea
     assert "PULL_FAILED" in moves
 
 
-def test_a_server_that_ends_at_once_frees_its_share_for_the_next(hub: DockerHub) -> None:
-    hub.running("holder", **WHOLE_FIVE)
-    wait_in_line(hub, "alice", "exits")
-    wait_in_line(hub, "bob")
-    hub.end("holder")
-    hub.wait_ready("bob")
-    ended = hub.last("alice")
-    assert why(ended) == ("ERROR", "LAUNCH_FAILED")
-
-
-def test_a_server_that_ends_at_once_leaves_its_last_words(hub: DockerHub) -> None:
-    hub.add_user("hugo")
-    hub.spawn("hugo", "exits", options=ONE)
-    assert (
-        hub.last("hugo").message == "the session's server ended with status 1; its last words: no kernel here"
-    )
-    assert "no kernel here" in hub.log_text()
-
-
 def test_a_server_that_takes_its_time_to_answer_is_waited_for(hub: DockerHub) -> None:
     hub.add_user("ivan")
     hub.spawn("ivan", "slow", options=ONE)
@@ -102,17 +83,6 @@ def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no
     assert ended.message.startswith("the container could not be started: ")
     assert "/no/such/program" in ended.message
     until(lambda: engine.of_installation(hub.installation) == {}, what="its container is removed")
-
-
-def test_a_session_over_its_memory_is_ended_with_the_limit_in_words(hub: DockerHub, engine: Engine) -> None:
-    running = hub.running("alice", **WHOLE_FIVE)
-    wait_in_line(hub, "bob")
-    engine.client.kill(running.id, "SIGUSR1")
-    hub.wait_ready("bob")
-    ended = hub.last("alice")
-    assert (ended.id, ended.end_cause) == (running.session.id, "OOM")
-    assert ended.message == "the session used more than its 256 MiB of memory and was ended"
-    engine.wait_gone(running.name)
 
 
 def test_a_server_that_ends_well_after_a_child_used_too_much_memory_was_not_ended_for_it(

@@ -10,11 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import machines
 import pytest
 from docker.errors import DockerException
-from dockerhub import MINI, ONE, WHOLE_FIVE, DockerHub, Engine, until
-from machines import Machine
+from dockerhub import MINI, WHOLE_FIVE, DockerHub, Engine, until
 
 from fgpu_scheduler import ENDED, Session, SessionState
 
@@ -182,108 +180,4 @@ def test_an_engine_without_the_runtime_that_is_set_refuses(hub: DockerHub, engin
     only = {f"fgpu-{hub.installation}-{waiting.id}-1"}
     until(
         lambda: set(engine.of_installation(hub.installation)) == only, what="the one that failed is removed"
-    )
-
-
-def test_stop_then_start_at_once(hub: DockerHub) -> None:
-    seen = [hub.running("alice", **WHOLE_FIVE).session.id]
-    for _ in range(5):
-        assert hub.stop("alice").status_code in (202, 204)
-        answers = until(
-            lambda: (a := hub.spawn("alice", options=WHOLE_FIVE)).status_code in (201, 202) and a,
-            what="it may be asked for again",
-        )
-        assert answers is not None
-        hub.wait_ready("alice")
-        seen.append(hub.sessions()["alice/"].id)
-    assert seen == sorted(set(seen)), "each is a session of its own"
-    assert "Conflict" not in hub.log_text()
-    assert "already in use" not in hub.log_text()
-
-
-@pytest.fixture(scope="module")
-def small_disk(engine: Engine, image: str) -> Iterator[Machine]:
-    """A machine whose disk has little room beside the image."""
-    # While the image is loaded it is there twice.
-    with machines.running(engine.client, disk_mib=1200) as machine:
-        yield machine
-
-
-@pytest.mark.slow
-def test_a_full_disk(make_hub: Callable[..., DockerHub], small_disk: Machine) -> None:
-    hub = make_hub(
-        nodes=[{"name": "there", "gpus": {"simulated": 1}, "engine": small_disk.url, "tls": False}],
-        groups={"default": {}},
-        fgpu_per_gpu=2,
-        hub_address=small_disk.hub_address,
-        after=MINI,
-    ).start()
-    whole = {**ONE, "fgpu": "2"}
-    # It is the session that fills it: its server ends, and says why.
-    hub.add_user("alice")
-    began = time.monotonic()
-    hub.spawn("alice", "writes", options=whole)
-    found = hub.last("alice")
-    assert "No space left on device" in str(found.message)
-    assert time.monotonic() - began < 40 + BUSY_S
-    # It is full when a session is to start there.
-    filler = small_disk.data / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(2**20)):
-                pass
-            while file.write(bytes(512)):
-                pass
-        except OSError:
-            pass  # That is the fault.
-    hub.add_user("bob")
-    began = time.monotonic()
-    hub.spawn("bob", options=whole)
-    found = hub.last("bob")
-    assert found.message == "the server's disk is full; ask an administrator"
-    assert time.monotonic() - began < 10 + BUSY_S
-    filler.unlink()
-    hub.add_user("carol")
-    hub.spawn("carol", options=whole)
-    hub.wait_ready("carol")
-
-
-@pytest.fixture(scope="module")
-def live_restore(engine: Engine, image: str) -> Iterator[Machine]:
-    """A machine whose engine keeps its containers while it restarts."""
-    with machines.running(engine.client, flags=("--live-restore",)) as machine:
-        yield machine
-
-
-@pytest.mark.slow
-def test_an_engine_that_keeps_its_containers_restarts_and_so_do_all_sessions_go_on(
-    make_hub: Callable[..., DockerHub], live_restore: Machine
-) -> None:
-    hub = make_hub(
-        nodes=[{"name": "there", "gpus": {"simulated": 1}, "engine": live_restore.url, "tls": False}],
-        groups={"default": {}},
-        fgpu_per_gpu=2,
-        hub_address=live_restore.hub_address,
-        after=MINI,
-    ).start()
-    hub.add_user("alice")
-    hub.spawn("alice", options=ONE)
-    hub.wait_ready("alice")
-    before = hub.sessions()["alice/"]
-    # One is in the middle of its launch: it never answers.
-    hub.add_user("bob")
-    hub.spawn("bob", "hangs", options=ONE)
-    hub.wait_state("bob", "hangs", "PREPARING")
-    live_restore.stop_engine()
-    live_restore.start_engine()
-    until(lambda: hub.ready("alice"), what="it goes on")
-    time.sleep(6)  # So long a look at the engine takes to come round.
-    after = hub.sessions()["alice/"]
-    assert (after.id, after.attempt, after.state) == (before.id, before.attempt, SessionState.RUNNING)
-    hub.end("bob", "hangs")
-    hub.end("alice")
-    mine = {"label": f"fgpu.installation={hub.installation}"}
-    # A share is free once its container has ended; that is removed after it.
-    until(
-        lambda: not live_restore.client.containers(all=True, filters=mine), what="their containers are gone"
     )

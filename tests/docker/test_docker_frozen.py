@@ -32,15 +32,6 @@ def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
     engine.wait_gone(frozen.id)
 
 
-def test_a_paused_container_delays_nobodys_spawn_and_can_be_stopped(hub: DockerHub, engine: Engine) -> None:
-    paused = hub.running("alice")
-    engine.client.pause(paused.id)
-    hub.running("bob")
-    assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
-    hub.end("alice")
-    engine.wait_gone(paused.id)
-
-
 def test_pulls_from_a_registry_that_never_answers_delay_neither_a_spawn_nor_the_hubs_end(
     make_hub: Callable[..., DockerHub], tmp_path: Path
 ) -> None:

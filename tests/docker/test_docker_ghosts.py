@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from docker.errors import APIError
-from dockerhub import MINI, ONE, DockerHub, Engine, until
+from dockerhub import MINI, DockerHub, Engine, until
 
 
 @pytest.fixture(scope="module")
@@ -178,24 +178,3 @@ def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(
     hub.end("alice")
     engine.wait_gone(alice.id)
     assert engine.of_installation(hub.installation).keys() <= {f"{engine.prefix}-forged"}
-
-
-def test_a_launch_that_the_hubs_death_cut_off_is_begun_anew_under_another_name(
-    own_hub: DockerHub, engine: Engine
-) -> None:
-    hub = own_hub
-    hub.add_user("alice")
-    assert hub.spawn("alice", "hangs", options=ONE).status_code == 202
-    hub.wait_state("alice", "hangs", "PREPARING")
-    session = hub.sessions()["alice/hangs"]
-    first = hub.container_name(session)
-    until(lambda: engine.inspect(first), what="the first attempt's container")
-    hub.kill()
-    hub.start()
-    assert hub.spawn("alice", "hangs").status_code == 202
-    second = f"{first.removesuffix('-1')}-2"
-    until(lambda: engine.inspect(second), what="the second attempt's container")
-    engine.wait_gone(first)
-    assert hub.sessions()["alice/hangs"].attempt == 2
-    hub.end("alice", "hangs")
-    engine.wait_gone(second)

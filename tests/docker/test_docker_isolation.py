@@ -400,27 +400,3 @@ def test_an_image_that_prepared_to_get_rid_of_it_does_not(
         == SLICE
     )
     tampered.end("carol")
-
-
-def test_the_watchdog_ends_a_session_that_brought_a_loader_of_its_own(
-    tampered: DockerHub, engine: Engine
-) -> None:
-    hub = tampered
-    thief = hub.running("mallory", fgpu="0.5")
-    neighbour = hub.running("alice", fgpu="0.5")
-    run(engine, thief, PYTHON, "-c", OWN_LOADER)
-    python = run(engine, thief, PYTHON, "-c", "import sys, os; print(os.path.realpath(sys.executable))")
-    holds = f"{ALLOCATE}signal.pause()\n"
-    made = engine.client.exec_create(thief.id, ["/tmp/ld.so", python, "-c", holds, "3000"])
-    engine.client.exec_start(made["Id"], detach=True)
-    ended = hub.last("mallory")
-    assert (ended.id, ended.state, ended.end_cause) == (thief.session.id, "ERROR", "ISOLATION_FAILED")
-    assert ended.message == (
-        "your session was ended because it held 3000 MiB of GPU memory, above its limit of 2048 MiB, also after a "
-        "warning; its programs took memory that the limit does not count, or got around it"
-    )
-    assert any(e.kind == "warned" and e.session_id == ended.id for e in hub.store.events(limit=10000))
-    until(lambda: engine.inspect(thief.name) is None, what="its container is gone")
-    assert hub.states() == {"alice/": "RUNNING"}
-    assert run(engine, neighbour, PYTHON, "-c", TOTALS) == SLICE
-    hub.end("alice")

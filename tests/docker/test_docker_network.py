@@ -96,11 +96,6 @@ def reached_here(engine: Engine, container: str, port: int) -> list[str]:
     return [a for a, _ in found if a in still]
 
 
-def jump_of(hub: DockerHub) -> list[str]:
-    chain, rule = firewall.jumps(hub.installation)[0]
-    return [chain, *rule.split()]
-
-
 # --- other sessions ---
 
 
@@ -285,18 +280,6 @@ def test_the_engines_socket_is_not_in_a_session(engine: Engine, two: Two) -> Non
 
 
 @can_be_closed
-def test_rules_that_somebody_flushed_are_back_in_a_moment(
-    engine: Engine, two: Two, shared_hub: DockerHub, address: str
-) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        target = (address, listener.getsockname()[1])
-        subprocess.run(["iptables", "-w", "-D", *jump_of(shared_hub)], check=True)
-        until(lambda: not reached(engine, two.alice.id, [target]), what="the port is closed again")
-    said = "The firewall's rules were not in force any more; they are again"
-    until(lambda: said in shared_hub.log_text(), what="the log says so")
-
-
-@can_be_closed
 def test_the_command_prints_applies_and_removes_the_rules(
     make_hub: Callable[..., DockerHub], two: Two, engine: Engine
 ) -> None:
@@ -452,16 +435,6 @@ def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
     # Names would carry data out: Docker's resolver asks nobody.
     assert carol.host["Dns"] == ["127.0.0.1"]
     assert "sessions reach" in hub.log_text()
-
-
-def test_closed_egress_that_the_hub_cannot_close_is_refused(
-    make_hub: Callable[..., DockerHub],
-) -> None:
-    hub = make_hub(egress="closed", env=without_iptables())
-    hub.start(wait=False)
-    assert hub.process is not None
-    assert hub.process.wait(120) != 0
-    assert "c.FGPU.egress is 'closed', and the Hub cannot close it" in hub.log_text()
 
 
 def test_a_hub_that_cannot_close_the_host_says_so(make_hub: Callable[..., DockerHub]) -> None:

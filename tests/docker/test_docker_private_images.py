@@ -296,40 +296,6 @@ def test_what_is_counted_is_what_is_copied(
     engine.run_in(alice.id, "bash", "-c", "kill $(cat /tmp/grows); rm /opt/env/grows")
 
 
-def test_what_is_larger_than_the_quota_is_refused_and_nothing_is_left(
-    hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
-) -> None:
-    again = hub.running("alice", "again")
-    engine.python_in(again.id, "open('/opt/env/large', 'wb').write(b'x' * 101 * 2**20)")
-    found = settled(hub, images, wish(images, again, "large"))
-    assert found.state is ImageState.FAILED
-    assert "alice/large:1 would have 101 MiB" in str(found.message)
-    assert "of the 100 MiB" in str(found.message)
-    assert [name for name in images_of(engine, hub.installation) if "large" in name] == []
-    hub.end("alice", "again")
-
-
-@pytest.mark.slow
-def test_a_hub_that_is_killed_while_the_engine_writes_saves_it_when_it_is_back(
-    hub: DockerHub, engine: Engine, images: PrivateImages
-) -> None:
-    again = hub.running("alice", "again")
-    engine.python_in(again.id, "import os; open('/opt/env/large', 'wb').write(os.urandom(90 * 2**20))")
-    found = wish(images, again, "killed")
-    until(lambda: "paused" in str(images.get(found.id).message), what="the engine writes")
-    hub.kill()
-    assert images.get(found.id).state is ImageState.COMMITTING
-    hub.start()
-    found = settled(hub, images, found)
-    assert found.state is ImageState.READY, found.message
-    assert [n for n in images_of(engine, hub.installation) if "carrier" in n] == []
-    container = engine.inspect(again.name)
-    assert container is not None
-    assert not container["State"]["Paused"]
-    hub.end("alice", "again")
-    images.delete(found.id, now_s=5)
-
-
 @pytest.mark.slow
 def test_the_recipe_builds_and_has_the_package(
     engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]

@@ -18,7 +18,7 @@ import pytest
 import requests
 from docker.errors import ImageNotFound
 from dockerhub import BASE, MINI, ONE, WHOLE_FIVE, DockerHub, Engine, entry, until
-from imageregistry import ImageRegistry, Made, digest, made_of, random_layer
+from imageregistry import ImageRegistry, Made, made_of, random_layer
 
 from fgpuspawner.images.pull_state import Phase, PullState, read_pulls, write_pulls
 from hubprocess import free_ports
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.xdist_group("pulls")
 
 SMALL: dict[str, Any] = {**ONE, "fgpu": "0.1", "cpu": "0.1"}
 MIB = 1 << 20
-OTHER_DIGEST = "sha256:" + "b" * 64
-SLUGS = ("shared", "held", "left", "shown", "again", "trouble", "queued", "killed", "pinned", "denied")
+SLUGS = ("shared", "left", "shown", "again", "killed")
 REGISTRY = """
 version: 0.1
 log: {accesslog: {disabled: false}, level: error}
@@ -102,8 +101,8 @@ def base(engine: Engine, image: str) -> Made:
 @pytest.fixture(scope="module")
 def images(base: Made) -> dict[str, Made]:
     """An image of a layer of its own for every test."""
-    mib = {"shared": 200, "left": 40, "shown": 16, "again": 8, "queued": 2, "killed": 40}
-    return {slug: base.with_layers(random_layer(mib.get(slug, 1))) for slug in SLUGS}
+    mib = {"shared": 200, "left": 40, "shown": 16, "again": 8, "killed": 40}
+    return {slug: base.with_layers(random_layer(mib[slug])) for slug in SLUGS}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,6 @@ def pulling_hub(
     references["shared"] = f"127.0.0.1:{real_registry.port}/fgpu-test/shared:1"
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     entries = [entry("python", BASE), *(entry(slug, name) for slug, name in references.items())]
-    entries[1 + SLUGS.index("pinned")] += f'digest = "{OTHER_DIGEST}"\n'
     path.write_text("\n".join(entries))
     yield make_hub(after=MINI, catalogue=str(path), max_pending_per_user=100).start()
     for name in references.values():
@@ -145,7 +143,7 @@ def pulling_hub(
 def hub(pulling_hub: DockerHub, registry: ImageRegistry) -> Iterator[DockerHub]:
     """The Hub, without sessions, and its registry as it was."""
     yield pulling_hub
-    registry.refuse = registry.refuse_blobs = registry.cut_after = registry.up_to = None
+    registry.up_to = None
     registry.mib_per_s = 1000.0
     pulling_hub.end_all_but(set())
 
@@ -183,22 +181,6 @@ def test_ten_sessions_that_wait_for_an_image_of_200_mb_cause_one_pull_and_all_st
     (large,) = images["shared"].layers[-1:]
     assert len(large.packed) > 200 * 10**6
     assert real_registry.times_sent(large.digest) == 1
-
-
-def test_sessions_that_pull_one_image_at_the_same_time_share_one_pull(
-    hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
-) -> None:
-    # Its first piece is sent, and no more until all of them wait for it.
-    registry.up_to = 1
-    hub.add_user("alice")
-    servers = [f"s{n}" for n in range(4)]
-    for server in servers:
-        options = {**SMALL, "image": "held", "memory_mib": 128}
-        assert hub.spawn("alice", server, options=options).status_code == 202
-    hub.reach({f"alice/{server}": "PULLING" for server in servers})
-    registry.up_to = None
-    hub.reach({f"alice/{server}": "RUNNING" for server in servers}, within_s=120)
-    assert registry.blobs_asked(images["held"])[-1] == 1
 
 
 def test_a_pull_goes_on_for_who_waits_in_the_queue_and_stops_when_the_last_one_leaves(
@@ -278,19 +260,6 @@ def again(hub: DockerHub, key: str) -> PullState | None:
     return found if found is not None and found.phase is Phase.AGAIN else None
 
 
-def test_a_registry_that_has_trouble_is_asked_again_until_it_has_none(
-    hub: DockerHub, registry: ImageRegistry
-) -> None:
-    registry.refuse = (503, "UNAVAILABLE")
-    hub.add_user("alice")
-    assert hub.spawn("alice", options={**SMALL, "image": "trouble"}).status_code == 202
-    state = until(lambda: again(hub, "alice/"), what="it is told that it is tried again")
-    assert str(state.trouble).startswith("the registry has trouble of its own: ")
-    assert hub.states() == {"alice/": "PULLING"}
-    registry.refuse = None
-    hub.wait_ready("alice")
-
-
 def test_a_registry_that_dies_midway_is_asked_again_until_it_is_back(
     hub: DockerHub, registry: ImageRegistry
 ) -> None:
@@ -306,49 +275,6 @@ def test_a_registry_that_dies_midway_is_asked_again_until_it_is_back(
     registry.start()
     hub.wait_ready("alice")
     assert moves(hub, hub.sessions()["alice/"].id)[-2:] == ["PULLING", "RUNNING"]
-
-
-def test_an_image_that_is_fetched_while_its_request_waits_is_there_when_it_starts(
-    hub: DockerHub, engine: Engine, registry: ImageRegistry
-) -> None:
-    hub.running("holder", **WHOLE_FIVE)
-    hub.add_user("alice")
-    hub.spawn("alice", options={**WHOLE_FIVE, "image": "queued"})
-    until(lambda: there(engine, f"{registry.host}/fgpu-test/queued:1"), what="the image is there")
-    hub.wait_state("alice", "", "PENDING")
-    hub.end("holder")
-    hub.wait_ready("alice")
-    assert moves(hub, hub.sessions()["alice/"].id) == ["PENDING", "SCHEDULED", "PREPARING", "RUNNING"]
-
-
-def test_an_image_that_the_registry_denies_is_refused_and_asked_for_no_more(
-    hub: DockerHub, registry: ImageRegistry
-) -> None:
-    registry.refuse = (403, "DENIED")
-    hub.add_user("dan")
-
-    def refused() -> bool:
-        answer = hub.spawn("dan", options={**SMALL, "image": "denied"})
-        return answer.status_code == 400 and "the registry denies access to it" in answer.text
-
-    until(refused, what="the Hub knows that the image cannot be had")
-    asked = registry.asked["fgpu-test/denied:1"]
-    assert refused()
-    assert registry.asked["fgpu-test/denied:1"] == asked
-    assert hub.states() == {}
-
-
-def test_an_image_whose_digest_does_not_match_is_refused_with_both(
-    hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
-) -> None:
-    hub.add_user("erin")
-    # 201: it failed as the Hub stopped waiting for it.
-    assert hub.spawn("erin", options={**SMALL, "image": "pinned"}).status_code in (201, 202, 500)
-    ended = hub.last("erin")
-    assert ended.end_cause == "PULL_FAILED"
-    assert f"the catalogue wants {OTHER_DIGEST}" in str(ended.message)
-    assert f"the engine has {digest(images['pinned'].manifest)} and sha256:" in str(ended.message)
-    assert registry.blobs_asked(images["pinned"])[-1] == 1
 
 
 def test_a_pull_ends_with_its_hub_and_the_next_hub_begins_again(

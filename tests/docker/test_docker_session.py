@@ -75,27 +75,6 @@ def test_half_a_unit_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half: 
     )
 
 
-def test_one_unit_at_five_per_gpu_is_a_fifth_rounded_down_to_128_mib(engine: Engine, hub: DockerHub) -> None:
-    # 16384 MiB / 5 = 3276.8 MiB; 25 x 128 = 3200 is the last multiple below it. 100 % / 5 = 20 %.
-    running = hub.running("bob", group="five", fgpu="1")
-    assert limits_in(engine, running) == (
-        "fgpu-limits 1\n"
-        f"session={running.session.id}\n"
-        "managed=charge\n"
-        "device=GPU-simulated-five-0 memory_mib=3200 device_mib=16384 context_mib=0 compute_percent=20"
-        " mode=memory+compute slots=0-20 lending=1 most_percent=100\n"
-        "end\n"
-    )
-
-
-def test_a_whole_gpu_is_all_of_it(engine: Engine, hub: DockerHub) -> None:
-    running = hub.running("bob", group="five", fgpu="5")
-    assert limits_in(engine, running).splitlines()[3:-1] == [
-        "device=GPU-simulated-five-0 memory_mib=16384 device_mib=16384 context_mib=0 compute_percent=100"
-        " mode=memory+compute slots=0-100"
-    ]
-
-
 def test_two_whole_gpus_are_two_lines_and_both_uuids(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", fgpu="4")
     lines = limits_in(engine, running).splitlines()[3:-1]

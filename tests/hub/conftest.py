@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import resource
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from hubprocess import WITHOUT_SERVICE, HubProcess
@@ -36,6 +39,22 @@ def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]
         yield hub.start()
     finally:
         hub.close()
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """A database of its own on the server that FGPU_TEST_POSTGRES_URL names."""
+    url = os.environ.get("FGPU_TEST_POSTGRES_URL")
+    if not url:
+        reason = "FGPU_TEST_POSTGRES_URL is not set (tests/services.sh starts a server)"
+        pytest.skip(reason)
+    name = f"fgpu_hub_{uuid.uuid4().hex[:12]}"
+    server = url.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield url.rsplit("/", 1)[0] + f"/{name}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

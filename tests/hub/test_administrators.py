@@ -293,18 +293,3 @@ def test_who_opens_what_is_anothers_is_in_the_audit_log(world: World, by: str, n
     if named:
         until(audited, what="it is in the audit log")
     assert audited() == ([by] if named else [])
-
-
-def test_a_quota_of_the_page_refuses_the_next_launch_without_a_restart(world: World) -> None:
-    world.hub.add_user("frank")
-    quota = {"user": "frank", "max_sessions": 0}
-    assert world.ask("PUT", "admin/quotas", world.admin, quota).status_code == 200
-    try:
-        refused = world.hub.refused("frank", "one", options={"fgpu": 0.5})
-        assert refused.status_code >= 400
-        assert "0 sessions, the quota of user 'frank'" in refused.text
-        assert world.one("frank", "one") is None
-    finally:
-        assert world.ask("DELETE", "admin/quotas?user=frank", world.admin).status_code == 200
-    world.start("frank", "one", fgpu=0.5)
-    world.has("frank", "one", "RUNNING")

@@ -395,21 +395,6 @@ def test_a_session_that_ends_by_itself_frees_its_share_and_says_why(make_hub: An
     assert (ended.state, ended.end_cause) == ("TERMINATED", "EXITED")
 
 
-def test_running_time_is_counted_from_the_start_and_not_from_the_submission(make_hub: Any) -> None:
-    hub = make_hub(service=False).start()
-    full(hub)
-    hub.add_user("alice")
-    hub.spawn("alice", options=ONE)
-    hub.reach({"holder/": "RUNNING", "alice/": "PENDING"})
-    waited = hub.sessions()["alice/"]
-    until(lambda: __import__("time").time() > waited.submitted_at_s + 2)
-    hub.stop("holder")
-    hub.reach({"alice/": "RUNNING"})
-    session = hub.sessions()["alice/"]
-    assert session.started_at_s is not None
-    assert session.started_at_s >= session.submitted_at_s + 2
-
-
 def test_a_look_that_fails_as_the_hub_starts_ends_no_session(make_hub: Any) -> None:
     hub = make_hub(service=False).start()
     hub.add_user("alice")

@@ -197,17 +197,6 @@ def test_a_waiting_request_says_why_and_when_it_runs_and_ctrl_c_leaves_it_its_pl
     until(lambda: bob.json("show", str(number))["session"]["state"] == "RUNNING", what="the first runs")
 
 
-def test_nobody_sees_or_ends_what_is_another_users(people: tuple[Person, Person]) -> None:
-    alice, bob = people
-    number = str(alice.json("run", "--fgpu", "0.5", *SMALL, "--wait")["sessions"][0]["id"])
-    assert bob.fgpu("list")[0] == "no sessions\n"
-    for command in ("show", "end"):
-        assert bob.json(command, number, status=1)["error"]["code"] == "no_such_session"
-        assert bob.json(command, "999999", status=1)["error"]["code"] == "no_such_session"
-    assert bob.json("list", "--all", status=1)["error"]["code"] == "forbidden"
-    assert [s["state"] for s in alice.json("list")["sessions"]] == ["RUNNING"]
-
-
 def test_commands_side_by_side_start_one_session_each(people: tuple[Person, Person]) -> None:
     alice, _ = people
     side_by_side = [alice.begin("run", "--fgpu", "0.3", *SMALL, "--json") for _ in range(3)]

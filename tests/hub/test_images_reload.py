@@ -28,7 +28,6 @@ PYTHON = ENTRY.format(slug="python", name="Python") + "default = true\n"
 TORCH = ENTRY.format(slug="torch", name="PyTorch")
 MARKUP = "<img src=x onerror=alert(1)>"
 PAGE = "admin/images"
-ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
 
 
 class Site:
@@ -153,30 +152,6 @@ def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site, h
     assert (ended.end_cause, ended.message) == ("PULL_FAILED", "there is no image 'torch' any more")
 
 
-def test_buttons_change_one_image_and_take_it_back(site: Site) -> None:
-    def row(slug: str) -> Any:
-        found = site.page().select_one(f"#image-{slug}")
-        assert found is not None
-        return found
-
-    site.act("torch", "hide")
-    assert site.slugs() == ["python"]
-    assert site.hub_offers("torch")
-    assert row("torch").select_one(".badge").text == "hidden"
-    assert "from the file, changed" in row("torch").text
-    assert "hidden: yes (in the file: no)" in row("torch").text
-    site.act("torch", "default")
-    site.act("torch", "up")
-    assert [tr["id"] for tr in site.page().select("table.images tbody tr")] == ["image-torch", "image-python"]
-    assert "default" in [badge.text for badge in row("torch").select(".badge")]
-    assert "The order is not the file's." in site.page().text
-    answer = site.ask("POST", PAGE, site.admin, data={"action": "file-order"})
-    assert answer.status_code == 303
-    site.act("torch", "back")
-    assert [tr["id"] for tr in site.page().select("table.images tbody tr")] == ["image-python", "image-torch"]
-    assert "from the file, changed" not in site.page().text
-
-
 def test_an_entry_is_edited_whole_and_checked_like_the_file(site: Site) -> None:
     form = site.page(f"{PAGE}/torch").select_one("form.entry")
     assert form is not None
@@ -209,38 +184,6 @@ def test_a_minimum_that_nothing_can_hold_is_told_and_the_image_is_offered_to_nob
     said = site.page().select_one("#image-torch .warning")
     assert said is not None
     assert "minimum.fgpu: 40 is more than the largest GPU has" in said.text
-
-
-def test_only_administrators_see_and_change_the_catalogue(site: Site) -> None:
-    for path in (PAGE, f"{PAGE}/torch"):
-        assert site.ask("GET", path, site.alice).status_code == 403
-        assert site.ask("POST", path, site.alice, data={"slug": "torch", "action": "hide"}).status_code == 403
-        assert site.ask("POST", path, None, data={"slug": "torch", "action": "hide"}).status_code in (
-            401,
-            403,
-        )
-    assert site.slugs() == ["python", "torch"]
-    assert f"/services/fgpu/{PAGE}" not in site.ask("GET", "", site.alice).text
-    assert f"/services/fgpu/{PAGE}" in site.ask("GET", "", site.admin).text
-
-
-def test_a_browser_needs_the_forms_own_field_against_forgery(site: Site) -> None:
-    browser = requests.Session()
-    login = browser.get(f"{site.hub.url}/hub/login", timeout=30)
-    field = BeautifulSoup(login.text, "html.parser").find("input", {"name": "_xsrf"})
-    assert field is not None
-    who = {"username": "admin", "password": ADMIN_PASSWORD, "_xsrf": field["value"]}
-    browser.post(f"{site.hub.url}/hub/login", data=who, allow_redirects=False, timeout=30)
-    url = f"{site.hub.url}/services/fgpu/{PAGE}"
-    page = BeautifulSoup(browser.get(url, timeout=30).text, "html.parser")
-    own = page.select_one("#image-torch form")
-    assert own is not None
-    fields = {i["name"]: i["value"] for i in own.select("input")} | {"action": "hide"}
-    forged = {name: value for name, value in fields.items() if name != "_xsrf"}
-    assert browser.post(url, data=forged, allow_redirects=False, timeout=30).status_code == 403
-    assert site.slugs() == ["python", "torch"]
-    assert browser.post(url, data=fields, allow_redirects=False, timeout=30).status_code == 303
-    assert site.slugs() == ["python"]
 
 
 def test_an_action_or_an_image_that_there_is_not_is_an_error(site: Site) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import psutil
 import pytest
 
 from fgpu_scheduler import Audit, Session
-from fgpuspawner.isolation import limits, native
+from fgpuspawner.isolation import native
 from fgpuspawner.isolation.verified import read_verdicts
 from hubprocess import HubProcess, until
 
@@ -133,10 +132,6 @@ def inside() -> Iterator[Inside]:
     found.close()
 
 
-def limits_of(hub: HubProcess, session: Session) -> limits.Limits:
-    return limits.read(hub.data / "limits" / str(session.id))
-
-
 # --- The slice is real ---
 
 
@@ -168,14 +163,6 @@ def test_what_runs_in_a_session_sees_its_slice_and_cannot_take_more(
     shared_hub.stop("alice")
 
 
-def test_several_processes_of_a_session_share_its_slice(shared_hub: HubProcess, inside: Inside) -> None:
-    session = start(shared_hub, "bob")
-    inside.holding(shared_hub, session, 1500)
-    status, said = inside.run(shared_hub, session, sys.executable, "-c", HOLD, "600")
-    assert (status, said) == (2, "cuMemAlloc_v2 2\n")
-    shared_hub.stop("bob")
-
-
 def test_the_commands_are_there_and_on_simulated_gpus_nvidia_smi_too(
     shared_hub: HubProcess, inside: Inside
 ) -> None:
@@ -197,18 +184,6 @@ def test_a_session_is_verified_before_it_is_ready(shared_hub: HubProcess) -> Non
     shared_hub.stop("dora")
 
 
-def test_neighbours_have_slots_of_their_own_and_an_end_gives_them_back(shared_hub: HubProcess) -> None:
-    first, second = start(shared_hub, "erik"), start(shared_hub, "frida", fgpu="1")
-    slots = [limits_of(shared_hub, s).devices[0].slots for s in (first, second)]
-    assert slots == [((0, 25),), ((25, 75),)]
-    shared_hub.stop("erik")
-    until(lambda: "erik/" not in shared_hub.states(), what="erik's session has ended")
-    third = start(shared_hub, "gustav")
-    assert limits_of(shared_hub, third).devices[0].slots in (((0, 25),), ((75, 100),))
-    for user in ("frida", "gustav"):
-        shared_hub.stop(user)
-
-
 def test_nothing_is_left_of_a_session_that_has_ended(shared_hub: HubProcess) -> None:
     session = start(shared_hub, "hilda")
     own = shared_hub.data / "limits" / str(session.id)
@@ -217,18 +192,6 @@ def test_nothing_is_left_of_a_session_that_has_ended(shared_hub: HubProcess) -> 
     shared_hub.stop("hilda")
     until(lambda: "hilda/" not in shared_hub.states(), what="the session has ended")
     until(lambda: not own.exists() and not account.parent.exists(), what="its folders are gone")
-
-
-def test_slots_are_kept_over_a_crash_of_the_hub(make_hub: Make, inside: Inside) -> None:
-    hub = make_hub(service=False).start()
-    first = start(hub, "alice", fgpu="1")
-    hub.kill()
-    hub.start()
-    second = start(hub, "bob", fgpu="1")
-    assert [limits_of(hub, s).devices[0].slots for s in (first, second)] == [((0, 50),), ((50, 100),)]
-    # The first one's processes have what they had.
-    inside.holding(hub, first, 4000)
-    assert inside.run(hub, first, sys.executable, "-c", HOLD, "100")[0] == 2
 
 
 # --- A limit that is not in force ---
@@ -300,25 +263,6 @@ def test_what_a_server_starts_without_its_environment_is_not_taken_for_the_serve
     assert session.state == "RUNNING"
     hub.stop("alice")
     hub.reach({})
-
-
-def test_the_waiting_page_tells_the_owner_of_a_limit_that_is_not_in_force(
-    make_hub: Make, tmp_path: Path
-) -> None:
-    script = f'unset LD_PRELOAD\nexec {sys.executable} "$@"'
-    hub = make_hub(
-        service=False,
-        catalogue=environment(tmp_path, script),
-        before="c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 0}",
-    ).start()
-    token = hub.add_user("alice")
-    assert hub.spawn("alice", options=HALF).status_code == 202
-    progress = hub.api("GET", "users/alice/server/progress", token=token).text
-    events = [
-        json.loads(line.removeprefix("data: ")) for line in progress.splitlines() if line.startswith("data: ")
-    ]
-    assert events[-1]["failed"] is True
-    assert "GPU limit of 2048 MiB was not in force (CUDA reported 8192 MiB)" in events[-1]["message"]
 
 
 def test_a_probe_that_cannot_run_is_no_pass(make_hub: Make) -> None:
@@ -404,77 +348,7 @@ def test_a_child_that_forgot_everything_counts_for_its_parents_session(
     until(lambda: not forgetful.is_running() or forgetful.status() == "zombie", what="it was ended as well")
 
 
-def test_a_session_that_heeds_the_warning_goes_on(make_hub: Make, inside: Inside) -> None:
-    hub = make_hub(service=False, watchdog_every_s=5, watchdog_tolerance_mib=128).start()
-    session = start(hub, "alice")
-    holder = inside.holding(hub, session, 3000, without="LD_PRELOAD")
-    warned = until(lambda: hub.sessions()["alice/"].message, what="the owner is warned")
-    holder.send_signal(signal.SIGKILL)
-    assert warned == (
-        "this session holds 3000 MiB of GPU memory, above its limit of 2048 MiB; if it is found above it "
-        "2 times more, it is ended. End the programs that use the GPU"
-    )
-    until(lambda: hub.sessions()["alice/"].message is None, what="the warning is taken back")
-    assert hub.states() == {"alice/": "RUNNING"}
-
-
-def test_a_stranger_on_a_shared_gpu_is_logged_and_nobody_is_blamed(
-    watched_hub: HubProcess, inside: Inside
-) -> None:
-    hub = watched_hub
-    start(hub, "alice")
-    stranger = subprocess.Popen(
-        [sys.executable, "-c", HOLD, "5000"],
-        env={**os.environ, "LD_LIBRARY_PATH": str(hub.data / "simulated" / "local")},
-        stdout=subprocess.PIPE,
-    )
-    try:
-        line = f"Process {stranger.pid} uses GPU GPU-simulated-local-0 and belongs to no session"
-        until(lambda: line in hub.log_text(), what="the stranger is logged")
-    finally:
-        stranger.kill()
-        stranger.communicate()
-    assert hub.states() == {"alice/": "RUNNING"}
-
-
-def test_an_nvml_that_is_broken_is_said_loudly_and_ends_nobody(
-    watched_hub: HubProcess, inside: Inside
-) -> None:
-    hub = watched_hub
-    session = start(hub, "alice")
-    (hub.data / "simulated" / "local" / "machine").chmod(0o644)
-    (hub.data / "simulated" / "local" / "machine").write_text("nonsense\n")
-    # The one that has read it is asked no more.
-    for process in psutil.Process(hub.process.pid).children(recursive=True):
-        if "nvml_child" in " ".join(process.cmdline()):
-            process.kill()
-    until(
-        lambda: "The watchdog does not know what sessions hold, and ends nobody for it" in hub.log_text(),
-        what="the watchdog says that it is blind",
-    )
-    assert hub.sessions()["alice/"].id == session.id
-
-
 # --- What an administrator sees and sets ---
-
-
-def test_the_choice_is_in_the_log_and_in_the_administrators_view(make_hub: Make) -> None:
-    hub = make_hub().start()
-    reason = "libfgpu holds memory and compute; its GPUs are simulated"
-    assert f"Node local: isolation interposer: {reason}" in hub.log_text()
-    import requests
-
-    def capacity(token: str) -> Any:
-        url = f"{hub.url}/services/fgpu/api/v1/capacity"
-        answer = requests.get(url, headers={"Authorization": f"token {token}"}, timeout=60)
-        return answer.json() if answer.status_code == 200 else None
-
-    found = until(lambda: capacity(hub.token), what="the service answers")
-    (local,) = found["nodes"]
-    assert (local["name"], local["state"]) == ("local", "READY")
-    assert (local["isolation"], local["reason"]) == ("interposer", reason)
-    alice = hub.add_user("alice")
-    assert "nodes" not in until(lambda: capacity(alice), what="it answers alice, too")
 
 
 def test_without_isolation_a_session_has_the_whole_gpu_and_the_log_says_so(
@@ -485,14 +359,3 @@ def test_without_isolation_a_session_has_the_whole_gpu_and_the_log_says_so(
     session = start(hub, "alice")
     assert f"Session {session.id} is not verified: its isolation is none" in hub.log_text()
     assert inside.run(hub, session, sys.executable, "-c", NVML_TOTAL) == (0, "8192\n")
-
-
-def test_a_backend_that_cannot_be_had_keeps_the_hub_from_starting(make_hub: Make) -> None:
-    hub = make_hub(service=False, isolation="mig").start(wait=False)
-    assert hub.process is not None
-    assert hub.process.wait(60) == 1
-    lines = [line for line in hub.log_text().splitlines() if line.startswith("fgpuspawner: ")]
-    assert lines == [
-        "fgpuspawner: c.FGPU.isolation is 'mig', which node 'local' cannot have: GPU-simulated-local-0 is not a MIG "
-        'instance; "auto" takes the strongest that it can'
-    ]

@@ -84,19 +84,6 @@ def test_no_link_starts_a_session_whoever_follows_it(hub: HubProcess, user: str)
     assert "Traceback" not in hub.log_text()
 
 
-def test_a_link_fills_the_form_in_and_says_so(hub: HubProcess) -> None:
-    browser = logged_in(hub, "alice")
-    for prefix in ("opt-", ""):
-        page = browser.get(f"{hub.url}/hub/spawn?{prefix}fgpu=0.6&{prefix}count=x", timeout=60)
-        shown = BeautifulSoup(page.text, "html.parser")
-        assert page.ok
-        (field,) = shown.select("#fgpu-fgpu")
-        assert field["value"] == "0.6"
-        assert "Nothing has started yet" in shown.select("#fgpu-by-link")[0].text
-        assert "'x' is not a whole number" in shown.select("#fgpu-count-refused")[0].text
-    assert "by-link" not in browser.get(f"{hub.url}/hub/spawn", timeout=60).text
-
-
 def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubProcess) -> None:
     browser, other = logged_in(hub, "alice"), logged_in(hub, "bob")
     theirs = other.cookies.get("_xsrf", path="/hub/")

@@ -10,14 +10,12 @@ import json
 import os
 import statistics
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 import pytest
 import requests
 from slowclients import BODY, HEADERS, USUAL, slow_clients
@@ -48,17 +46,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield ""
         return
-    url = os.environ.get("FGPU_TEST_POSTGRES_URL")
-    if not url:
-        reason = "FGPU_TEST_POSTGRES_URL is not set (tests/services.sh starts a server)"
-        pytest.skip(reason)
-    name = f"fgpu_long_{uuid.uuid4().hex[:12]}"
-    server = url.replace("postgresql+psycopg://", "postgresql://")
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield url.rsplit("/", 1)[0] + f"/{name}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    yield request.getfixturevalue("postgresql")
 
 
 class Site:

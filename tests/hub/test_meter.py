@@ -192,13 +192,3 @@ def test_what_sessions_lend_each_other_is_shown_to_each_of_itself_only(make_hub:
             child.kill()
     receipt = ask(hub, tokens["bob"], f"sessions/{sessions['bob'].id}/receipt")["receipt"]
     assert (receipt["compute_entitled_percent"], receipt["compute_borrowed_percent"]) in ((25, None), (25, 0))
-
-
-def test_where_compute_is_strict_nothing_is_said_of_lending(make_hub: Make) -> None:
-    hub = make_hub(meter_every_s=1, compute="strict").start()
-    token = hub.add_user("alice")
-    session = start(hub, "alice")
-    found = until(
-        lambda: ask(hub, token, f"sessions/{session.id}")["session"]["meter"], what="it is measured"
-    )
-    assert (found["compute_borrowed_percent"], found["compute_lent_percent"]) == (None, None)

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Callable, Iterator
-
-import psycopg
-import pytest
+from collections.abc import Callable
 
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 
 
-@pytest.fixture
-def database_url() -> Iterator[str]:
-    """A database of its own on the server that FGPU_TEST_POSTGRES_URL names."""
-    url = os.environ.get("FGPU_TEST_POSTGRES_URL")
-    if not url:
-        reason = "FGPU_TEST_POSTGRES_URL is not set (tests/services.sh starts a server)"
-        pytest.skip(reason)
-    name = f"fgpu_hub_{uuid.uuid4().hex[:12]}"
-    server = url.replace("postgresql+psycopg://", "postgresql://")
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield url.rsplit("/", 1)[0] + f"/{name}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 def test_requests_wait_start_and_survive_a_killed_hub_on_postgresql(
-    make_hub: Callable[..., HubProcess], database_url: str
+    make_hub: Callable[..., HubProcess], postgresql: str
 ) -> None:
-    hub = make_hub(db_url=database_url).start()
+    hub = make_hub(db_url=postgresql).start()
     users = ["a", "b", "c", "d"]
     for user in users:
         hub.add_user(user)

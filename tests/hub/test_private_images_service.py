@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
-from test_service import ServiceHub, end, now_s, run, submit
+from test_service import ServiceHub, now_s, run
 
 from fgpu_scheduler import Device, ImageQuota, ImageState, Node, PrivateImages
 from hubprocess import until
@@ -107,32 +107,6 @@ def test_an_owner_saves_their_session_and_is_told_the_full_name(world: World) ->
     assert world.save(world.alice_runs, world.alice, "torch-more:v2")["name"] == "alice/torch-more:v2"
 
 
-def test_another_user_sees_it_nowhere(world: World) -> None:
-    image = world.save(world.alice_runs, world.alice, "torch")
-    world.ready(image["id"])
-    world.offers(image["name"], world.alice)
-    assert world.hub.get("private-images", world.bob)["images"] == []
-    assert [i["slug"] for i in world.hub.get("images", world.bob)["images"]] == ["python"]
-    none = world.ask("GET", "private-images/99", world.bob, 404)["error"]
-    for method, path, body in (
-        ("GET", "", None),
-        ("DELETE", "", None),
-        ("GET", "/recipe", None),
-        ("PUT", "/name", {"name": "mine"}),
-        ("PUT", "/shares", {"users": ["bob"], "groups": []}),
-    ):
-        told = world.ask(method, f"private-images/{image['id']}{path}", world.bob, 404, body)["error"]
-        assert told["message"].replace(str(image["id"]), "99") == none["message"]
-    refused = [
-        world.hub.get(f"forecast?image={name}", world.bob)["refusals"][0]["message"].replace(name, "X")
-        for name in (image["name"], "alice/none:1")
-    ]
-    assert refused[0] == refused[1]
-    assert "there is no" in refused[0]
-    page = world.hub.page(world.hub.browser("bob"), "private-images")
-    assert "alice" not in page.text
-
-
 def test_administrators_are_told_in_red_that_sharing_needs_a_domain_for_each_user(world: World) -> None:
     danger = "their sessions are on the Hub's own domain"
     admin = world.hub.browser("admin", "test-admin-password-0123456789-abcdef")
@@ -155,15 +129,6 @@ def test_only_the_owner_or_an_administrator_saves_a_session(world: World) -> Non
         "and nothing of what owners do with their own"
     )
     assert world.ask("GET", "private-images?all=1", world.alice, 403)["error"]["field"] == "all"
-
-
-def test_a_servers_own_token_does_not_reach_them(world: World) -> None:
-    assert world.hub.spawn("alice", "lab").status_code in (201, 202)
-    note = world.hub.folder / "token-alice-lab"
-    token = until(lambda: note.exists() and note.read_text(), what="the server has its token")
-    told = world.ask("GET", "private-images", str(token), 403)["error"]
-    assert told["message"] == "you may not do this; ask an administrator (scope custom:fgpu:images)"
-    world.hub.stop("alice", "lab")
 
 
 def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) -> None:
@@ -191,24 +156,6 @@ def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) ->
     assert world.ask("DELETE", path, world.bob, 403)["error"]["code"] == "forbidden"
     world.ask("PUT", f"{path}/shares", world.alice, 200, {"users": [], "groups": []})
     world.ask("GET", path, world.bob, 404)
-
-
-def test_one_in_use_is_not_deleted_and_the_owner_is_told_no_names(world: World) -> None:
-    image = world.save(world.alice_runs, world.alice, "torch")
-    world.ready(image["id"])
-    path = f"private-images/{image['id']}"
-    waits = submit(world.store, "bob", "b2", 500, image=image["name"])
-    own = world.ask("DELETE", path, world.alice, 409)["error"]
-    assert own["code"] == "image_in_use"
-    assert "1 of others" in own["message"]
-    assert "bob" not in own["message"]
-    assert "bob/b2" in world.ask("DELETE", path, world.admin, 409)["error"]["message"]
-    assert (
-        world.ask("PUT", f"{path}/name", world.alice, 409, {"name": "b"})["error"]["code"] == "image_in_use"
-    )
-    end(world.store, waits)
-    assert world.ask("PUT", f"{path}/name", world.alice, 200, {"name": "b"})["image"]["name"] == "alice/b:1"
-    assert world.ask("DELETE", path, world.alice, 202)["image"]["state"] == "DELETING"
 
 
 @pytest.mark.parametrize(
@@ -240,16 +187,6 @@ def test_a_body_that_cannot_be_read_is_the_callers_mistake(world: World, raw: st
     answer = world.hub.ask("POST", f"api/v1/sessions/{world.alice_runs.id}/image", world.alice, data=raw)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"] == "the body must be a JSON object"
-
-
-def test_a_quota_is_refused_with_its_limit(world: World) -> None:
-    for name in ("a", "b", "c"):
-        world.ready(world.save(world.alice_runs, world.alice, name)["id"])
-    told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, 409, {"name": "d"})[
-        "error"
-    ]
-    assert told["code"] == "over_image_quota"
-    assert "3 private images of the 3" in told["message"]
 
 
 def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> None:

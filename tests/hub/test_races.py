@@ -197,27 +197,6 @@ def test_a_second_hub_on_the_same_database_is_refused_before_it_ends_anybodys_se
     assert hub.states() == {"a/": "RUNNING"}
 
 
-def test_a_second_hub_on_a_copy_of_the_database_is_refused_before_it_ends_anybodys_session(
-    make_hub: Callable[..., HubProcess],
-) -> None:
-    hub = make_hub().start()
-    hub.add_user("a")
-    hub.spawn("a", options=ONE)
-    hub.reach({"a/": "RUNNING"})
-    other = make_hub()
-    other.data.mkdir()
-    with (
-        closing(sqlite3.connect(hub.data / "fgpu.sqlite")) as source,
-        closing(sqlite3.connect(other.data / "fgpu.sqlite")) as copy,
-    ):
-        source.backup(copy)
-    refused = started(other)
-    assert refused.returncode == 1
-    assert "another Hub on this machine serves installation" in refused.stderr.splitlines()[-1]
-    assert hub.states() == {"a/": "RUNNING"}
-    assert launched(hub, "local") != {}
-
-
 def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
     make_hub: Callable[..., HubProcess],
 ) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -276,33 +276,6 @@ class Stream:
 # --- Who may call ---
 
 
-def test_nobody_gets_in_without_a_token_or_with_one_that_is_not_valid(world: World) -> None:
-    for token in (None, "not-a-token"):
-        for path in ("me", "sessions", "queue", "capacity", "forecast", "images", "events", "sessions/1"):
-            found = world.hub.get(path, token, status=401)
-            assert found["error"]["code"] == "unauthenticated"
-
-
-def test_a_token_without_the_scope_for_the_service_is_refused(world: World) -> None:
-    made = world.hub.api("POST", "users/alice/tokens", json={"scopes": ["read:users:name!user=alice"]}).json()
-    assert world.hub.get("me", made["token"], status=403)["error"]["code"] == "forbidden"
-
-
-def test_the_queue_is_closed_to_a_token_without_its_scope(world: World) -> None:
-    scopes = ["access:services!service=fgpu"]
-    token = world.hub.api("POST", "users/alice/tokens", json={"scopes": scopes}).json()["token"]
-    assert world.hub.get("me", token)["user"] == "alice"
-    for path in (
-        "sessions",
-        "queue",
-        "capacity",
-        "forecast?fgpu=0.5",
-        "events",
-        f"sessions/{world.alice_runs.id}",
-    ):
-        assert "custom:fgpu:queue:read" in world.hub.get(path, token, status=403)["error"]["message"]
-
-
 def test_an_administrators_scope_asked_for_by_a_user_is_not_given(world: World) -> None:
     body = {"scopes": ["access:services!service=fgpu", "custom:fgpu:queue:read", "custom:fgpu:admin"]}
     made = world.hub.api("POST", "users/alice/tokens", json=body, token=world.alice)
@@ -343,33 +316,6 @@ def test_me_tells_a_person_from_a_server(world: World) -> None:
 # --- Sessions, queue, capacity ---
 
 
-def test_a_user_sees_their_own_sessions_and_nobody_elses(world: World) -> None:
-    found = world.hub.get("sessions", world.alice)
-    assert [(s["id"], s["state"]) for s in found["sessions"]] == [
-        (world.alice_runs.id, "RUNNING"),
-        (world.alice_waits.id, "PENDING"),
-    ]
-    runs, waits = found["sessions"]
-    assert (runs["fgpu"], runs["gpu_memory_mib"], runs["compute_percent"]) == ("0.5", 2048, 25)
-    assert runs["url"] == "/user/alice/"
-    assert waits["pending_url"] == "/hub/spawn-pending/alice/gpu-2"
-    assert (waits["position"], waits["ahead"], waits["gpu_memory_mib"]) == (1, 0, None)
-    assert waits["wait_reason"] == "RESOURCES"
-    assert waits["wait_text"] == "1 fGPU is not free: at most 0.5 is"
-    assert found["simulated"] is True
-    assert runs["image_name"] == "Python"
-    assert world.hub.get(f"sessions/{world.bob_runs.id}", world.alice, status=404)
-    assert world.hub.get(f"sessions/{world.alice_runs.id}", world.alice)["session"] == runs
-
-
-def test_an_administrator_sees_everybodys_sessions_on_request(world: World) -> None:
-    assert world.hub.get("sessions", world.admin)["sessions"] == []
-    everybody = world.hub.get("sessions?all=1", world.admin)["sessions"]
-    assert [s["user"] for s in everybody] == ["alice", "bob", "alice", "bob"]
-    assert not any(s["mine"] for s in everybody)
-    assert world.hub.get(f"sessions/{world.bob_runs.id}", world.admin)["session"]["user"] == "bob"
-
-
 def test_ended_sessions_are_listed_on_request_with_the_reason(world: World) -> None:
     ran = run(world.store, "alice", "old", 100)
     end(world.store, ran)
@@ -380,78 +326,6 @@ def test_ended_sessions_are_listed_on_request_with_the_reason(world: World) -> N
     assert mine["ended_at_s"] is not None
     assert ran.id not in [s["id"] for s in world.hub.get("sessions?ended=1", world.bob)["sessions"]]
     assert ran.id in [s["id"] for s in world.hub.get("sessions?ended=1&all=1", world.admin)["sessions"]]
-
-
-def test_others_in_the_queue_have_no_names_for_ordinary_users(world: World) -> None:
-    found = world.hub.get("queue", world.alice)
-    assert (found["group"], found["length"], found["simulated"]) == ("default", 2, True)
-    assert [(e["position"], e["mine"], e["id"], e["user"]) for e in found["entries"]] == [
-        (1, True, world.alice_waits.id, "alice"),
-        (2, False, None, None),
-    ]
-    entries = world.hub.get("queue?group=default", world.admin)["entries"]
-    assert [e["user"] for e in entries] == ["alice", "bob"]
-    assert "bob" not in world.hub.ask("GET", "api/v1/queue", world.alice).text
-
-
-def test_capacity_is_exact_and_anonymous(world: World) -> None:
-    found = world.hub.get("capacity", world.alice)
-    (group,) = found["groups"]
-    assert group["total"] == {"fgpu": "2", "cpu": "8", "memory_mib": 16384}
-    assert group["used"] == {"fgpu": "1.5", "cpu": "2", "memory_mib": 2048}
-    assert group["mine"] == {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
-    assert group["allocatable"] == {"fgpu": "0.5", "cpu": "6", "memory_mib": 14336}
-    assert group["free"] == group["allocatable"]
-    assert (group["largest_fgpu_now"], group["fgpu_step"], group["waiting"]) == ("0.5", "0.1", 2)
-    (device,) = group["devices"]
-    assert (device["fgpu_total"], device["fgpu_used"], device["simulated"]) == ("2", "1.5", True)
-    assert device["shares"] == [
-        {"fgpu": "0.5", "mine": True, "session_id": world.alice_runs.id},
-        {"fgpu": "1", "mine": False, "session_id": None},
-    ]
-    assert found["mine_overall"] == group["mine"]
-    assert found["allocatable_overall"] == group["allocatable"]
-    assert "bob" not in json.dumps(found)
-
-
-def test_a_forecast_says_what_starts_now_and_what_waits(world: World) -> None:
-    fits = world.hub.get(
-        "forecast?fgpu=0.5&cpu=1&memory_mib=512&image=python&group=default&count=1", world.alice
-    )
-    assert (fits["starts_now"], fits["text"], fits["refusals"]) == (True, "starts now", [])
-    part = world.hub.get("forecast?fgpu=0.3&cpu=1&memory_mib=512&count=3", world.alice)
-    assert (part["starts_now"], part["startable_now"], part["count"]) == (False, 1, 3)
-    assert part["position"] == 4
-    assert part["text"].startswith("1 starts now, 2 wait: ")
-    # So much for each of the three.
-    assert part["largest_now"] == "0.1"
-    assert part["expected_start_at_s"] is None
-    assert part["basis"].startswith("no estimate yet")
-    assert part["quota"] == {"fgpu_left": None, "sessions_left": None, "text": None}
-
-
-def test_a_forecast_in_place_of_a_session_counts_it_as_ended(world: World) -> None:
-    # Of 2 fGPU bob keeps 1; the first who waits takes the other, which was alice's half and the free one.
-    path = "forecast?fgpu=0.9&cpu=1&memory_mib=512&image=python"
-    assert world.hub.get(path, world.alice)["position"] == 3
-    instead = world.hub.get(f"{path}&instead_of={world.alice_runs.id}", world.alice)
-    assert (instead["starts_now"], instead["position"], instead["refusals"]) == (False, 2, [])
-    # Another's session, one that there is not, and what is no id are told alike.
-    for bad in (str(world.bob_runs.id), "999999", "-1", "x", "9" * 40):
-        answer = world.hub.ask("GET", f"api/v1/{path}&instead_of={bad}", world.alice)
-        assert answer.status_code == 404
-        assert answer.json()["error"]["field"] == "instead_of"
-
-
-def test_what_can_never_run_is_an_answer_with_refusals(world: World) -> None:
-    found = world.hub.get("forecast?fgpu=0.55&count=2", world.alice)
-    assert found["starts_now"] is False
-    (refusal,) = found["refusals"]
-    assert (refusal["field"], refusal["code"], refusal["limit"]) == ("fgpu", "not_a_step", "0.1")
-    several = world.hub.get("forecast?fgpu=lots&cpu=none&image=secret&colour=red", world.alice)
-    assert {r["field"] for r in several["refusals"]} == {"fgpu", "cpu", "image", "options"}
-    twice = world.hub.get("forecast?fgpu=0.5&fgpu=1", world.alice)
-    assert twice["refusals"][0]["code"] == "given_twice"
 
 
 def test_images_are_those_that_the_caller_may_start(world: World) -> None:
@@ -483,16 +357,6 @@ def test_a_change_arrives_and_a_broken_stream_resumes_after_the_last_event(world
         name, number, data = resumed.next()
     assert (name, data["session"]["id"], data["session"]["state"]) == ("change", ran.id, "TERMINATED")
     assert number > ids[-1]
-
-
-def test_the_stream_of_a_user_tells_of_others_only_that_something_changed(world: World) -> None:
-    with Stream(world.hub, world.bob) as bob, Stream(world.hub, world.admin) as admin:
-        bob.next(), admin.next()
-        with world.another(run(world.store, "alice", "hidden", 100)) as ran:
-            assert admin.until("RUNNING")[-1][2]["session"]["user"] == "alice"
-            name, _, data = bob.next()
-            assert (name, set(data)) == ("queue", {"version", "simulated"})
-            assert ran.id  # It was there while they listened.
 
 
 def test_too_many_streams_of_one_user_are_refused_and_a_closed_one_makes_room(world: World) -> None:
@@ -540,15 +404,6 @@ def test_ending_goes_through_the_hub_with_the_callers_own_rights(world: World) -
     again = hub.ask("DELETE", f"api/v1/sessions/{ran.id}", world.alice)
     assert (again.status_code, again.json()["error"]["code"]) == (409, "already_ended")
     assert hub.ask("DELETE", "api/v1/sessions/999999", world.alice).status_code == 404
-
-
-def test_an_administrator_ends_the_session_of_somebody_else(world: World) -> None:
-    hub = world.hub
-    assert hub.spawn("bob", "far").status_code in (201, 202)
-    until(lambda: hub.ready("bob", "far"), what="bob's server")
-    with world.another(run(world.store, "bob", "far", 100)) as ran:
-        assert hub.ask("DELETE", f"api/v1/sessions/{ran.id}", world.admin).status_code == 202
-        until(lambda: not hub.ready("bob", "far"), what="the Hub has stopped it")
 
 
 def test_a_write_with_a_cookie_needs_the_token_against_forgery(world: World) -> None:
@@ -605,15 +460,6 @@ def test_the_page_shows_sessions_bars_and_queue(world: World) -> None:
     assert "Simulated GPUs" in page.text
     assert page.select_one("p.facts strong").text == "2"
     assert "bob" not in page.text
-
-
-def test_an_administrators_page_shows_everybody_and_can_be_narrowed(world: World) -> None:
-    browser = world.hub.browser("admin", "test-admin-password-0123456789-abcdef")
-    everybody = world.hub.page(browser)
-    assert len(everybody.select("table.sessions tbody tr")) == 4
-    assert "bob" in everybody.select_one("table.sessions").text
-    mine = world.hub.page(browser, "?show=mine")
-    assert "You have no session." in mine.text
 
 
 def test_names_with_markup_stay_text(world: World) -> None:
@@ -710,30 +556,6 @@ def test_held_requests_are_resumed_in_queue_order_whatever_fails_before_them(wor
         for user, server in (("r1", ""), ("r2", ""), ("r3", "n")):
             hub.stop(user, server)
     assert hub.log_text().count("(stranger/)") == 1
-
-
-def test_after_a_crash_of_the_hub_the_service_brings_the_waiting_requests_back(
-    make_hub: Callable[..., HubProcess],
-) -> None:
-    hub = make_hub()
-    hub.start()
-    for user in ("first", "second", "third"):
-        hub.add_user(user)
-        assert hub.spawn(user, options={"fgpu": "2", "cpu": "0.1", "memory_mib": 256}).status_code in (
-            201,
-            202,
-        )
-        until(lambda user=user: f"{user}/" in hub.states(), what=f"{user} is in the queue")
-    hub.reach({"first/": "RUNNING", "second/": "PENDING", "third/": "PENDING"})
-    hub.kill()
-    hub.start()
-    until(
-        lambda: not any(s.held for s in hub.sessions().values()), within_s=60, what="nobody is held any more"
-    )
-    hub.reach({"first/": "RUNNING", "second/": "PENDING", "third/": "PENDING"})
-    hub.stop("first")
-    hub.reach({"second/": "RUNNING", "third/": "PENDING"})
-    until(lambda: hub.log_text().count("the Hub spawns it again") == 2, what="both are in the log")
 
 
 def test_the_log_holds_no_tokens(world: World) -> None:

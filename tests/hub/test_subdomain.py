@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import re
 import socket
 from collections.abc import Iterator
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import urljoin, urlparse
 
 import pytest
 import requests
@@ -86,85 +83,6 @@ def alice(hub: HubProcess) -> Iterator[Browser]:
     until(lambda: hub.ready("alice"), within_s=60)
     yield browser
     hub.stop("alice")
-
-
-def test_the_forms_forecast_is_answered_where_the_form_asks_for_it(hub: HubProcess) -> None:
-    browser = Browser(hub)
-    browser.log_in("bob")
-    page = browser.get(f"{browser.hub}/hub/spawn", timeout=30)
-    found = re.search(r'data-service="([^"]+)" data-ticket="([^"]+)"', page.text)
-    assert found is not None
-    url = urljoin(page.url, html.unescape(found[1])) + "api/v1/forecast"
-    assert urlparse(url).netloc == urlparse(browser.hub).netloc, "a page may not read other origins"
-    query = {"image": "python", "fgpu": "0.5", "cpu": "0.5", "memory_mib": "512", "count": "1"}
-    answer = browser.get(url, params=query, headers={"X-FGPU-Ticket": html.unescape(found[2])}, timeout=30)
-    assert answer.status_code == 200, answer.text
-    assert "text" in answer.json()
-
-
-def test_the_waiting_page_works_on_the_hubs_host(hub: HubProcess) -> None:
-    browser = Browser(hub)
-    browser.log_in("carol")
-    hub.add_user("carol")
-    large = {"fgpu": "2", "cpu": "0.5", "memory_mib": 512}
-    hub.add_user("dave")
-    hub.spawn("dave", options=large)
-    assert hub.spawn("carol", options=large).status_code == 202
-    try:
-        page = browser.get(f"{browser.hub}/hub/spawn-pending/carol", timeout=30)
-        found = re.search(r'data-progress="([^"]+)".*?data-sessions="([^"]+)"', page.text, re.DOTALL)
-        assert found is not None, page.text
-        with browser.get(urljoin(page.url, html.unescape(found[1])), stream=True, timeout=30) as stream:
-            line = next(line for line in stream.iter_lines() if line.startswith(b"data:"))
-        assert b'"progress"' in line
-        sessions = browser.get(urljoin(page.url, found[2]), timeout=30)
-        assert sessions.status_code == 200
-        assert "carol" in sessions.text
-    finally:
-        hub.stop("carol")
-        hub.stop("dave")
-        until(lambda: not {"carol/", "dave/"} & set(hub.states()), what="their sessions have ended")
-
-
-def test_jupyterlab_and_its_panel_answer_on_the_users_own_domain(hub: HubProcess, alice: Browser) -> None:
-    lab = alice.get(f"{alice.hub}/user/alice/lab", timeout=60)
-    assert lab.status_code == 200
-    assert lab.url.startswith(f"http://alice.hub.localhost:{hub.port}/user/alice/lab")
-    assert "jupyter-config-data" in lab.text
-    own = f"http://alice.hub.localhost:{hub.port}/user/alice"
-    status = alice.get(f"{own}/fgpu/api/status", timeout=30)
-    assert status.status_code == 200
-    assert status.json()["session"]["state"] == "RUNNING"
-
-
-def test_the_service_is_a_page_of_its_own_domain_whose_links_lead_back(
-    hub: HubProcess, alice: Browser
-) -> None:
-    page = alice.get(f"{alice.hub}/services/fgpu/?show=mine", timeout=30)
-    assert page.status_code == 200
-    assert page.url.startswith(f"http://fgpu--service.hub.localhost:{hub.port}/services/fgpu/?show=mine")
-    links = dict(re.findall(r'<a class="button[^"]*" id="(\w+)[^"]*" href="([^"]+)"', page.text))
-    opened = alice.get(html.unescape(links["open"]), timeout=60)
-    assert opened.status_code == 200
-    assert opened.url.startswith(f"http://alice.hub.localhost:{hub.port}/user/alice/")
-    new = alice.get(html.unescape(links["new"]), timeout=30)
-    assert new.url.startswith(f"{alice.hub}/hub/spawn/alice/")
-    assert 'class="fgpu-form"' in new.text, "she is still logged in there"
-    icon = re.search(r'rel="icon" href="([^"]+)"', page.text)
-    assert icon is not None
-    assert alice.get(urljoin(page.url, icon[1]), timeout=30).status_code == 200
-    script = re.search(r'<script src="([^"]+)"', page.text)
-    assert script is not None
-    assert alice.get(urljoin(page.url, script[1]), timeout=30).status_code == 200
-
-
-def test_the_services_events_stream_on_its_own_domain(hub: HubProcess, alice: Browser) -> None:
-    alice.get(f"{alice.hub}/services/fgpu/", timeout=30)
-    url = f"http://fgpu--service.hub.localhost:{hub.port}/services/fgpu/api/v1/events"
-    xsrf = {"X-XSRFToken": alice.xsrf("/services/fgpu/")}
-    with alice.get(url, headers=xsrf, stream=True, timeout=30) as stream:
-        assert stream.status_code == 200, stream.text
-        assert next(line for line in stream.iter_lines() if line)
 
 
 def test_the_hubs_cookies_do_not_reach_a_users_domain_nor_the_other_way(
