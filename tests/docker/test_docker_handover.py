@@ -180,12 +180,7 @@ def test_whatever_needs_the_token_has_it(hub: DockerHub, alice: Running) -> None
     until(lambda: "POST /hub/api/users/alice/activity" in hub.log_text(), what="activity is reported")
     answer = ask(hub, alice, "GET", "fgpu/api/status").json()
     assert (answer["hub"], answer["hub_message"]) == ("ok", None)
-    browser = requests.Session()
-    login = browser.get(f"{hub.url}/hub/login", timeout=30)
-    form = {"username": "alice", "password": "test-password", "_xsrf": browser.cookies["_xsrf"]}
-    assert login.ok
-    assert browser.post(f"{hub.url}/hub/login", data=form, timeout=30).ok
-    lab = browser.get(f"{hub.url}/user/alice/lab", timeout=30)
+    lab = hub.browser("alice").get(f"{hub.url}/user/alice/lab", timeout=30)
     assert lab.status_code == 200
     assert "jupyter-config-data" in lab.text
     assert "/user/alice/lab" in lab.url

@@ -98,15 +98,7 @@ def words(hub: DockerHub, user: str, **options: Any) -> str:
 @pytest.fixture(scope="module")
 def browser(hub: DockerHub) -> requests.Session:
     """A browser in which the administrator has logged in."""
-    found = requests.Session()
-    assert found.get(f"{hub.url}/hub/login", timeout=30).ok
-    fields = {
-        "username": "admin",
-        "password": "test-admin-password-0123456789-abcdef",
-        "_xsrf": found.cookies["_xsrf"],
-    }
-    assert found.post(f"{hub.url}/hub/login", data=fields, timeout=30).ok
-    return found
+    return hub.browser("admin")
 
 
 def asked(hub: DockerHub, browser: requests.Session, image: PrivateImage) -> list[Any]:

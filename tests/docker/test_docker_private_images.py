@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImage, PrivateImages, Store
@@ -209,12 +208,7 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
 
 def form_of(hub: DockerHub, user: str) -> str:
     """Return the launch form as a user sees it."""
-    browser = requests.Session()
-    login = browser.get(f"{hub.url}/hub/login", timeout=30)
-    form = {"username": user, "password": "test-password", "_xsrf": browser.cookies["_xsrf"]}
-    assert login.ok
-    assert browser.post(f"{hub.url}/hub/login", data=form, timeout=30).ok
-    found = browser.get(f"{hub.url}/hub/spawn/{user}/another", timeout=30)
+    found = hub.browser(user).get(f"{hub.url}/hub/spawn/{user}/another", timeout=30)
     assert "fgpu" in found.text
     return found.text
 

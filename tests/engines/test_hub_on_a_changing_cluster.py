@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 
 import changing_engine
-from test_hub_with_another_engine import ON_THE_PATH, WHOLE, logged_in
+from test_hub_with_another_engine import ON_THE_PATH, WHOLE
 
 from fgpu_scheduler import Node, NodeState
 from hubprocess import HubProcess, running, until
 
 CHANGING = {"runtime": "changing_engine:ChangingSpawner", "isolation": "none"}
-ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
 LONG = "gpu-1." + "a" * 60 + "." + "b" * 63 + "." + "c" * 63 + ".lab"
 
 
@@ -39,7 +38,7 @@ def test_a_session_that_the_cluster_refuses_a_node_waits_with_its_words_and_runs
         assert (ann.placement.node_id, ann.attempt) == ("n2", 2)
         assert hub.spawn("ben", options=WHOLE).status_code in (201, 202)
         hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
-        with logged_in(hub.url, "ben") as ben:
+        with hub.browser("ben", leads_to="/hub/home") as ben:
             page = ben.get(f"{hub.url}/services/fgpu/", timeout=60).text
             assert "had untolerated taint {lab: closed}" in page
             (told,) = ben.get(f"{hub.url}/services/fgpu/api/v1/sessions", timeout=60).json()["sessions"]
@@ -64,7 +63,7 @@ def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> Non
         ben = hub.sessions()["ben/"]
         assert ben.placement is not None
         assert ben.placement.node_id == LONG
-        with logged_in(hub.url, "admin", ADMIN_PASSWORD) as browser:
+        with hub.browser("admin", leads_to="/hub/home") as browser:
             for address in ("", "map", "admin/nodes", "admin/overview"):
                 shown = browser.get(f"{hub.url}/services/fgpu/{address}", timeout=60)
                 assert shown.status_code == 200, address
@@ -94,7 +93,7 @@ def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> Non
 def test_a_hub_that_starts_while_its_cluster_is_silent_or_empty_takes_what_comes(tmp_path: Path) -> None:
     with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
         hub.add_user("ann")
-        with logged_in(hub.url, "ann") as ann:
+        with hub.browser("ann", leads_to="/hub/home") as ann:
 
             def page() -> str:
                 answer = ann.get(f"{hub.url}/hub/spawn", timeout=60)

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import requests
-
 from hubprocess import running
 
 HERE = Path(__file__).parent
 ON_THE_PATH = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
 WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
-
-
-def logged_in(url: str, user: str, password: str = "test-password") -> requests.Session:
-    """Return a browser's session of a user who has logged in."""
-    browser = requests.Session()
-    browser.get(f"{url}/hub/login", timeout=60)
-    form = {"username": user, "password": password, "_xsrf": browser.cookies["_xsrf"]}
-    assert browser.post(f"{url}/hub/login?next=/hub/home", data=form, timeout=60).status_code == 200
-    return browser
 
 
 def test_a_hub_queues_launches_shows_and_ends_sessions_of_an_engine_that_somebody_else_wrote(
@@ -32,12 +21,12 @@ def test_a_hub_queues_launches_shows_and_ends_sessions_of_an_engine_that_somebod
             hub.add_user(user)
             assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
         hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
-        with logged_in(hub.url, "ann") as ann:
+        with hub.browser("ann", leads_to="/hub/home") as ann:
             page = ann.get(f"{hub.url}/user/ann/lab", timeout=60)
             assert (page.status_code, page.text) == (200, "a session in memory")
             sessions = ann.get(f"{hub.url}/services/fgpu/", timeout=60)
             assert "RUNNING" in sessions.text
-        with logged_in(hub.url, "ben") as ben:
+        with hub.browser("ben", leads_to="/hub/home") as ben:
             waiting = ben.get(f"{hub.url}/hub/spawn-pending/ben", timeout=60)
             assert waiting.status_code == 200
             assert "queue" in waiting.text

@@ -23,20 +23,6 @@ def forget(hub: HubProcess) -> None:
         path.unlink()
 
 
-def logged_in(hub: HubProcess, user: str) -> requests.Session:
-    """Return a browser in which the user has logged in."""
-    browser = requests.Session()
-    browser.get(f"{hub.url}/hub/login", timeout=60)
-    form = {
-        "username": user,
-        "password": "test-password",
-        "_xsrf": browser.cookies.get("_xsrf", path="/hub/"),
-    }
-    answer = browser.post(f"{hub.url}/hub/login?next=/hub/token", data=form, timeout=60)
-    assert answer.ok, answer.text
-    return browser
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["local", "docker"], indirect=True)
 def test_owners_log_in_again_and_find_their_notebooks_with_what_they_had_computed(
@@ -55,7 +41,7 @@ def test_owners_log_in_again_and_find_their_notebooks_with_what_they_had_compute
     # The old token went with the database. What is open stays open.
     assert hub.api("GET", "user", token=token).status_code == 403
     assert kernel.run("x") == "23"
-    browser = logged_in(hub, "alice")
+    browser = hub.browser("alice")
     # By way of the Hub, which knows the server as a client of its log-in again.
     until(lambda: browser.get(f"{hub.url}/user/alice/lab", timeout=60).ok, what="she is let in to her server")
     page = browser.get(f"{hub.url}/user/alice/api/kernels", timeout=60)

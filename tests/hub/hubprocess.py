@@ -25,6 +25,7 @@ from fgpu_scheduler import Session, Store
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 PROXY = ROOT / ".node/node_modules/.bin/configurable-http-proxy"
+ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
 
 CONFIG = """
 import os
@@ -283,6 +284,16 @@ class HubProcess:
         """Make sure that the user exists, and return a token of theirs."""
         assert self.api("POST", f"users/{name}").status_code in (201, 409)
         return str(self.api("POST", f"users/{name}/tokens").json()["token"])
+
+    def browser(self, user: str, *, leads_to: str = "/hub/token") -> requests.Session:
+        """Return a browser in which a user, or the administrator ``admin``, has logged in."""
+        browser = requests.Session()
+        assert browser.get(f"{self.url}/hub/login", timeout=120).ok
+        password = ADMIN_PASSWORD if user == "admin" else "test-password"
+        form = {"username": user, "password": password, "_xsrf": browser.cookies.get("_xsrf", path="/hub/")}
+        answer = browser.post(f"{self.url}/hub/login?next={leads_to}", data=form, timeout=120)
+        assert answer.ok, answer.text
+        return browser
 
     def _server(self, user: str, server: str) -> str:
         return f"users/{user}/servers/{server}" if server else f"users/{user}/server"

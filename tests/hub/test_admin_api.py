@@ -30,9 +30,6 @@ JSON = dict[str, Any]
 S = SessionState
 
 
-ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
-
-
 class World:
     """A Hub with one quota in its file. Of one GPU with 2 fGPU alice holds 0.5 and bob 1.5; both wait for 1 more."""
 
@@ -95,7 +92,7 @@ def test_the_overview_tells_use_queues_and_what_is_wrong(world: World) -> None:
     try:
         (problem,) = world.get("admin/overview")["problems"]
         assert (problem["text"], problem["link"]) == ("Machine past does not answer", "admin/nodes#node-past")
-        page = world.hub.page(world.hub.browser("admin", ADMIN_PASSWORD), "admin/overview")
+        page = world.hub.page(world.hub.browser("admin"), "admin/overview")
         (link,) = page.select(".problems a")
         assert link["href"] == "/services/fgpu/admin/nodes#node-past"
     finally:
@@ -199,7 +196,7 @@ def test_one_gpu_is_cordoned_with_a_reason_and_shown_to_everybody_without_it(wor
         own = dict(world.hub.get("capacity", world.alice))
         assert own["groups"][0]["devices"][0]["cordoned"] is True
         assert "the fan" not in str(own)
-        page = str(world.hub.page(world.hub.browser("admin", ADMIN_PASSWORD), "admin/nodes"))
+        page = str(world.hub.page(world.hub.browser("admin"), "admin/nodes"))
         assert "&lt;b&gt;the fan" in page
     finally:
         world.store.set_cordon(device["uuid"], None, now_s=now_s())
@@ -259,7 +256,7 @@ def test_of_many_quotas_the_page_shows_some_at_a_time(world: World) -> None:
         QuotaEdits(world.store),
         {"file": [Quota(QuotaScope.USER, "*", max_fgpu_milli=3000)], "by": "many", "now_s": 1},
     )
-    browser = world.hub.browser("admin", ADMIN_PASSWORD)
+    browser = world.hub.browser("admin")
     try:
         edits.put_all(many, **how)
         first = world.hub.page(browser, "admin/quotas")

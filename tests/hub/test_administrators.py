@@ -243,11 +243,7 @@ class Browser:
     """Somebody who is logged in to the Hub by its page."""
 
     def __init__(self, hub: HubProcess, user: str) -> None:
-        self.http, self.root = requests.Session(), f"{hub.url}/hub"
-        self.get("login")
-        password = "test-admin-password-0123456789-abcdef" if user == "admin" else "test-password"
-        found = self.send("POST", "login", data={"username": user, "password": password})
-        assert "logout" in found.text
+        self.http, self.root = hub.browser(user), f"{hub.url}/hub"
 
     def get(self, path: str, **params: str) -> requests.Response:
         return self.http.get(f"{self.root}/{path}", params=params, timeout=60)

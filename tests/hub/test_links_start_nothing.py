@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import requests
 from bs4 import BeautifulSoup
 
 from hubprocess import WITHOUT_SERVICE, HubProcess, running
@@ -56,20 +55,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         yield found
 
 
-def logged_in(hub: HubProcess, user: str) -> requests.Session:
-    """Return a browser in which somebody has logged in."""
-    browser = requests.Session()
-    assert browser.get(f"{hub.url}/hub/login", timeout=60).ok
-    password = "test-admin-password-0123456789-abcdef" if user == "admin" else "test-password"
-    token = browser.cookies.get("_xsrf", path="/hub/")
-    fields = {"username": user, "password": password, "_xsrf": token}
-    assert browser.post(f"{hub.url}/hub/login?next=/hub/token", data=fields, timeout=60).ok
-    return browser
-
-
 @pytest.mark.parametrize("user", ["alice", "admin"])
 def test_no_link_starts_a_session_whoever_follows_it(hub: HubProcess, user: str) -> None:
-    browser = logged_in(hub, user)
+    browser = hub.browser(user)
     for link in LINKS:
         url = f"{hub.url}/{link.format(user=user)}"
         found = browser.get(url, headers=FROM_ELSEWHERE, timeout=60)
@@ -85,7 +73,7 @@ def test_no_link_starts_a_session_whoever_follows_it(hub: HubProcess, user: str)
 
 
 def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubProcess) -> None:
-    browser, other = logged_in(hub, "alice"), logged_in(hub, "bob")
+    browser, other = hub.browser("alice"), hub.browser("bob")
     theirs = other.cookies.get("_xsrf", path="/hub/")
     fields = {"fgpu": "0.5", "cpu": "0.1", "memory_mib": "256"}
     for path in (
@@ -106,7 +94,7 @@ def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubP
 
 
 def test_the_log_has_no_cookie_and_no_password(hub: HubProcess) -> None:
-    browser = logged_in(hub, "carol")
+    browser = hub.browser("carol")
     assert browser.get(f"{hub.url}/hub/spawn", timeout=60).ok
     cookies = [cookie.value for cookie in browser.cookies if cookie.value]
     assert "jupyterhub-session-id" in browser.cookies

@@ -78,17 +78,6 @@ class Site:
         assert "hub/login" not in answer.url, path
         self.timed(path.partition("?")[0] or "/", began)
 
-    def log_in(self, user: str) -> None:
-        self.browser = requests.Session()
-        self.browser.get(f"{self.hub.url}/hub/login", timeout=120)
-        form = {
-            "username": user,
-            "password": "test-password",
-            "_xsrf": self.browser.cookies.get("_xsrf", path="/hub/"),
-        }
-        answer = self.browser.post(f"{self.hub.url}/hub/login?next=/hub/home", data=form, timeout=120)
-        assert answer.status_code == 200
-
     def ask_all(self) -> None:
         """Ask for what people and programs look at."""
         for path in ("hub/health", "hub/home", "hub/spawn/visitor/other", "services/fgpu/"):
@@ -179,7 +168,7 @@ def test_ten_thousand_wait_and_eight_hundred_are_slow(
         assert answer.status_code in (201, 202), answer.text
         site.timed("its answer", began)
         until(lambda: len(site.waiting()) == AT_ONCE, what="all of one submission wait")
-        site.log_in("visitor")
+        site.browser = site.hub.browser("visitor", leads_to="/hub/home")
         site.ask_all()
         until(
             lambda: sum(bool(s["pending"]) for s in hub.servers("eager").values()) == AT_ONCE,
@@ -204,7 +193,7 @@ def test_ten_thousand_wait_and_eight_hundred_are_slow(
             site.took_s[f"{site.phase}: it answers again"].append(time.monotonic() - began)
             until(lambda: len(site.waiting()) == REQUESTS, what="the store answers")
             began, held = time.monotonic(), REQUESTS
-            site.log_in("visitor")
+            site.browser = site.hub.browser("visitor", leads_to="/hub/home")
             while held > REQUESTS - RESUMED:
                 # The Hub lets them go after a minute.
                 with contextlib.ExitStack() as stack:

@@ -109,7 +109,7 @@ def test_an_owner_saves_their_session_and_is_told_the_full_name(world: World) ->
 
 def test_administrators_are_told_in_red_that_sharing_needs_a_domain_for_each_user(world: World) -> None:
     danger = "their sessions are on the Hub's own domain"
-    admin = world.hub.browser("admin", "test-admin-password-0123456789-abcdef")
+    admin = world.hub.browser("admin")
     for path in ("admin/images", "admin/queue", "admin/audit"):
         assert danger in world.hub.page(admin, path).select(".notice.bad[role=alert]")[0].text
     for page in (world.hub.page(admin, "private-images"), world.hub.page(world.hub.browser("bob"))):

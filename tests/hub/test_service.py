@@ -123,21 +123,6 @@ class ServiceHub(HubProcess):
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    def browser(self, user: str, password: str = "test-password") -> requests.Session:
-        """Return the cookies of a browser in which the user has logged in."""
-        browser = requests.Session()
-        login = browser.get(f"{self.url}/hub/login", timeout=30)
-        form = BeautifulSoup(login.text, "html.parser").find("input", {"name": "_xsrf"})
-        assert form is not None
-        answer = browser.post(
-            f"{self.url}/hub/login",
-            data={"username": user, "password": password, "_xsrf": form["value"]},
-            allow_redirects=False,
-            timeout=30,
-        )
-        assert answer.status_code == 302, answer.text
-        return browser
-
     def page(self, browser: requests.Session, path: str = "", *, status: int = 200) -> BeautifulSoup:
         """Return a page of the service, after the log-in that the browser is sent through."""
         answer = browser.get(f"{self.url}/services/fgpu/{path}", timeout=30)

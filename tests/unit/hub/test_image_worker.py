@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import TimeoutError as NoConnection
 from traitlets.config import Config
+from waiting import eventually
 
 from fgpu_scheduler import (
     Device,
@@ -104,12 +105,6 @@ async def working(
         await background.close()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_foresaw(
     store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +118,7 @@ async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_fo
 
     monkeypatch.setattr(store, "version", fails_at_first)
     async with working(store, tmp_path):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert "local processes" in str(PrivateImages(store).get(wished.id).message)
 
 
@@ -131,7 +126,7 @@ async def test_where_sessions_cannot_be_saved_a_wish_fails_and_says_so(
     store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
     async with working(store, tmp_path):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert PrivateImages(store).get(wished.id).message == (
         "sessions here are local processes, all of one system user, which cannot be saved as images"
     )
@@ -147,7 +142,7 @@ async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_tim
         raise KeyError("RootFS")
 
     async with working(store, tmp_path, save):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == module.MOST_TRIES
     assert PrivateImages(store).get(wished.id).message == module.UNFORESEEN
 
@@ -173,8 +168,8 @@ async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_awa
 
     monkeypatch.setattr(PrivateImages, "made", is_away)
     async with working(store, tmp_path, save) as (worker, engine):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.READY)
-        await until(lambda: not worker._busy)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.READY)
+        await eventually(lambda: not worker._busy)
     assert isinstance(engine, Saving)
     assert (len(saved), len(lost), engine.removed) == (1, 1 if kept else 3, [])
     assert PrivateImages(store).get(wished.id).image_id == "sha256:saved"
@@ -197,7 +192,7 @@ async def test_it_is_not_tried_again_at_once(
 
     monkeypatch.setattr(store, "version", look)
     async with working(store, tmp_path, save):
-        await until(lambda: sum(looks) >= 10)
+        await eventually(lambda: sum(looks) >= 10)
     assert len(tries) == 1
 
 
@@ -209,7 +204,7 @@ async def test_what_is_too_large_once_it_is_made_goes_again_and_says_why(
         return SavedImage("sha256:saved", 2 << 20, "FROM base", server_kept=True)
 
     async with working(store, tmp_path, save, quota=ImageQuota(mib=1)) as (_, engine):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert isinstance(engine, Saving)
     assert engine.removed == [wished.reference]
     assert "1 MiB" in str(PrivateImages(store).get(wished.id).message)
@@ -226,7 +221,7 @@ async def test_what_the_engine_refuses_is_tried_again_only_where_that_may_help(
         raise CannotSave("it is refused", may_pass=may_pass)
 
     async with working(store, tmp_path, save):
-        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == (module.MOST_TRIES if may_pass else 1)
     assert PrivateImages(store).get(wished.id).message == "it is refused"
 

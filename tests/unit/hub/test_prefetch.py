@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from standindaemon import StandIn, connected
+from waiting import eventually
 
 from fgpu_scheduler import (
     Device,
@@ -120,12 +121,6 @@ async def lab(stand_ins: tuple[StandIn, StandIn]) -> AsyncIterator[Callable[...,
         await eventually(lambda one=one: not one.states())  # type: ignore[misc]
     await eventually(lambda: not any(t.name == "fgpu-long" for t in threading.enumerate()))
     fleet.close()
-
-
-async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - of another thread
-            await asyncio.sleep(0.005)
 
 
 async def test_the_first_few_of_each_queue_are_served_on_every_engine_where_they_could_run(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.hub import pull_notes as module
@@ -25,12 +25,6 @@ async def background() -> AsyncIterator[Background]:
     found = Background(logging.getLogger("fgpu"))
     yield found
     await found.close()
-
-
-async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - of another thread
-            await asyncio.sleep(0.005)
 
 
 async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_the_end(

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from traitlets.config import Config
+from waiting import eventually
 
 from fgpu_scheduler import (
     EndCause,
@@ -127,12 +128,6 @@ async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
     async with started(runtime):
         # Either way: because the Hub has no server for it, or because there is no process.
         assert (await runtime.queue.session(1)).end_cause is EndCause.EXITED
-
-
-async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_a_start_waits_while_a_session_answers_that_its_engine_does_not_know(

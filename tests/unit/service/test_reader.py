@@ -51,7 +51,7 @@ def store(settings: FGPU) -> Iterator[Store]:
 
 @pytest.fixture
 def reader_of(settings: FGPU, tmp_path: Path) -> Callable[[Store], Reader]:
-    """Makes a reader of a store, without a catalogue. One is made where it is used: its locks are of one event loop."""
+    """Makes a reader of a store, without a catalogue."""
 
     def make(store: Store) -> Reader:
         images = Images(tmp_path / "images.toml", store, must_be_good=False)
@@ -60,140 +60,113 @@ def reader_of(settings: FGPU, tmp_path: Path) -> Callable[[Store], Reader]:
     return make
 
 
-def test_whoever_asks_before_the_database_is_there_is_answered_as_soon_as_it_is(
+@pytest.fixture
+async def reader(store: Store, reader_of: Callable[[Store], Reader]) -> AsyncIterator[Reader]:
+    """A reader of the store, connected."""
+    found = reader_of(store)
+    found._connected = True
+    yield found
+    await found.close()
+
+
+async def test_whoever_asks_before_the_database_is_there_is_answered_as_soon_as_it_is(
     settings: FGPU, reader_of: Callable[[Store], Reader]
 ) -> None:
-    async def ask() -> None:
-        reader = reader_of(Store(settings.database_url()))
-        connecting = asyncio.create_task(reader.connect())
-        try:
-            with pytest.raises(StoreUnavailable, match="not connected yet"):
-                await reader.world()
-            hubs = Store(settings.database_url())
-            hubs.open()
-            hubs.close()
-            await asyncio.wait_for(connecting, 60)
-            assert (await reader.world()).snapshot.sessions == ()
-        finally:
-            connecting.cancel()
-            await reader.close()
-
-    asyncio.run(ask())
-
-
-def test_what_was_written_during_a_reading_is_read_again(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> None:
-        reader = reader_of(store)
-        begun, go_on = threading.Event(), threading.Event()
-        read = reader._read_world
-
-        def slow(ahead: Outlook) -> World:
-            found = read(ahead)
-            begun.set()
-            assert go_on.wait(30)
-            return found
-
-        monkeypatch.setattr(reader, "_read_world", slow)
-        try:
-            reader._connected = True
-            reading = asyncio.create_task(reader.world())
-            assert await asyncio.to_thread(begun.wait, 30)
-            await reader.change(
-                lambda store, now_s: Banner(store).put(Notice("repair"), by="root", now_s=now_s)
-            )
-            go_on.set()
-            assert (await reading).banner is None
-            # No version of the store tells of it.
-            shown = await reader.world()
-            assert shown.banner is not None
-        finally:
-            go_on.set()
-            await reader.close()
-
-    asyncio.run(ask())
-
-
-def test_all_who_wait_for_a_reading_share_the_next_one(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> int:
-        reader = reader_of(store)
-        readings = 0
-        read = reader._read_world
-        # Others write all the time: no reading is of the newest version once it is made.
-        versions = itertools.count(1)
-
-        def counted(ahead: Outlook) -> World:
-            nonlocal readings
-            readings += 1
-            return read(ahead)
-
-        monkeypatch.setattr(store, "version", lambda: next(versions))
-        monkeypatch.setattr(reader, "_read_world", counted)
-        try:
-            reader._connected = True
-            await asyncio.gather(*(reader.world() for _ in range(40)))
-            together = readings
+    reader = reader_of(Store(settings.database_url()))
+    connecting = asyncio.create_task(reader.connect())
+    try:
+        with pytest.raises(StoreUnavailable, match="not connected yet"):
             await reader.world()
-            assert readings == together + 1, "who asks later is told what is then"
-            return together
-        finally:
-            await reader.close()
+        hubs = Store(settings.database_url())
+        hubs.open()
+        hubs.close()
+        await asyncio.wait_for(connecting, 60)
+        assert (await reader.world()).snapshot.sessions == ()
+    finally:
+        connecting.cancel()
+        await reader.close()
 
-    # The first had begun when most of them asked.
-    assert asyncio.run(ask()) <= 2
 
-
-def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+async def test_what_was_written_during_a_reading_is_read_again(
+    store: Store, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask() -> None:
-        reader = reader_of(store)
-        reader._connected = True
-        go_on = threading.Event()
-        begun = []
+    begun, go_on = threading.Event(), threading.Event()
+    read = reader._read_world
 
-        def long(_: Store) -> str:
-            begun.append(threading.current_thread())
-            assert go_on.wait(60)
-            return "made"
+    def slow(ahead: Outlook) -> World:
+        found = read(ahead)
+        begun.set()
+        assert go_on.wait(30)
+        return found
 
-        try:
-            reports = [asyncio.create_task(reader.report(long)) for _ in range(2 * THREADS)]
-            assert (await asyncio.wait_for(reader.world(), 30)).snapshot.sessions == ()
-            assert len(begun) <= 1, "one at a time"
-            go_on.set()
-            assert set(await asyncio.wait_for(asyncio.gather(*reports), 30)) == {"made"}
-            go_on.clear()
-            monkeypatch.setattr("fgpuspawner.service.reader.REPORT_WITHIN_S", 0.2)
-            with pytest.raises(TimeoutError):
-                await reader.report(long)
-        finally:
-            go_on.set()
-            await reader.close()
-
-    asyncio.run(ask())
+    monkeypatch.setattr(reader, "_read_world", slow)
+    try:
+        reading = asyncio.create_task(reader.world())
+        assert await asyncio.to_thread(begun.wait, 30)
+        await reader.change(lambda store, now_s: Banner(store).put(Notice("repair"), by="root", now_s=now_s))
+        go_on.set()
+        assert (await reading).banner is None
+        # No version of the store tells of it.
+        shown = await reader.world()
+        assert shown.banner is not None
+    finally:
+        go_on.set()
 
 
-def test_every_page_names_the_same_largest_amount_that_starts_now(
-    store: Store, reader_of: Callable[[Store], Reader]
+async def test_all_who_wait_for_a_reading_share_the_next_one(
+    store: Store, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask() -> None:
-        reader = reader_of(store)
-        reader._connected = True
-        try:
-            # One core is left: a whole GPU would have 1.2, and half of one 0.6.
-            world = Build(replace(node(), cpu_milli=2500)).running("bob", 1500).world()
-            offer = reader._any_offer(world.snapshot, "default")
-            told = await reader.forecast(parse({"fgpu": "1"}, offer), offer, world)
-            assert (told.startable_now, told.largest_now_milli, told.beside_other) == (0, 500, (600, 4096))
-            assert reader._largest_now(world.snapshot, "default") == told.largest_now_milli
-        finally:
-            await reader.close()
+    readings = 0
+    read = reader._read_world
+    # Others write all the time: no reading is of the newest version once it is made.
+    versions = itertools.count(1)
 
-    asyncio.run(ask())
+    def counted(ahead: Outlook) -> World:
+        nonlocal readings
+        readings += 1
+        return read(ahead)
+
+    monkeypatch.setattr(store, "version", lambda: next(versions))
+    monkeypatch.setattr(reader, "_read_world", counted)
+    await asyncio.gather(*(reader.world() for _ in range(40)))
+    together = readings
+    await reader.world()
+    assert readings == together + 1, "who asks later is told what is then"
+    assert together <= 2, "the first had begun when most of them asked"
+
+
+async def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    begun = []
+
+    def long(_: Store) -> str:
+        begun.append(threading.current_thread())
+        assert go_on.wait(60)
+        return "made"
+
+    try:
+        reports = [asyncio.create_task(reader.report(long)) for _ in range(2 * THREADS)]
+        assert (await asyncio.wait_for(reader.world(), 30)).snapshot.sessions == ()
+        assert len(begun) <= 1, "one at a time"
+        go_on.set()
+        assert set(await asyncio.wait_for(asyncio.gather(*reports), 30)) == {"made"}
+        go_on.clear()
+        monkeypatch.setattr("fgpuspawner.service.reader.REPORT_WITHIN_S", 0.2)
+        with pytest.raises(TimeoutError):
+            await reader.report(long)
+    finally:
+        go_on.set()
+
+
+async def test_every_page_names_the_same_largest_amount_that_starts_now(reader: Reader) -> None:
+    # One core is left: a whole GPU would have 1.2, and half of one 0.6.
+    world = Build(replace(node(), cpu_milli=2500)).running("bob", 1500).world()
+    offer = reader._any_offer(world.snapshot, "default")
+    told = await reader.forecast(parse({"fgpu": "1"}, offer), offer, world)
+    assert (told.startable_now, told.largest_now_milli, told.beside_other) == (0, 500, (600, 4096))
+    assert reader._largest_now(world.snapshot, "default") == told.largest_now_milli
 
 
 def of(user: str) -> tuple[Wanted, Offer]:
@@ -202,8 +175,8 @@ def of(user: str) -> tuple[Wanted, Offer]:
     return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted, user=user)
 
 
-def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+async def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thought_of: list[str] = []
     go_on = threading.Event()
@@ -213,30 +186,24 @@ def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
         assert asked.user != "mallory" or go_on.wait(30)
         return RequestForecast(1, None, 0, "now", "starts now", None)
 
-    async def ask() -> None:
-        reader = reader_of(store)
-        reader._connected = True
-        monkeypatch.setattr(reader._queue, "forecast", slow)
-        world = await reader.now()
-        floods = [asyncio.create_task(reader.forecast(*of("mallory"), world)) for _ in range(200)]
-        try:
-            await asyncio.sleep(0)
-            async with asyncio.timeout(10):
-                seen = (await reader.world()).snapshot
-                assert replace(seen, now_s=world.snapshot.now_s) == world.snapshot
-                assert (await reader.forecast(*of("alice"), world)).text == "starts now"
-            assert thought_of == ["mallory", "alice"]
-            go_on.set()
-            await asyncio.gather(*floods)
-        finally:
-            go_on.set()
-            await reader.close()
-
-    asyncio.run(ask())
+    monkeypatch.setattr(reader._queue, "forecast", slow)
+    world = await reader.now()
+    floods = [asyncio.create_task(reader.forecast(*of("mallory"), world)) for _ in range(200)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            seen = (await reader.world()).snapshot
+            assert replace(seen, now_s=world.snapshot.now_s) == world.snapshot
+            assert (await reader.forecast(*of("alice"), world)).text == "starts now"
+        assert thought_of == ["mallory", "alice"]
+        go_on.set()
+        await asyncio.gather(*floods)
+    finally:
+        go_on.set()
 
 
-def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+async def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
 
@@ -244,49 +211,37 @@ def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
         assert go_on.wait(600)
         return RequestForecast(1, None, 0, "now", "starts now", None)
 
-    async def ask() -> None:
-        reader = reader_of(store)
-        reader._connected = True
-        monkeypatch.setattr(reader._queue, "forecast", slow)
-        world = await reader.now()
-        monkeypatch.setattr("fgpuspawner.service.reader.ANSWER_WITHIN_S", 0.05)
-        try:
-            with pytest.raises(Problem) as found:
-                await reader.forecast(*of("alice"), world)
-            assert (found.value.status, found.value.code) == (503, "forecast_takes_long")
-        finally:
-            go_on.set()
-            await reader.close()
-
-    asyncio.run(ask())
+    monkeypatch.setattr(reader._queue, "forecast", slow)
+    world = await reader.now()
+    monkeypatch.setattr("fgpuspawner.service.reader.ANSWER_WITHIN_S", 0.05)
+    try:
+        with pytest.raises(Problem) as found:
+            await reader.forecast(*of("alice"), world)
+        assert (found.value.status, found.value.code) == (503, "forecast_takes_long")
+    finally:
+        go_on.set()
 
 
-def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
-    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+async def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask() -> None:
-        reader = reader_of(store)
-        reader._connected = True
-        timed: list[bool] = []
-        while_timed, of_database, outlook = [0], reader._in_time, reader._queue.outlook
+    timed: list[bool] = []
+    while_timed, of_database, outlook = [0], reader._in_time, reader._queue.outlook
 
-        @asynccontextmanager
-        async def in_time() -> AsyncIterator[None]:
-            while_timed[0] += 1
-            try:
-                async with of_database():
-                    yield
-            finally:
-                while_timed[0] -= 1
+    @asynccontextmanager
+    async def in_time() -> AsyncIterator[None]:
+        while_timed[0] += 1
+        try:
+            async with of_database():
+                yield
+        finally:
+            while_timed[0] -= 1
 
-        def looked(snapshot: Snapshot) -> Outlook:
-            timed.append(while_timed[0] > 0)
-            return outlook(snapshot)
+    def looked(snapshot: Snapshot) -> Outlook:
+        timed.append(while_timed[0] > 0)
+        return outlook(snapshot)
 
-        monkeypatch.setattr(reader, "_in_time", in_time)
-        monkeypatch.setattr(reader._queue, "outlook", looked)
-        await reader.world()
-        assert timed == [False]
-        await reader.close()
-
-    asyncio.run(ask())
+    monkeypatch.setattr(reader, "_in_time", in_time)
+    monkeypatch.setattr(reader._queue, "outlook", looked)
+    await reader.world()
+    assert timed == [False]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 from docker.types import DeviceRequest
+from waiting import eventually
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.concurrency.background import Background
@@ -177,12 +178,6 @@ async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await background.close()
     for one in made:
         one.pool._threads.shutdown()
-
-
-async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - of another thread
-            await asyncio.sleep(0.005)
 
 
 def session(number: int, *uuids: str, image: str = "torch", node_id: str = "lab") -> Session:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from standindaemon import StandIn, connected
+from waiting import eventually
 
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker.fleet import Fleet
@@ -50,12 +51,6 @@ async def sweeping(*daemons: OneDaemon) -> AsyncIterator[ImageSaver]:
         await background.close()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_a_daemon_that_is_silent_keeps_no_other_from_being_swept() -> None:
     answers, swept = threading.Event(), []
 
@@ -69,7 +64,7 @@ async def test_a_daemon_that_is_silent_keeps_no_other_from_being_swept() -> None
         raise KeyError("RepoTags")
 
     async with sweeping(OneDaemon("n1", silent), OneDaemon("n2", other)):
-        await until(lambda: len(swept) >= 3)
+        await eventually(lambda: len(swept) >= 3)
         answers.set()
 
 
@@ -87,14 +82,14 @@ async def test_what_is_renamed_during_a_sweep_is_swept_again(monkeypatch: pytest
     renamed.client.inspect_image = lambda _: {"Id": "sha256:1"}
     renamed.client.tag = lambda *_, **__: True
     async with sweeping(renamed) as saver:
-        await until(begun.is_set)
+        await eventually(begun.is_set)
         before = len(swept)
         image: Any = SimpleNamespace(reference="fgpu-abc/alice/a:1", image_id="sha256:1", node_id="n1")
         renaming = asyncio.create_task(saver.rename(image, "fgpu-abc/alice/b:1"))
         goes_on.set()
         assert await renaming
         # A sweep asks for images three times.
-        await until(lambda: len(swept) >= before + 3)
+        await eventually(lambda: len(swept) >= before + 3)
 
 
 async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left() -> None:
@@ -102,7 +97,7 @@ async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left() -> Non
     daemon.client.containers = lambda **_: [{"Id": "ab", "Names": ["/fgpu-abc-carrier-7"]}]
     daemon.client.remove_container = lambda name, **_: removed.append(name)
     async with sweeping(daemon):
-        await until(lambda: bool(removed))
+        await eventually(lambda: bool(removed))
     assert set(removed) == {"ab"}
 
 

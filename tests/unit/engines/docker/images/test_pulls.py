@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from standindaemon import StandIn, connected
+from waiting import eventually
 
 from fgpuspawner.engines.base import EngineSilent, PullFailed
 from fgpuspawner.engines.docker.daemon import Daemon
@@ -79,12 +80,6 @@ def lab(closing: list[Fleet]) -> Callable[..., Lab]:
         return Lab(closing[-1], **more)
 
     return make
-
-
-async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - of another thread
-            await asyncio.sleep(0.005)
 
 
 def threads() -> int:
