@@ -94,7 +94,7 @@ def _shared_with(image: PrivateImage) -> str:
 def run_recipe(given: argparse.Namespace) -> list[str]:
     """Return an image's Dockerfile."""
     with opened(given.config) as own:
-        found = PrivateImages(own.store).named(given.image)
+        found = PrivateImages(own.store).by_name(given.image)
         text = PrivateImages(own.store).recipe(found.id)
     if text is None:
         raise BadSettings(f"there is no recipe of {found.name}, which is {found.state}")
@@ -108,7 +108,7 @@ def run_commit(given: argparse.Namespace) -> list[str]:
     """Ask that a session be saved, and wait until the Hub has done so."""
     with opened(given.config) as own:
         images = PrivateImages(own.store)
-        wished = images.wish(
+        wished = images.request(
             _session(own, given.session).id,
             name=given.name,
             tag=given.tag,
@@ -164,7 +164,7 @@ def _changed(given: argparse.Namespace, action: str, change: Callable[..., Any],
     with opened(given.config) as own:
         images = PrivateImages(own.store)
         try:
-            found = change(images, images.named(given.image).id, **to, now_s=int(time.time()))
+            found = change(images, images.by_name(given.image).id, **to, now_s=int(time.time()))
         except ImageInUse as e:
             raise BadSettings(in_use_words(e.name, e.sessions, user=None, admin=True)) from None
         _noted(own, action, given.image)

@@ -13,8 +13,8 @@ from fgpu_scheduler import (
     Node,
     NodeState,
     Queue,
+    filled_from_store,
     format_milli,
-    known_or_as_it_was,
 )
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import EngineSilent
@@ -42,7 +42,7 @@ def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> 
     if not settings.finds_nodes:
         known = [node.id for node in stored if node.devices]
         machines = as_far_as_known(survey(), settings.nodes, known)
-        return known_or_as_it_was(settings.discover_nodes(machines), stored)
+        return filled_from_store(settings.discover_nodes(machines), stored)
     before = {node.id: replace(node, state=NodeState.LOST) for node in stored}
     try:
         found, troubles = described(settings, survey(), before)
@@ -54,7 +54,7 @@ def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> 
     for node_id in settings.node_ids():
         if node_id not in {node.id for node in found}:
             log.warning("c.FGPU.nodes: there is no node %s now", node_id)
-    return known_or_as_it_was(found, stored)
+    return filled_from_store(found, stored)
 
 
 def described(

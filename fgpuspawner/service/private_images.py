@@ -93,7 +93,7 @@ async def save_session(
     owner = session.request.user
     image = await _change(
         handler,
-        lambda images, now_s: images.wish(
+        lambda images, now_s: images.request(
             session.id, name=name, tag=tag, asked_by=asked_by, quota=quota, now_s=now_s
         ),
         owner=owner,

@@ -174,7 +174,7 @@ class _Wish(_Handler):
     @authorized
     async def post(self, session_id: str) -> None:
         try:
-            session = await self.wish(int(session_id))
+            session = await self.request(int(session_id))
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}

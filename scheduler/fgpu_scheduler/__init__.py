@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.probes.nvml import NvmlProbe
     from fgpu_scheduler.probes.simulated import SimulatedProbe
     from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
-    from fgpu_scheduler.service.node_health import known_or_as_it_was
+    from fgpu_scheduler.service.node_health import filled_from_store
     from fgpu_scheduler.service.reader import StoreReader
     from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
     from fgpu_scheduler.store.audit import Audit, AuditLine
@@ -169,6 +169,6 @@ if TYPE_CHECKING:
     from fgpu_scheduler.store.retention import Retention
     from fgpu_scheduler.store.store import Store
 else:
-    from fgpu_scheduler.public import loaded_when_asked
+    from fgpu_scheduler.public import lazy_names
 
-    __getattr__ = loaded_when_asked(__name__, __file__)
+    __getattr__ = lazy_names(__name__, __file__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def loaded_when_asked(package: str, file: str) -> Callable[[str], object]:
+def lazy_names(package: str, file: str) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package which gives the names that its file imports for type checkers.
 
     So they are written once, as imports, where type checkers and linters find them. It reads the package's source.

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, insert, select
 
 from fgpu_scheduler import Quota, QuotaScope
 from fgpu_scheduler.store import schema
-from fgpu_scheduler.store.edits import Edited, write_edits
+from fgpu_scheduler.store.edits import EditKind, write_edits
 from fgpu_scheduler.store.quotas import quota_values
 from hubprocess import HubProcess, until
 
@@ -140,7 +140,7 @@ def _write(database: Path) -> tuple[int, int]:
         shared = {"fgpu_milli": 400, "memory_mib": 1638, "compute_percent": 20, "mode": "memory+compute"}
         add(schema.shares, session_id=ended, position=0, device_uuid=device, **shared)
         banner = {"text": TEXT + "w" * (500 - len(TEXT)), "level": "warning", "until_at_s": None}
-        write_edits(connection, Edited.BANNER, {"banner": banner}, by=NAME, now_s=now_s)
+        write_edits(connection, EditKind.BANNER, {"banner": banner}, by=NAME, now_s=now_s)
         add(
             schema.audit,
             at_s=now_s,
@@ -153,7 +153,7 @@ def _write(database: Path) -> tuple[int, int]:
             values = quota_values(Quota(QuotaScope(scope), name, "default", max_sessions=9))
             add(schema.quotas, **values)
             edit = {f"{scope} {name}": {**values, "removed": False}}
-            write_edits(connection, Edited.QUOTA, edit, by=NAME, now_s=now_s)
+            write_edits(connection, EditKind.QUOTA, edit, by=NAME, now_s=now_s)
         image = add(
             schema.private_images,
             owner=NAME,

@@ -199,7 +199,7 @@ async def test_a_wish_is_never_lost_and_nothing_half_is_left(
     store: Store, session: int, engine: Engine, alive: PrivateImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin() -> None:
-        alive.wish(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+        alive.request(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
 
     def done() -> bool:
         return all(row.state is ImageState.READY for row in alive.all())
@@ -225,7 +225,7 @@ def forget(store: Store, engine: Engine, images: PrivateImages) -> None:
 
 def ready(store: Store, engine: Engine, session: int, images: PrivateImages) -> PrivateImage:
     """Return an image that is ready, made without a worker."""
-    row = images.wish(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+    row = images.request(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
     repository, tag = row.reference.rsplit(":", 1)
     engine.client.tag(BASE, repository, tag=tag)
     engines_id = engine.client.inspect_image(BASE)["Id"]
@@ -276,13 +276,13 @@ async def test_a_removal_is_carried_through(
 async def test_a_session_that_ended_is_not_saved_and_says_so(
     store: Store, session: int, engine: Engine, alive: PrivateImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = alive.wish(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+    row = alive.request(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
     engine.remove(f"fgpu-{store.installation_id}-{session}-1")
     await work(store, Death(0), lambda: alive.get(row.id).state is ImageState.FAILED, monkeypatch)
     # The database still has it running: the engine's refusal is believed after some tries.
     assert "No such container" in str(alive.get(row.id).message)
     assert left_of(engine, store) == []
-    row = alive.wish(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+    row = alive.request(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
     store.move(session, SessionState.TERMINATING, cause=EndCause.USER, now_s=2)
     await work(store, Death(0), lambda: alive.get(row.id).state is ImageState.FAILED, monkeypatch)
     assert alive.get(row.id).message == "the session is TERMINATING; only one that runs can be saved"

@@ -90,7 +90,7 @@ def images(hub: DockerHub) -> Iterator[PrivateImages]:
 
 def wish(images: PrivateImages, running: Running, name: str, **more: Any) -> PrivateImage:
     given = {"asked_by": "test", "quota": ImageQuota(), "now_s": 1, **more}
-    return images.wish(running.session.id, name=name, **given)
+    return images.request(running.session.id, name=name, **given)
 
 
 def settled(hub: DockerHub, images: PrivateImages, found: PrivateImage) -> PrivateImage:

@@ -61,7 +61,7 @@ def test_an_image_of_a_session_there_starts_here_and_is_removed_from_both(
     client = there.client
     code = "open('/opt/env/kept', 'w').write('kept')"
     execs.run_in(client, hub.container_name(session), [PYTHON, "-c", code], most_bytes=1000)
-    wished = images.wish(session.id, name="far", asked_by="test", quota=ImageQuota(), now_s=1)
+    wished = images.request(session.id, name="far", asked_by="test", quota=ImageQuota(), now_s=1)
     until(lambda: images.get(wished.id).state is ImageState.READY, within_s=120, what="it is made")
     until(lambda: " is saved as " in hub.log_text(), what="it is offered")
     found = images.get(wished.id)

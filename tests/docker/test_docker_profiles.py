@@ -168,7 +168,7 @@ def test_it_becomes_an_image_that_starts(there: Engine, hub: DockerHub, alice: R
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
     store.connect()
     images = PrivateImages(store)
-    wished = images.wish(alice.session.id, name="more", asked_by="test", quota=ImageQuota(), now_s=1)
+    wished = images.request(alice.session.id, name="more", asked_by="test", quota=ImageQuota(), now_s=1)
 
     def made() -> bool:
         found = images.get(wished.id)

@@ -65,7 +65,7 @@ async def test_a_server_is_started_where_its_session_was_placed_and_answers(lab:
     assert sorted((await engine.observe()).nodes) == sorted(node.id for node in lab.placed)
 
 
-async def test_a_server_that_ends_is_told_with_its_status_and_its_last_words(lab: Lab) -> None:
+async def test_ended_server_is_reported_with_exit_status_and_last_output(lab: Lab) -> None:
     engine = lab.engine()
     session = lab.session()
     await engine.start(lab.spec(engine, session, "exits"))
@@ -76,7 +76,7 @@ async def test_a_server_that_ends_is_told_with_its_status_and_its_last_words(lab
     assert await alive(engine) == []
 
 
-async def test_a_server_that_eats_all_its_memory_is_ended_for_that(lab: Lab) -> None:
+async def test_server_out_of_memory_is_ended_with_that_cause(lab: Lab) -> None:
     engine = lab.engine()
     if not engine.capabilities.real_limits:
         pytest.skip("limits of memory are not enforced here, and it says so")
@@ -89,9 +89,7 @@ async def test_a_server_that_eats_all_its_memory_is_ended_for_that(lab: Lab) -> 
 
 @pytest.mark.parametrize("mode", ["serves", "deaf"])
 @pytest.mark.parametrize("now", [False, True])
-async def test_a_stopped_session_holds_nothing_any_more_whether_its_server_listens_or_not(
-    lab: Lab, mode: str, now: bool
-) -> None:
+async def test_stopped_session_leaves_nothing_behind(lab: Lab, mode: str, now: bool) -> None:
     engine = lab.engine()
     session = lab.session()
     await answer(await engine.start(lab.spec(engine, session, mode)))
@@ -100,15 +98,13 @@ async def test_a_stopped_session_holds_nothing_any_more_whether_its_server_liste
     assert await engine.stop(session, now=True), "twice is fine"
 
 
-async def test_what_was_never_started_is_stopped_at_once(lab: Lab) -> None:
+async def test_stop_of_a_session_never_started_returns_at_once(lab: Lab) -> None:
     engine = lab.engine()
     assert await engine.stop(lab.session(), now=False)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 10, 40, 200])
-async def test_a_start_that_is_cut_off_anywhere_leaves_nothing_that_a_stop_does_not_end(
-    lab: Lab, turns: int
-) -> None:
+async def test_stop_cleans_up_a_start_interrupted_at_any_point(lab: Lab, turns: int) -> None:
     engine = lab.engine()
     session = lab.session()
     starting = asyncio.ensure_future(engine.start(lab.spec(engine, session)))
@@ -132,7 +128,7 @@ async def _nothing_lives(engine: Engine) -> bool:
     return await alive(engine) == []
 
 
-async def test_the_next_attempt_starts_while_the_last_one_still_ends(lab: Lab) -> None:
+async def test_next_attempt_starts_while_the_last_one_is_still_ending(lab: Lab) -> None:
     engine = lab.engine()
     first = lab.session()
     await answer(await engine.start(lab.spec(engine, first, "deaf")))
@@ -147,7 +143,7 @@ async def test_the_next_attempt_starts_while_the_last_one_still_ends(lab: Lab) -
     assert await alive(engine) == []
 
 
-async def test_a_hub_that_comes_back_finds_what_runs_and_can_end_it(lab: Lab) -> None:
+async def test_restarted_hub_finds_running_sessions_and_can_end_them(lab: Lab) -> None:
     before = lab.engine()
     session = lab.session()
     endpoint = await before.start(lab.spec(before, session))
@@ -160,7 +156,7 @@ async def test_a_hub_that_comes_back_finds_what_runs_and_can_end_it(lab: Lab) ->
     assert await alive(after) == []
 
 
-async def test_a_thing_that_belongs_to_no_session_is_removed_by_what_was_observed(lab: Lab) -> None:
+async def test_ghost_is_removed_by_its_observation(lab: Lab) -> None:
     engine = lab.engine()
     session = lab.session()
     await answer(await engine.start(lab.spec(engine, session)))
@@ -170,7 +166,7 @@ async def test_a_thing_that_belongs_to_no_session_is_removed_by_what_was_observe
     assert await engine.remove(ghost) in (True, False), "again is no error"
 
 
-async def test_what_is_another_installations_is_neither_seen_nor_touched(lab: Lab) -> None:
+async def test_sessions_of_another_installation_are_not_observed_or_touched(lab: Lab) -> None:
     engine = lab.engine()
     with lab.foreign() as is_untouched:
         await until(is_untouched, "it is there")
@@ -181,7 +177,7 @@ async def test_what_is_another_installations_is_neither_seen_nor_touched(lab: La
         assert is_untouched()
 
 
-async def test_an_engine_that_does_not_answer_is_not_taken_for_one_where_nothing_runs(lab: Lab) -> None:
+async def test_silent_engine_is_not_treated_as_empty(lab: Lab) -> None:
     if not lab.can_be_silent:
         pytest.skip(
             "it always answers; or it is everybody's here, and another machine's is stopped in its place"
@@ -207,9 +203,7 @@ async def test_an_engine_that_does_not_answer_is_not_taken_for_one_where_nothing
 
 
 @pytest.mark.parametrize("body", [b"<html>Please log in to this network", b"{}", b"[]x"])
-async def test_an_engine_that_answers_nonsense_is_not_taken_for_one_where_nothing_runs(
-    lab: Lab, body: bytes
-) -> None:
+async def test_engine_with_invalid_answers_is_not_treated_as_empty(lab: Lab, body: bytes) -> None:
     engine = lab.engine()
     if not isinstance(lab, MachineLab):
         pytest.skip("nothing stands between the Hub and this engine")
@@ -238,7 +232,7 @@ async def _sees(engine: Engine, node_id: str) -> bool:
     return node_id in (await engine.observe()).nodes
 
 
-async def test_processes_are_known_by_their_sessions_and_strangers_are_not(lab: Lab) -> None:
+async def test_processes_are_attributed_to_their_sessions_and_unknown_ones_to_none(lab: Lab) -> None:
     engine = lab.engine()
     node = lab.placed[0]
     session = lab.session(node.id)
@@ -283,7 +277,7 @@ async def test_each_way_to_ask_for_a_gpu_starts_and_nvidia_smi_inside_shows_the_
     assert shown == [f"{len(memory_mib)}, {mib}" for mib in memory_mib]
 
 
-async def test_an_image_that_is_there_is_not_fetched_and_one_that_cannot_be_had_says_so(lab: Lab) -> None:
+async def test_present_image_is_not_pulled_and_unavailable_one_is_reported(lab: Lab) -> None:
     engine = lab.engine()
     node = lab.placed[0]
     assert await engine.has_image(lab.image, node.id)
@@ -300,7 +294,7 @@ async def test_an_image_that_is_there_is_not_fetched_and_one_that_cannot_be_had_
     assert engine.fetching() == {}
 
 
-async def test_what_an_engine_cannot_do_it_says(lab: Lab) -> None:
+async def test_engine_reports_what_it_cannot_do(lab: Lab) -> None:
     engine = lab.engine()
     able = engine.capabilities
     assert bool(engine.image_stores()) is able.fetches_images

@@ -23,7 +23,7 @@ def states(hub: HubProcess) -> dict[str, NodeState]:
     return {node_id: node.state for node_id, node in nodes(hub).items()}
 
 
-def test_a_session_that_the_cluster_refuses_a_node_waits_with_its_words_and_runs_elsewhere(
+def test_session_refused_by_the_cluster_waits_with_the_reason_and_runs_elsewhere(
     tmp_path: Path,
 ) -> None:
     words = "1 node(s) had untolerated taint {lab: closed}"
@@ -48,7 +48,7 @@ def test_a_session_that_the_cluster_refuses_a_node_waits_with_its_words_and_runs
         hub.reach({"ben/": "RUNNING"})
 
 
-def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> None:
+def test_nodes_are_added_shrunk_closed_and_removed_without_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     changing_engine.write(data, {"n1": {}})
     with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
@@ -90,7 +90,7 @@ def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> Non
         until(lambda: states(hub).get("n1") is NodeState.READY, within_s=15)
 
 
-def test_a_hub_that_starts_while_its_cluster_is_silent_or_empty_takes_what_comes(tmp_path: Path) -> None:
+def test_hub_started_with_a_silent_or_empty_cluster_takes_nodes_later(tmp_path: Path) -> None:
     with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
         hub.add_user("ann")
         with hub.browser("ann", leads_to="/hub/home") as ann:

@@ -11,7 +11,7 @@ ON_THE_PATH = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
 WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
 
 
-def test_a_hub_queues_launches_shows_and_ends_sessions_of_an_engine_that_somebody_else_wrote(
+def test_hub_queues_launches_shows_and_ends_sessions_of_a_third_party_engine(
     tmp_path: Path,
 ) -> None:
     # A thread has no limits that could be proved from inside, and a Hub refuses to run it as if it had.

@@ -18,7 +18,7 @@ from fgpu_scheduler import (
     SessionEnded,
     SessionState,
     Store,
-    known_or_as_it_was,
+    filled_from_store,
 )
 from lab import NODE, Lab, Standing
 
@@ -112,7 +112,7 @@ async def test_a_node_that_is_back_takes_nothing_before_its_ghosts_are_gone(
         if restarts:
             await lab.scheduler.stop()
             lab.scheduler = lab._made()
-            await lab.scheduler.start(known_or_as_it_was([NODE], lab.store.snapshot(0).nodes))
+            await lab.scheduler.start(filled_from_store([NODE], lab.store.snapshot(0).nodes))
             lab.waiting[second] = asyncio.ensure_future(lab.scheduler.placed(second))
         await lab.rounds(6)
         assert state(lab, second) is S.PENDING, "alice's container still uses the GPU"
@@ -140,5 +140,5 @@ async def test_a_cordon_between_a_look_and_what_follows_from_it_stays(tmp_path: 
     async with begun(tmp_path) as (lab, _):
         looked_at = lab.store.snapshot(0)
         lab.store.set_node_state("a", NodeState.CORDONED, now_s=0)
-        await lab.scheduler.healer.note_nodes(looked_at, Seen((), ()))
+        await lab.scheduler.healer.update_nodes(looked_at, Seen((), ()))
         assert node_state(lab) is NodeState.CORDONED

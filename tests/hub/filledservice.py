@@ -55,7 +55,7 @@ class Filled(World):
         assert session is not None
         wishes = PrivateImages(self.store)
         asked_by = session.request.user
-        return wishes.wish(session_id, name=name, asked_by=asked_by, quota=ImageQuota(), now_s=now_s()).id
+        return wishes.request(session_id, name=name, asked_by=asked_by, quota=ImageQuota(), now_s=now_s()).id
 
     def alices_image(self) -> int:
         """Return the id of an image that alice's running session is being saved as."""

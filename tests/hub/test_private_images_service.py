@@ -211,7 +211,7 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert after.select_one("meta[http-equiv=refresh]") is not None
     assert "being saved as alice/torch:1" in world.hub.page(browser).text
     assert world.hub.page(browser).select_one(f"#save-{world.alice_runs.id}") is None
-    image = world.images.named("alice/torch:1")
+    image = world.images.by_name("alice/torch:1")
     world.ready(image.id)
     listed = world.hub.page(browser, "private-images")
     assert listed.select_one("meta[http-equiv=refresh]") is None

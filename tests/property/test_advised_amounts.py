@@ -28,7 +28,7 @@ def runs(draw: st.DrawFn) -> tuple[int, int, int, list[Run]]:
 
 
 @given(runs(), st.sampled_from([0, 100, 300]))
-def test_what_is_advised_would_have_held_every_run_and_a_fifth_more(
+def test_advised_amount_covers_every_run_plus_a_fifth(
     world: tuple[int, int, int, list[Run]], least: int
 ) -> None:
     step, device_mib, capacity, found = world
@@ -48,7 +48,7 @@ def test_what_is_advised_would_have_held_every_run_and_a_fifth_more(
 
 
 @given(runs())
-def test_the_next_smaller_amount_would_not_have_been_enough(world: tuple[int, int, int, list[Run]]) -> None:
+def test_next_smaller_amount_is_not_enough(world: tuple[int, int, int, list[Run]]) -> None:
     step, _, _, found = world
     advice = advise(found, step_milli=step)
     if advice is None or advice.enough_milli == step:

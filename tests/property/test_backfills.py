@@ -89,7 +89,7 @@ def history(lab: World, arrivals: list[tuple[int, Request]], policy: Policy, las
     st.sampled_from(sorted(ORDERS)),
     st.booleans(),
 )
-def test_nobody_starts_later_than_was_promised(
+def test_backfill_never_delays_a_promised_start(
     lab: World, arrivals: list[tuple[int, Request]], order: str, in_full: bool
 ) -> None:
     """Whoever comes later and whatever the order, even if all take as long as they may; without a limit, for ever."""
@@ -115,7 +115,7 @@ def test_nobody_starts_later_than_was_promised(
     st.lists(requests(), min_size=3, max_size=8),
     st.sampled_from(sorted(ORDERS)),
 )
-def test_the_oldest_starts_soon_after_its_age_however_many_come(
+def test_aged_session_starts_soon_under_constant_arrivals(
     lab: World, amount: str, newcomers: list[Request], order: str
 ) -> None:
     """Somebody new comes every four minutes and stays for 10 to 40; who is aged waits for those who are there."""

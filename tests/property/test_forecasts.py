@@ -154,7 +154,7 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=400)
 @given(queues(), policies(), st.sampled_from(TYPICAL_S))
-def test_a_forecast_is_the_plan_run_forward_under_every_policy(
+def test_forecast_equals_the_plan_run_forward_under_every_policy(
     lab: Snapshot, policy: Policy, typical_length_s: int
 ) -> None:
     told = forecast(lab, policy, lasting(typical_length_s))

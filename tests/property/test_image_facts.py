@@ -63,7 +63,7 @@ def images(draw: st.DrawFn) -> Image:
 
 @exact
 @given(images())
-def test_the_entry_the_labels_and_the_form_say_the_same(image: Image) -> None:
+def test_catalogue_entry_labels_and_form_agree(image: Image) -> None:
     assert checked(entry_of(image)) == image
     assert checked(entry_from(labels_of(image), image.reference)) == image
     assert checked(entry_from_form(image.slug, form_values(entry_of(image)))) == image
@@ -71,7 +71,7 @@ def test_the_entry_the_labels_and_the_form_say_the_same(image: Image) -> None:
 
 @exact
 @given(st.lists(images(), min_size=1, max_size=3), st.booleans(), st.booleans())
-def test_the_file_that_is_written_is_read_back(found: list[Image], sudo: bool, hidden: bool) -> None:
+def test_written_catalogue_file_is_read_back_unchanged(found: list[Image], sudo: bool, hidden: bool) -> None:
     assume(len({image.slug for image in found}) == len(found))
     first = replace(found[0], default=True, sudo=sudo, hidden=hidden, enabled=not hidden)
     whole = Catalogue((first, *found[1:]))

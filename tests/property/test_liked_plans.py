@@ -32,9 +32,7 @@ def models_of(where: Placement, lab: Snapshot) -> list[str]:
 
 @exact
 @given(worlds(), requests(), st.permutations(("m", "other")))
-def test_the_most_liked_model_of_those_that_fit_is_taken(
-    lab: World, asked: Request, liked: list[str]
-) -> None:
+def test_most_preferred_fitting_model_is_chosen(lab: World, asked: Request, liked: list[str]) -> None:
     asked = replace(asked, gpu_models=tuple(liked))
     left = free(lab)
     fits = [
@@ -77,7 +75,7 @@ def in_words(lab: World) -> list[str]:
     return decided(lab, plan(lab, Policy()))
 
 
-def test_a_less_liked_model_is_taken_at_once_and_another_never() -> None:
+def test_less_preferred_model_is_used_at_once_and_unlisted_models_never() -> None:
     lab = asking(asking(asking(LAB, "one", "2", *A_B), "two", "2", *A_B), "three", "1", *A_B)
     assert in_words(lab.pending("four", "1")) == [
         "one: GPU-a-0 + GPU-a-1",
@@ -89,7 +87,7 @@ def test_a_less_liked_model_is_taken_at_once_and_another_never() -> None:
     assert in_words(asking(LAB, "u", "1", *B_A)) == ["u: GPU-b-0"]
 
 
-def test_the_check_of_the_order_sees_a_plan_that_likes_less() -> None:
+def test_preference_check_detects_a_less_preferred_choice() -> None:
     wrong = plan(asking(LAB, "u", "1", *B_A), Policy())
     assert list(less_liked(asking(LAB, "u", "1", *A_B), wrong)) == [
         "session 1 is put on {'B'}, and A, which it likes more, is free"
@@ -99,7 +97,7 @@ def test_the_check_of_the_order_sees_a_plan_that_likes_less() -> None:
     ]
 
 
-def test_the_gpus_of_one_session_are_of_one_model() -> None:
+def test_gpus_of_one_session_have_one_model() -> None:
     mixed = world(devices=0).node("n", model="A")
     (n,) = mixed.nodes
     (device,) = n.devices
@@ -111,7 +109,7 @@ def test_the_gpus_of_one_session_are_of_one_model() -> None:
     assert shares_of(liking("2", *A_B), node.devices) is None
 
 
-def test_why_it_waits_names_all_that_it_likes() -> None:
+def test_wait_reason_names_every_preferred_model() -> None:
     full = free(LAB.running("x", "2").running("y", "2").running("z", "1"))
     assert shortage(liking("1", *A_B), full) == "all GPUs are busy"
     assert (
@@ -125,7 +123,7 @@ def test_why_it_waits_names_all_that_it_likes() -> None:
     )
 
 
-def test_a_place_is_kept_on_whichever_model_is_free_soonest() -> None:
+def test_reservation_is_on_the_model_that_is_free_first() -> None:
     policy = Policy(default=GroupPolicy(backfill=Backfill.EASY))
     for a_s, b_s, kept_on in ((9000, 600, "b"), (600, 9000, "a"), (600, 600, "a")):
         lab = on(on(LAB, "x", "2", "A", a_s), "y", "2", "B", b_s)
@@ -135,7 +133,7 @@ def test_a_place_is_kept_on_whichever_model_is_free_soonest() -> None:
         assert kept.node_id == kept_on
 
 
-def test_between_places_that_lack_the_same_the_model_that_is_liked_most_is_kept() -> None:
+def test_reservation_prefers_the_preferred_model_when_equal_capacity_is_missing() -> None:
     lab = on(on(LAB, "x", "2", "A"), "y", "2", "B")
     left = {node.node.id: node for node in free(lab)}
     for models, kept_on in ((A_B, "a"), (B_A, "b")):
@@ -144,7 +142,7 @@ def test_between_places_that_lack_the_same_the_model_that_is_liked_most_is_kept(
         assert kept.placement.node_id == kept_on
 
 
-def test_beside_a_kept_place_the_model_that_is_liked_most_is_taken_too() -> None:
+def test_backfill_beside_a_reservation_uses_the_most_preferred_model() -> None:
     """Somebody who would not end in time goes to the part of the kept node that is left, if that is liked more."""
     lab = world(devices=0).node("a", devices=4, model="A").node("b", model="B")
     for user in ("x", "y"):
@@ -154,7 +152,7 @@ def test_beside_a_kept_place_the_model_that_is_liked_most_is_taken_too() -> None
     assert decided(waits, plan(waits, policy)) == ["head waits: RESERVED", "next: GPU-a-3"]
 
 
-def test_a_model_that_the_quota_does_not_allow_is_passed_over() -> None:
+def test_model_over_the_quota_is_skipped() -> None:
     """The same GPU memory is worth more of a smaller GPU."""
     lab = world(devices=0).node("a", memory_mib=4096, model="A").node("b", memory_mib=8192, model="B")
     asked = replace(request("u", "0"), gpu_memory_mib=2048, gpu_models=A_B)
@@ -164,7 +162,7 @@ def test_a_model_that_the_quota_does_not_allow_is_passed_over() -> None:
     assert in_words(replace(lab, quotas=(quota,))) == ["u: GPU-b-0"]
 
 
-def test_the_fewest_are_ended_for_it_on_whichever_model() -> None:
+def test_preemption_ends_the_fewest_sessions_on_any_listed_model() -> None:
     lab = on(on(on(LAB, "x", "1", "A"), "y", "1", "A"), "z", "2", "B")
     lab = asking(lab.running("w", "1"), "high", "2", *A_B, priority=5)
     ended = victims(lab, plan(lab, Policy()), Ledger(lab), groups=["default"], ending=())

@@ -67,7 +67,7 @@ def kinds_of(left: placement.Free) -> set[tuple[int, int]]:
 
 
 @given(worlds(), st.lists(requests(), min_size=6, max_size=16))
-def test_what_is_ruled_out_does_not_fit(world: Snapshot, tried: list[Request]) -> None:
+def test_request_ruled_out_by_a_failed_one_does_not_fit(world: Snapshot, tried: list[Request]) -> None:
     left = placement.free(world)
     misfits = Misfits(kinds_of(left))
     for asked in tried:
@@ -78,7 +78,7 @@ def test_what_is_ruled_out_does_not_fit(world: Snapshot, tried: list[Request]) -
             assert placement.place(asked, left, score=best_fit) is None, asked
 
 
-def test_less_of_everything_in_vain_rules_out_more_and_not_the_other_way_round() -> None:
+def test_smaller_failed_request_rules_out_larger_ones_only() -> None:
     node = Node("n", "default", 8000, 16384, (Device("d", "n", 0, "A", 8192, 2000),))
     misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ()))

@@ -31,7 +31,7 @@ def made(name: str, typical: list[Request], lab: World) -> Score:
 
 @exact
 @given(worlds(), st.lists(requests(), min_size=1, max_size=20), st.sampled_from(NAMES))
-def test_no_score_ever_proposes_what_does_not_fit(lab: World, asked: list[Request], name: str) -> None:
+def test_no_score_proposes_a_placement_that_does_not_fit(lab: World, asked: list[Request], name: str) -> None:
     own = placer.Placer(free(lab), score=made(name, asked, lab))
     left = {node.node.id: node for node in free(lab)}
     for request in asked:
@@ -103,7 +103,7 @@ def decides_as_one_placement_after_the_other(
         assert own.left == left
 
 
-def test_a_placer_decides_as_one_placement_after_the_other_and_looks_in_columns(
+def test_placer_agrees_with_single_placements_and_column_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []

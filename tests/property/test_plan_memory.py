@@ -123,10 +123,10 @@ def live_through(seeds: range, steps: int) -> int:
     return happened
 
 
-def test_a_plan_with_what_earlier_ones_left_is_the_plan_from_nothing() -> None:
+def test_plan_with_cached_state_equals_a_fresh_plan() -> None:
     assert live_through(range(6), 600) > 2000
 
 
 @pytest.mark.slow
-def test_so_it_is_after_a_hundred_thousand_events() -> None:
+def test_plan_with_cached_state_is_equal_after_100000_events() -> None:
     assert live_through(range(100, 250), 1000) > 100_000

@@ -37,7 +37,7 @@ def test_a_plan_never_overcommits_and_never_straddles(lab: World) -> None:
 
 @exact
 @given(worlds())
-def test_what_is_free_is_what_the_holders_leave_one_after_the_other(lab: World) -> None:
+def test_free_capacity_equals_capacity_minus_each_holder(lab: World) -> None:
     left = {node.id: untouched(node) for node in lab.nodes}
     for session in lab.sessions:
         where = session.placement
@@ -48,7 +48,7 @@ def test_what_is_free_is_what_the_holders_leave_one_after_the_other(lab: World) 
 
 @exact
 @given(worlds())
-def test_a_plan_decides_for_exactly_those_who_wait_in_their_order(lab: World) -> None:
+def test_plan_has_one_decision_for_each_pending_session_in_order(lab: World) -> None:
     waiting = [s for s in lab.sessions if s.state is SessionState.PENDING]
     waiting.sort(key=lambda s: (s.request.resource_group, s.id))
     assert [d.session_id for d in plan(lab, POLICY).decisions] == [s.id for s in waiting]
@@ -56,7 +56,7 @@ def test_a_plan_decides_for_exactly_those_who_wait_in_their_order(lab: World) ->
 
 @exact
 @given(worlds(), st.randoms(use_true_random=False))
-def test_a_plan_does_not_depend_on_the_order_of_its_input(lab: World, rng: object) -> None:
+def test_plan_does_not_depend_on_input_order(lab: World, rng: object) -> None:
     sessions, nodes_ = list(lab.sessions), [replace(n, devices=tuple(reversed(n.devices))) for n in lab.nodes]
     rng.shuffle(sessions)  # type: ignore[attr-defined]
     rng.shuffle(nodes_)  # type: ignore[attr-defined]
@@ -66,14 +66,14 @@ def test_a_plan_does_not_depend_on_the_order_of_its_input(lab: World, rng: objec
 
 @exact
 @given(worlds())
-def test_planning_again_places_nobody_else(lab: World) -> None:
+def test_planning_again_places_no_further_session(lab: World) -> None:
     """One pass is enough: nobody who waits after it could have been placed."""
     assert plan(lab.placed(plan(lab, POLICY)), POLICY).placed == ()
 
 
 @exact
 @given(worlds())
-def test_nobody_waits_who_comes_before_somebody_placed_of_the_same_shape(lab: World) -> None:
+def test_session_is_never_passed_by_a_later_one_of_the_same_shape(lab: World) -> None:
     placed = {p.session_id: None for p in plan(lab, POLICY).placed}
     stuck: dict[object, None] = {}
     for session in lab.sessions:
@@ -87,7 +87,7 @@ def test_nobody_waits_who_comes_before_somebody_placed_of_the_same_shape(lab: Wo
 
 @exact
 @given(worlds(), requests())
-def test_what_ends_gives_back_what_it_took(lab: World, asked: Request) -> None:
+def test_ended_session_returns_its_capacity(lab: World, asked: Request) -> None:
     for left in free(lab):
         for where, leaves in placements(left, asked):
             assert returned(leaves, asked, where) == left
@@ -134,7 +134,7 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
 
 @exact
 @given(worlds(), TYPICAL_S)
-def test_a_forecast_is_the_plan_run_forward(lab: World, typical_length_s: int) -> None:
+def test_forecast_equals_the_plan_run_forward(lab: World, typical_length_s: int) -> None:
     told = forecast(lab, POLICY, lasting(typical_length_s))
     expected = run_forward(lab, typical_length_s)
     assert {f.session_id: f.expected_start_at_s for f in told} == {
@@ -144,7 +144,7 @@ def test_a_forecast_is_the_plan_run_forward(lab: World, typical_length_s: int) -
 
 @exact
 @given(worlds())
-def test_a_forecast_starts_now_whom_the_plan_places(lab: World) -> None:
+def test_forecast_starts_now_exactly_the_placed_sessions(lab: World) -> None:
     told = forecast(lab, POLICY, lasting(None))
     placed = [p.session_id for p in plan(lab, POLICY).placed]
     assert [f.session_id for f in told if f.position == 0] == placed
@@ -157,7 +157,7 @@ def test_a_forecast_starts_now_whom_the_plan_places(lab: World) -> None:
 
 @exact
 @given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S)
-def test_a_request_is_told_what_then_happens(
+def test_request_forecast_matches_what_then_happens(
     lab: World, asked: Request, count: int, typical_length_s: int
 ) -> None:
     told = forecast_request(asked, count, lab, POLICY, lasting(typical_length_s))
@@ -174,7 +174,7 @@ def test_a_request_is_told_what_then_happens(
 
 @exact
 @given(worlds(most=8), requests())
-def test_the_largest_amount_now_would_start_and_no_larger_one(lab: World, asked: Request) -> None:
+def test_largest_amount_now_starts_and_larger_ones_do_not(lab: World, asked: Request) -> None:
     caps = Caps(fgpu_step_milli=100)
     left = free(lab.placed(plan(lab, POLICY)))
     own = [n for n in lab.nodes if n.resource_group == asked.resource_group]
@@ -197,9 +197,7 @@ def caps() -> Iterator[Caps]:
 
 @exact
 @given(nodes(at_least=1), st.sampled_from(list(caps())), st.sampled_from(GROUPS))
-def test_every_amount_that_is_said_to_fit_is_admitted(
-    lab: tuple[Node, ...], limits: Caps, group: str
-) -> None:
+def test_every_amount_listed_as_fitting_is_admitted(lab: tuple[Node, ...], limits: Caps, group: str) -> None:
     own = [n for n in lab if n.resource_group == group]
     amounts = amounts_that_fit(own, limits)
     assert list(amounts) == sorted(set(amounts))
@@ -210,7 +208,7 @@ def test_every_amount_that_is_said_to_fit_is_admitted(
 
 @exact
 @given(nodes(at_least=1), requests(), st.integers(0, 10))
-def test_what_is_admitted_starts_in_an_empty_lab_and_what_is_refused_says_why(
+def test_admitted_requests_start_on_empty_nodes_and_refusals_give_a_reason(
     lab: tuple[Node, ...], asked: Request, count: int
 ) -> None:
     refusals = admit(asked, count, lab, Caps(fgpu_step_milli=100))

@@ -64,7 +64,9 @@ def contested(rng: Random) -> Snapshot:
 
 
 @pytest.mark.parametrize("tries", [preempt.TRIES, 4])
-def test_the_victims_are_those_of_the_plain_algorithm(monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
+def test_preemption_victims_match_the_reference_algorithm(
+    monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
     monkeypatch.setattr(preempt, "TRIES", tries)
     chosen = several = 0
     for seed in range(250):
@@ -81,7 +83,7 @@ def test_the_victims_are_those_of_the_plain_algorithm(monkeypatch: pytest.Monkey
     assert several > 20, "too few of these worlds need several"
 
 
-def test_what_is_carried_from_round_to_round_chooses_whom_a_round_from_nothing_chooses() -> None:
+def test_cached_preemption_state_chooses_the_same_victims() -> None:
     """Between rounds sessions end and start, nodes change, and others are spared or end for another reason."""
     chosen = changes = 0
     for seed in range(60):

@@ -23,9 +23,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @given(st.one_of(queues(), worlds()), policies())
-def test_exactly_the_sessions_that_are_named_start_the_head_when_they_end(
-    lab: Snapshot, policy: Policy
-) -> None:
+def test_head_starts_exactly_when_the_named_sessions_end(lab: Snapshot, policy: Policy) -> None:
     for group in sorted({n.resource_group for n in lab.nodes}):
         own = lab.of_group(group)
         own = applied(own, plan(own, policy))

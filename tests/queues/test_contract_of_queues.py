@@ -55,7 +55,7 @@ async def waiting_for(lab: Lab, session_id: int) -> AsyncIterator[asyncio.Task[S
         await task
 
 
-async def test_a_session_starts_when_there_is_room_and_knows_where(lab: Lab) -> None:
+async def test_session_starts_when_capacity_is_free_and_knows_its_placement(lab: Lab) -> None:
     new = await submit(lab, "alice")
     assert new.state in (S.PENDING, S.SCHEDULED)
     placed = await lab.queue.placed(new.id)
@@ -67,7 +67,7 @@ async def test_a_session_starts_when_there_is_room_and_knows_where(lab: Lab) -> 
     assert await lab.queue.live() == (runs,)
 
 
-async def test_who_waits_has_a_position_a_reason_and_a_forecast_in_the_order_of_asking(lab: Lab) -> None:
+async def test_pending_sessions_have_position_reason_and_forecast_in_submission_order(lab: Lab) -> None:
     await lab.run((await submit(lab, "alice")).id)
     bob, carol = [await submit(lab, user) for user in ("bob", "carol")]
     assert (await waits(lab, bob.id)).wait_reason is not None
@@ -79,7 +79,7 @@ async def test_who_waits_has_a_position_a_reason_and_a_forecast_in_the_order_of_
     assert isinstance(told.reason, WaitReason)
 
 
-async def test_several_are_queued_together_or_none_of_them(lab: Lab) -> None:
+async def test_requests_are_queued_together_or_not_at_all(lab: Lab) -> None:
     first, second = await lab.queue.submit([ask("alice", "a"), ask("alice", "b")])
     assert first.id < second.id
     before = await lab.queue.live()
@@ -91,7 +91,7 @@ async def test_several_are_queued_together_or_none_of_them(lab: Lab) -> None:
     assert await lab.queue.serving("bob", "") is None
 
 
-async def test_an_end_with_its_cause_frees_the_share_once_the_session_is_gone(lab: Lab) -> None:
+async def test_share_is_freed_once_an_ended_session_is_gone(lab: Lab) -> None:
     told: list[int] = []
     lab.queue.on_end = lambda session: told.append(session.id)
     alice = (await lab.run((await submit(lab, "alice")).id)).id
@@ -115,7 +115,7 @@ async def test_an_end_with_its_cause_frees_the_share_once_the_session_is_gone(la
     assert await lab.queue.serving("alice", "") is None
 
 
-async def test_who_is_cancelled_while_waiting_is_told_and_leaves_the_queue(lab: Lab) -> None:
+async def test_cancelled_pending_session_is_notified_and_leaves_the_queue(lab: Lab) -> None:
     await lab.run((await submit(lab, "alice")).id)
     bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
     async with waiting_for(lab, bob) as spawn:
@@ -129,7 +129,7 @@ async def test_who_is_cancelled_while_waiting_is_told_and_leaves_the_queue(lab: 
         await lab.queue.prepare(bob)
 
 
-async def test_a_spawn_that_is_cancelled_gives_up_nothing(lab: Lab) -> None:
+async def test_cancelled_wait_keeps_the_queue_position(lab: Lab) -> None:
     alice = (await lab.run((await submit(lab, "alice")).id)).id
     bob = (await submit(lab, "bob")).id
     async with waiting_for(lab, bob):
@@ -140,7 +140,7 @@ async def test_a_spawn_that_is_cancelled_gives_up_nothing(lab: Lab) -> None:
     assert (await lab.queue.placed(bob)).state is S.SCHEDULED
 
 
-async def test_what_is_held_keeps_its_place_and_is_not_placed_before_somebody_waits(lab: Lab) -> None:
+async def test_held_request_keeps_its_position_and_is_placed_only_when_awaited(lab: Lab) -> None:
     alice = (await lab.run((await submit(lab, "alice")).id)).id
     bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
     await lab.queue.hold(bob)
@@ -152,7 +152,7 @@ async def test_what_is_held_keeps_its_place_and_is_not_placed_before_somebody_wa
     assert (await lab.queue.placed(bob)).state is S.SCHEDULED
 
 
-async def test_a_request_that_replaces_another_ends_it_in_the_same_step(lab: Lab) -> None:
+async def test_replacing_request_ends_the_old_one_in_the_same_step(lab: Lab) -> None:
     await lab.run((await submit(lab, "alice")).id)
     old = await submit(lab, "bob")
     async with waiting_for(lab, old.id) as spawn:
@@ -167,7 +167,7 @@ async def test_a_request_that_replaces_another_ends_it_in_the_same_step(lab: Lab
     assert (serving.id, serving.request.fgpu_milli) == (new.id, 500)
 
 
-async def test_what_would_have_been_replaced_keeps_its_place_where_the_new_request_is_refused(
+async def test_refused_replacement_keeps_the_old_request_in_place(
     lab: Lab,
 ) -> None:
     await lab.run((await submit(lab, "alice")).id)
@@ -182,7 +182,7 @@ async def test_what_would_have_been_replaced_keeps_its_place_where_the_new_reque
     assert await places(lab) == {bob: 1, carol: 2}
 
 
-async def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(lab: Lab) -> None:
+async def test_replaced_running_session_keeps_its_share_until_it_is_gone(lab: Lab) -> None:
     told: list[int] = []
     lab.queue.on_end = lambda session: told.append(session.id)
     old = await lab.run((await submit(lab, "alice")).id)
@@ -195,7 +195,7 @@ async def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(l
     assert (await lab.queue.placed(new.id)).state is S.SCHEDULED
 
 
-async def test_whoever_follows_the_changes_sees_each_step(lab: Lab) -> None:
+async def test_followers_of_changes_see_each_step(lab: Lab) -> None:
     seen: list[SessionState] = []
     runs = asyncio.Event()
     new = await submit(lab, "alice")
@@ -219,7 +219,7 @@ async def test_whoever_follows_the_changes_sees_each_step(lab: Lab) -> None:
     await asyncio.wait_for(following, 30)
 
 
-async def test_a_nudge_reaches_those_who_follow(lab: Lab) -> None:
+async def test_nudge_wakes_followers_of_changes(lab: Lab) -> None:
     changes = lab.queue.changes(at_least_every_s=60)
     await anext(changes)
     following = asyncio.ensure_future(anext(changes))
@@ -227,7 +227,7 @@ async def test_a_nudge_reaches_those_who_follow(lab: Lab) -> None:
     await asyncio.wait_for(following, 30)
 
 
-async def test_a_restart_keeps_what_ran_and_what_waited_in_its_order(lab: Lab) -> None:
+async def test_restart_keeps_running_sessions_and_the_queue_order(lab: Lab) -> None:
     runs = await lab.run((await submit(lab, "alice")).id)
     bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
     await waits(lab, carol)
@@ -246,7 +246,7 @@ async def test_a_restart_keeps_what_ran_and_what_waited_in_its_order(lab: Lab) -
         assert not spawn.done()
 
 
-async def test_a_launch_that_a_restart_interrupted_begins_anew_in_its_share(lab: Lab) -> None:
+async def test_launch_interrupted_by_a_restart_begins_again_in_its_share(lab: Lab) -> None:
     new = await submit(lab, "alice")
     await lab.queue.placed(new.id)
     first = await lab.queue.prepare(new.id)
@@ -256,7 +256,7 @@ async def test_a_launch_that_a_restart_interrupted_begins_anew_in_its_share(lab:
     assert (again.state, again.attempt, again.placement) == (S.RUNNING, first.attempt + 1, first.placement)
 
 
-async def test_a_place_that_is_given_back_goes_to_the_next_and_its_session_waits_on_with_the_reason(
+async def test_returned_placement_goes_to_the_next_and_its_session_waits_with_the_reason(
     lab: Lab,
 ) -> None:
     alice = (await submit(lab, "alice")).id
@@ -276,7 +276,7 @@ async def test_a_place_that_is_given_back_goes_to_the_next_and_its_session_waits
     assert await places(lab) == {alice: 1, carol: 2}
 
 
-async def test_a_place_is_not_given_back_for_a_session_that_has_ended(lab: Lab) -> None:
+async def test_placement_of_an_ended_session_cannot_be_returned(lab: Lab) -> None:
     new = (await submit(lab, "alice")).id
     await lab.queue.placed(new)
     attempt = (await lab.queue.prepare(new)).attempt
@@ -286,7 +286,7 @@ async def test_a_place_is_not_given_back_for_a_session_that_has_ended(lab: Lab) 
     assert (await lab.clear(new)).state is S.TERMINATED
 
 
-async def test_a_warning_is_kept_for_one_that_runs_and_is_nothing_to_others(lab: Lab) -> None:
+async def test_warning_is_stored_only_for_a_running_session(lab: Lab) -> None:
     runs = await lab.run((await submit(lab, "alice")).id)
     waiting = await submit(lab, "bob")
     assert (await lab.queue.warn(runs.id, "too much memory")).message == "too much memory"
@@ -294,7 +294,7 @@ async def test_a_warning_is_kept_for_one_that_runs_and_is_nothing_to_others(lab:
     assert (await lab.queue.warn(waiting.id, "too much memory")).message is None
 
 
-async def test_of_a_session_that_never_was_nothing_is_told(lab: Lab) -> None:
+async def test_unknown_session_is_an_error(lab: Lab) -> None:
     assert await lab.queue.serving("nobody", "") is None
     with pytest.raises(UnknownSession):
         await lab.queue.session(99)
@@ -303,7 +303,7 @@ async def test_of_a_session_that_never_was_nothing_is_told(lab: Lab) -> None:
     assert await lab.queue.live() == ()
 
 
-async def test_the_nodes_are_those_that_are_configured(lab: Lab) -> None:
+async def test_nodes_are_the_configured_ones(lab: Lab) -> None:
     assert (await lab.queue.snapshot()).nodes == (NODE,)
     larger = replace(NODE, memory_mib=2 * NODE.memory_mib)
     await lab.queue.change_nodes([larger])

@@ -15,7 +15,7 @@ GPU = Device("GPU-1", "n1", 0, "Test GPU", 8192, 1000)
 NODE = Node("n1", "default", 8000, 16384, (GPU,))
 
 
-async def test_a_gpu_that_goes_between_placing_and_launching_is_not_launched_on() -> None:
+async def test_gpu_removed_between_placement_and_launch_is_not_used() -> None:
     kept: dict[int, Session] = {}
     queue = MemoryQueue(kept, 2, lambda: 100)
     await queue.start([NODE])

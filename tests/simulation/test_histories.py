@@ -65,7 +65,7 @@ def test_every_check_holds_where_others_write_the_same_file():
     assert sum(r.ran for r in reports) > 10 * len(reports)
 
 
-def test_where_the_cluster_refuses_most_places_all_run_once_it_stops_and_none_is_lost():
+def test_all_sessions_run_after_a_cluster_stops_refusing_placements():
     """The simulator ends nobody who could still run: each session runs, is ended by its user, or could never fit."""
     often = Faults(not_bound=70)
     reports = [simulate(seed, EVENTS, faults=often) for seed in range(7000, 7002)]
@@ -74,13 +74,13 @@ def test_where_the_cluster_refuses_most_places_all_run_once_it_stops_and_none_is
     assert sum(r.ran for r in reports) > 3 * len(reports)
 
 
-def test_where_every_fifth_answer_of_the_database_is_lost_nothing_else_is():
+def test_lost_database_answers_lose_no_session():
     reports = [simulate(seed, EVENTS, faults=Faults(lost_answer=20)) for seed in range(8000, 8004)]
     assert sum(r.ran for r in reports) > 3 * len(reports)
 
 
 @pytest.mark.slow
-def test_every_check_holds_in_many_more_histories_and_they_meet_all_that_there_is():
+def test_every_check_holds_in_many_histories_that_cover_every_event():
     reports = [simulate(seed, 500) for seed in SLOW_SEEDS]
     shown(SLOW_SEEDS, reports)
     assert sum(r.orphans for r in reports) > 0
@@ -90,7 +90,7 @@ def test_every_check_holds_in_many_more_histories_and_they_meet_all_that_there_i
 
 
 @pytest.mark.slow
-def test_every_check_holds_in_many_more_histories_in_a_file():
+def test_every_check_holds_in_many_histories_in_a_file():
     reports = [simulate_in_file(seed, 500) for seed in SLOW_FILE_SEEDS]
     shown(SLOW_FILE_SEEDS, reports)
     assert sum(r.stale for r in reports) > 0
@@ -102,13 +102,13 @@ def history_under(hash_seed: str) -> str:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def test_a_seed_is_one_history_under_every_hash_seed():
+def test_a_seed_gives_the_same_history_under_every_hash_seed():
     one, other = history_under("1"), history_under("4711")
     assert "log_hash=" in one
     assert one == other
 
 
-def test_a_failure_says_how_to_see_it_again(monkeypatch):
+def test_failure_message_has_the_command_to_reproduce_it(monkeypatch):
     monkeypatch.setattr(
         checks, "served_twice", lambda now: ["broken on purpose"] if len(now.sessions) > 3 else []
     )
@@ -118,7 +118,7 @@ def test_a_failure_says_how_to_see_it_again(monkeypatch):
     assert "seed 3, step" in str(failure.value)
 
 
-def test_the_loop_waits_for_nothing_and_its_threads_do_one_thing_after_the_other():
+def test_virtual_loop_never_sleeps_and_runs_threads_in_sequence():
     loop, done = VirtualLoop(0.0, lambda: 2.0), []
 
     async def works(name: str) -> None:
@@ -134,7 +134,7 @@ def test_the_loop_waits_for_nothing_and_its_threads_do_one_thing_after_the_other
     assert done == ["one", "other", "one at 3602", "other at 3604"]
 
 
-def test_what_is_killed_does_nothing_more():
+def test_killed_process_has_no_further_effects():
     loop, done = VirtualLoop(0.0, lambda: 2.0), []
 
     async def works() -> None:
@@ -157,7 +157,7 @@ def many_seeds(*options: str) -> str:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-def test_many_seeds_go_on_where_they_were_stopped_and_another_source_passes_nothing_for_them(tmp_path):
+def test_seed_run_resumes_and_starts_over_when_the_source_changes(tmp_path):
     record = tmp_path / "seeds.txt"
     many_seeds("--seeds", "3", "4", "--record", str(record))
     lines = record.read_text().splitlines()

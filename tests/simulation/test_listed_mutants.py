@@ -37,12 +37,12 @@ def noticed(mutant: dict[str, object], folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["name"])
-def test_what_a_mutant_changes_is_there_once(mutant):
+def test_source_line_of_each_mutant_is_there_once(mutant):
     assert (ROOT / PACKAGE / mutant["file"]).read_text().count(mutant["old"]) == 1
 
 
 @pytest.mark.slow
-def test_nothing_is_noticed_while_nothing_is_changed(tmp_path):
+def test_unchanged_product_passes_every_check(tmp_path):
     tests = sorted({test for mutant in MUTANTS for test in mutant["tests"]})
     assert not noticed({"file": "__init__.py", "old": "", "new": "", "tests": tests}, tmp_path)
 

@@ -72,7 +72,7 @@ def scheduler(store: Store, **deadlines) -> Scheduler:
     )
 
 
-def test_who_leaves_while_the_database_is_away_leaves_no_error_behind():
+def test_cancelled_call_during_a_database_outage_leaves_no_unhandled_error():
     loop, queue = Loop(), scheduler(Store("sqlite://"))
     leaves = loop.create_task(queue.snapshot())
     loop.step()
@@ -86,7 +86,7 @@ def test_who_leaves_while_the_database_is_away_leaves_no_error_behind():
     assert loop.failures == []
 
 
-def test_a_launch_that_was_under_way_when_the_look_began_may_have_made_what_the_look_has_not_seen():
+def test_launch_in_progress_during_observation_is_not_reconciled():
     loop, store = Loop(), opened(Store("sqlite://"))
     queue = scheduler(store)
     (session,) = store.submit([request()], now_s=NOW_S)
@@ -119,7 +119,7 @@ class PlacesMeanwhile(Store):
         return found
 
 
-def test_who_is_placed_the_moment_before_they_would_be_late_is_not_late():
+def test_session_placed_just_before_its_timeout_is_not_cancelled():
     loop, store = Loop(), opened(PlacesMeanwhile("sqlite://"))
     queue = scheduler(store, queue_timeout_s=0)
     (session,) = store.submit([request()], now_s=NOW_S)
@@ -129,7 +129,7 @@ def test_who_is_placed_the_moment_before_they_would_be_late_is_not_late():
     store.close()
 
 
-def test_those_of_the_last_run_are_placed_in_their_order_whoever_comes_back_first():
+def test_resumed_requests_are_placed_in_queue_order():
     loop, store = Loop(), opened(Store("sqlite://"))
     first, second = (store.submit([request(user)], now_s=NOW_S)[0].id for user in ("a", "b"))
     queue = scheduler(store)
@@ -142,7 +142,7 @@ def test_those_of_the_last_run_are_placed_in_their_order_whoever_comes_back_firs
     store.close()
 
 
-def test_who_waits_is_told_of_the_end_at_once():
+def test_waiting_spawn_learns_of_its_end_at_once():
     loop, store = Loop(), opened(Store("sqlite://"))
     queue = scheduler(store)
     (session,) = store.submit([request()], now_s=NOW_S)

@@ -49,26 +49,26 @@ def fires(*complaints: str, how=simulate, **options) -> bool:
     return False
 
 
-def test_nothing_fires_while_nothing_is_broken():
+def test_no_check_fails_on_the_unchanged_product():
     simulate(SEEDS.start, EVENTS)
 
 
-def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
+def test_a_fit_check_that_ignores_held_shares_is_noticed(monkeypatch):
     monkeypatch.setattr(placement, "left_beside", lambda node, there: placement.untouched(node))
     assert fires("are held")
 
 
-def test_a_fit_check_that_forgets_which_gpus_are_cordoned_is_noticed(monkeypatch):
+def test_a_fit_check_that_ignores_cordoned_gpus_is_noticed(monkeypatch):
     monkeypatch.setattr(Device, "shares_offered", property(lambda device: device.max_shares))
     assert fires("was placed on a cordoned device")
 
 
-def test_a_plan_that_likes_the_models_the_other_way_round_is_noticed(monkeypatch):
+def test_a_plan_with_reversed_model_preferences_is_noticed(monkeypatch):
     monkeypatch.setattr(passes, "liked", lambda asked: liked(asked)[::-1])
     assert fires("which it likes more, is free")
 
 
-def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
+def test_a_fit_check_that_ignores_share_modes_is_noticed(monkeypatch):
     real = placement.left_beside
 
     def forgetful(node, there):
@@ -89,12 +89,12 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
     assert fires("memory are held", "compute are held", faults=Faults(inventory=30))
 
 
-def test_a_planner_that_forgets_which_nodes_were_refused_is_noticed(monkeypatch):
+def test_a_planner_that_ignores_refused_nodes_is_noticed(monkeypatch):
     monkeypatch.setattr(Session, "left_out", lambda session, now_s: ())
     assert fires("again, refused at")
 
 
-def test_a_place_that_is_given_back_and_kept_is_noticed(monkeypatch):
+def test_a_returned_placement_that_is_kept_is_noticed(monkeypatch):
     real = lifecycle.given_back
     monkeypatch.setattr(
         lifecycle,
@@ -134,7 +134,7 @@ def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
     assert fires("was promised a start at", policy=policy("fifo", backfill="easy"), **calm)
 
 
-def test_a_promise_for_which_no_place_is_kept_from_those_ahead_is_noticed(monkeypatch):
+def test_a_promise_without_a_reservation_is_noticed(monkeypatch):
     monkeypatch.setattr(passes.Floor, "_keep_promised", lambda self, session: None)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
     assert fires("was promised a start at", policy=policy("lifo", backfill="easy"), **calm)
@@ -143,18 +143,18 @@ def test_a_promise_for_which_no_place_is_kept_from_those_ahead_is_noticed(monkey
 # --- Quotas ---
 
 
-def test_a_quota_that_nobody_looks_at_is_noticed(monkeypatch):
+def test_an_unchecked_quota_is_noticed(monkeypatch):
     monkeypatch.setattr(quota.Ledger, "allows", lambda self, session, where=None: True)
     assert fires("sessions are held, and", "milli-fGPU are held, and")
 
 
-def test_a_quota_that_forgets_what_is_held_is_noticed(monkeypatch):
+def test_a_quota_that_ignores_held_shares_is_noticed(monkeypatch):
     monkeypatch.setattr(quota.Ledger, "take", lambda self, session, where=None: None)
     monkeypatch.setattr(quota.Ledger, "give_back", lambda self, session, where=None: None)
     assert fires("are allowed")
 
 
-def test_a_quota_that_stops_everybody_is_noticed(monkeypatch):
+def test_a_quota_that_blocks_every_session_is_noticed(monkeypatch):
     monkeypatch.setattr(
         quota.Ledger, "allows", lambda self, session, where=None: not counted(self, session.request)
     )
@@ -165,7 +165,7 @@ def counted(ledger, request):
     return any(quota.counted_as(one, request) for one in ledger._quotas)
 
 
-def test_a_pending_quota_that_nobody_looks_at_is_noticed(monkeypatch):
+def test_an_unchecked_pending_quota_is_noticed(monkeypatch):
     monkeypatch.setattr(accounts, "refuse_over_quota", lambda asked, world, groups: None)
     assert fires(" wait, and ")
 
@@ -193,7 +193,7 @@ def test_an_end_without_a_warning_is_noticed(monkeypatch):
     assert fires("and its owner was warned of None")
 
 
-def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
+def test_a_grace_period_shortened_by_a_clock_jump_is_noticed(monkeypatch):
     """The instant of a warning is not enough: the clock may pass it without the time having passed."""
     monkeypatch.setattr(
         reclaim.Warnings, "stood_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
@@ -201,7 +201,7 @@ def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
     assert fires("s after its warning; the grace is")
 
 
-def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
+def test_pre_emption_of_an_equal_priority_is_noticed(monkeypatch):
     def anybody(snapshot, *about, **more):
         return tuple(s.id for s in snapshot.sessions if s.state is SessionState.RUNNING)[:1]
 
@@ -216,7 +216,7 @@ def test_a_pre_emption_before_the_least_run_time_is_noticed(monkeypatch):
     assert fires("s; it may run for 900 s", rules=short)
 
 
-def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
+def test_queueing_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.again
     monkeypatch.setattr(reclaim, "again", lambda session, **at: replace(real(session, **at), place_of=None))
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
@@ -225,7 +225,7 @@ def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
 # --- Reconciling ---
 
 
-def test_judging_what_is_missing_by_the_later_snapshot_is_noticed(monkeypatch):
+def test_finding_missing_sessions_by_the_later_snapshot_is_noticed(monkeypatch):
     real = reconcile.reconcile
     monkeypatch.setattr(
         healing,
@@ -237,7 +237,7 @@ def test_judging_what_is_missing_by_the_later_snapshot_is_noticed(monkeypatch):
     assert fires("is alive")
 
 
-def test_judging_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
+def test_finding_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
     real = reconcile.reconcile
 
     def wrong(before, after, observed, *, reachable, **rest):
@@ -259,7 +259,7 @@ def test_judging_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
     assert fires("was removed while its session")
 
 
-def test_concluding_from_nodes_that_did_not_answer_is_noticed(monkeypatch):
+def test_reconciling_silent_nodes_is_noticed(monkeypatch):
     real = reconcile.reconcile
     monkeypatch.setattr(
         healing,

@@ -31,7 +31,7 @@ def audited(store: Store, **asked: str) -> list[tuple[str, str, str, str]]:
 # --- The audit log ---
 
 
-def test_lines_of_the_audit_log_come_back_newest_first_and_by_pages(store: Store) -> None:
+def test_audit_log_pages_are_newest_first(store: Store) -> None:
     audit, before = Audit(store), store.version()
     for n in range(5):
         audit.add(actor="root", action="node.cordon", target=f"node n{n}", details="said", now_s=50 + n)
@@ -45,7 +45,7 @@ def test_lines_of_the_audit_log_come_back_newest_first_and_by_pages(store: Store
     ]
 
 
-def test_the_audit_log_is_found_by_who_what_and_words(store: Store) -> None:
+def test_audit_log_filters_by_actor_action_and_text(store: Store) -> None:
     audit = Audit(store)
     audit.add(actor="root", action="node.cordon", target="node n1", now_s=1)
     audit.add(actor="eve", action="nodes", target="node 100%", details="Für ALLE", now_s=2)
@@ -60,7 +60,7 @@ def test_the_audit_log_is_found_by_who_what_and_words(store: Store) -> None:
     assert [line[1] for line in audited(store, text="a_")] == ["banner.set"], "no pattern, but a text"
 
 
-def test_the_audit_log_is_found_by_resource_group_and_what_is_none_s_by_no_group(store: Store) -> None:
+def test_audit_log_filters_by_resource_group(store: Store) -> None:
     audit = Audit(store)
     for n, group in enumerate(("lab", "class", None, "lab")):
         audit.add(actor="root", action="node.cordon", target=f"n{n}", group=group, now_s=n)
@@ -75,7 +75,7 @@ def test_the_audit_log_is_found_by_resource_group_and_what_is_none_s_by_no_group
     assert [line.resource_group for line in audit.lines(limit=2)] == ["lab", None]
 
 
-def test_what_others_wrote_is_one_line_of_bounded_length_in_the_audit_log(store: Store) -> None:
+def test_audit_log_text_is_one_line_of_bounded_length(store: Store) -> None:
     Audit(store).add(actor="root", action="session.end", target="a\nb\0c", details="<script>" * 4000, now_s=1)
     ((_, _, target, details),) = audited(store)
     assert (target, len(details), details[:8]) == ("a b c", MOST_DETAILS, "<script>")
@@ -84,7 +84,7 @@ def test_what_others_wrote_is_one_line_of_bounded_length_in_the_audit_log(store:
 # --- The banner ---
 
 
-def test_a_banner_is_there_until_its_time_or_until_it_is_taken_down(store: Store) -> None:
+def test_banner_is_shown_until_it_expires_or_is_taken_down(store: Store) -> None:
     banner = Banner(store)
     assert banner.at(50) is None
     banner.put(Notice(" Down\n at 3 ", BannerLevel.WARNING, 100), by="root", now_s=50)
@@ -110,9 +110,7 @@ def test_a_banner_is_there_until_its_time_or_until_it_is_taken_down(store: Store
         (Notice("x", until_at_s=50), "until"),
     ],
 )
-def test_a_banner_that_says_nothing_or_too_much_or_too_late_is_refused(
-    store: Store, notice: Notice, field: str
-) -> None:
+def test_empty_too_long_or_expired_banner_is_refused(store: Store, notice: Notice, field: str) -> None:
     Banner(store).put(Notice("stays"), by="root", now_s=40)
     with pytest.raises(BadSettings, match=f"^{field}: "):
         Banner(store).put(notice, by="root", now_s=50)
@@ -128,7 +126,7 @@ def sources(store: Store, file: tuple[Quota, ...]) -> list[tuple[QuotaSource, Qu
     return [(one.source, one.quota) for one in listed_quotas(file, QuotaEdits(store).all())]
 
 
-def test_a_quota_is_changed_removed_added_and_put_back_over_the_file(store: Store) -> None:
+def test_quota_of_the_file_is_edited_removed_and_restored(store: Store) -> None:
     file, edits = (ALICE, EACH), QuotaEdits(store)
     store.set_quotas(file, now_s=1)
     stricter = replace(EACH, max_fgpu_milli=500)
@@ -157,7 +155,7 @@ def test_a_quota_is_changed_removed_added_and_put_back_over_the_file(store: Stor
     ]
 
 
-def test_many_quotas_are_changed_in_one_step_or_none_is(store: Store) -> None:
+def test_quota_changes_are_applied_together_or_not_at_all(store: Store) -> None:
     file, edits = (ALICE, EACH), QuotaEdits(store)
     store.set_quotas(file, now_s=1)
     before = store.version()
@@ -178,7 +176,7 @@ def test_many_quotas_are_changed_in_one_step_or_none_is(store: Store) -> None:
     assert store.snapshot(6).quotas == (stricter, ALICE)
 
 
-def test_the_next_start_of_the_hub_keeps_what_was_changed_over_a_newer_file(url: str) -> None:
+def test_quota_edits_survive_a_restart_with_a_newer_file(url: str) -> None:
     with opened(url) as store:
         store.set_quotas([EACH], now_s=1)
         QuotaEdits(store).put(replace(EACH, max_fgpu_milli=500), file=[EACH], by="root", now_s=2)
@@ -187,7 +185,7 @@ def test_the_next_start_of_the_hub_keeps_what_was_changed_over_a_newer_file(url:
         assert store.snapshot(4).quotas == (replace(EACH, max_fgpu_milli=500), ALICE)
 
 
-def test_what_changes_no_quota_is_no_write(store: Store) -> None:
+def test_unchanged_quota_writes_nothing(store: Store) -> None:
     edits = QuotaEdits(store)
     edits.put(EACH, file=[], by="root", now_s=2)
     before = store.version()
@@ -212,7 +210,7 @@ def test_an_impossible_quota_is_refused_and_changes_nothing(store: Store) -> Non
 # --- Priorities ---
 
 
-def test_a_waiting_session_of_higher_priority_is_first_in_the_next_plan(store: Store) -> None:
+def test_session_given_a_higher_priority_is_placed_first(store: Store) -> None:
     store.set_nodes([node("n1", devices=1)], now_s=0)
     holder = run(store, ask("zoe", fgpu_milli=1000))
     first, second = store.submit([ask("alice", fgpu_milli=1000), ask("bob", fgpu_milli=1000)], now_s=2)
@@ -234,7 +232,7 @@ def test_a_waiting_session_of_higher_priority_is_first_in_the_next_plan(store: S
 # --- What is said at an end ---
 
 
-def test_of_two_who_write_the_same_at_once_neither_fails(url: str) -> None:
+def test_concurrent_writes_of_the_same_row_both_succeed(url: str) -> None:
     with opened(url) as store, ThreadPoolExecutor(4) as pool:
         banner, messages = Banner(store), EndMessages(store)
 
@@ -249,7 +247,7 @@ def test_of_two_who_write_the_same_at_once_neither_fails(url: str) -> None:
         assert banner.at(1) is None
 
 
-def test_the_owner_is_told_what_an_administrator_said_when_their_session_is_ended(store: Store) -> None:
+def test_end_message_of_an_administrator_reaches_the_owner(store: Store) -> None:
     store.set_nodes([node("n1", devices=1)], now_s=0)
     runs = run(store, ask("alice", fgpu_milli=500))
     messages = EndMessages(store)
@@ -259,14 +257,14 @@ def test_the_owner_is_told_what_an_administrator_said_when_their_session_is_ende
     assert (ended.message, store.move(runs.id, S.TERMINATED, now_s=6).message) == ("repair at 3",) * 2
 
 
-def test_what_an_administrator_said_long_ago_is_not_the_message_of_an_end(store: Store) -> None:
+def test_old_end_message_is_ignored(store: Store) -> None:
     store.set_nodes([node("n1", devices=1)], now_s=0)
     runs = run(store, ask("alice", fgpu_milli=500))
     EndMessages(store).put(runs.id, "repair at 3", now_s=4)
     assert store.move(runs.id, S.TERMINATING, now_s=4 + HEEDED_S + 1, cause=EndCause.USER).message is None
 
 
-def test_what_an_administrator_said_is_not_the_message_of_another_end(store: Store) -> None:
+def test_end_message_is_ignored_for_another_end_cause(store: Store) -> None:
     store.set_nodes([node("n1", devices=1)], now_s=0)
     lost, kept = run(store, ask("alice", fgpu_milli=500)), run(store, ask("bob", fgpu_milli=500))
     messages = EndMessages(store)
@@ -278,7 +276,7 @@ def test_what_an_administrator_said_is_not_the_message_of_another_end(store: Sto
     assert store.move(kept.id, S.TERMINATING, now_s=5, cause=EndCause.USER).message is None
 
 
-def test_a_session_that_is_queued_again_keeps_the_priority_that_it_was_given() -> None:
+def test_session_queued_again_keeps_its_changed_priority() -> None:
     given = Session(7, ask(), S.RUNNING, 1, asked_priority=0)
     given = replace(given, request=replace(given.request, priority=9))
     again = reclaim.again(given, now_s=60)

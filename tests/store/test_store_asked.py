@@ -27,7 +27,7 @@ def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 50
         store.submit([ask(f"u{n}", fgpu_milli=fgpu_milli)], now_s=1)
 
 
-def test_what_was_asked_for_is_counted_anew_with_every_few_requests(any_store: SessionStore) -> None:
+def test_requested_amounts_are_recounted_every_few_requests(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     submit(any_store, 1, 3)
     assert any_store.snapshot(1).asked == ()
@@ -41,7 +41,7 @@ def test_what_was_asked_for_is_counted_anew_with_every_few_requests(any_store: S
     assert any_store.snapshot(1).asked == (lately(250, 3), lately(500, 1), lately(1000, 4)), "the newest 8"
 
 
-def test_all_amounts_and_the_group_are_told_apart(any_store: SessionStore) -> None:
+def test_requests_are_counted_by_every_amount_and_group(any_store: SessionStore) -> None:
     first = ask("a", group="b")
     memory = replace(ask("b", group="a", fgpu_milli=0), gpu_memory_mib=2048)
     both = replace(memory, user="c", compute_percent=25)
@@ -57,7 +57,7 @@ def test_all_amounts_and_the_group_are_told_apart(any_store: SessionStore) -> No
     )
 
 
-def test_another_process_counts_the_same(url: str) -> None:
+def test_another_process_counts_the_same_requests(url: str) -> None:
     with opened(url) as store, opened(url) as other:
         for n in range(1, 14):
             submit(store, n, 1, fgpu_milli=100 * n)

@@ -23,13 +23,13 @@ from fgpu_scheduler.store.claim import Claim
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL gives a lock back a moment after its connection has ended, on a busy machine a long one."""
-    monkeypatch.setattr(module, "GONE_AFTER_S", 60)
+    monkeypatch.setattr(module, "LOCK_WAIT_S", 60)
 
 
 def refusal(claim: Claim) -> str:
     """Return the words with which somebody is refused; who is, is not kept waiting here."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "GONE_AFTER_S", 0)
+        patched.setattr(module, "LOCK_WAIT_S", 0)
         with pytest.raises(BadSettings) as found:
             claim.take()
     return str(found.value)
@@ -50,18 +50,16 @@ def second(url: str) -> Iterator[Claim]:
     claim.close()
 
 
-def test_a_second_one_is_refused_in_words_that_name_the_database_and_what_would_work(
-    first: Claim, second: Claim
-) -> None:
+def test_second_claim_is_refused_naming_the_database_and_the_remedy(first: Claim, second: Claim) -> None:
     said = refusal(second)
     assert re.search(r"another Hub serves the sessions of \S+; end it, or give this one", said)
 
 
-def test_who_has_it_may_take_it_again(first: Claim) -> None:
+def test_holder_can_take_the_claim_again(first: Claim) -> None:
     first.take()
 
 
-def test_it_is_free_once_its_holder_has_gone(first: Claim, second: Claim) -> None:
+def test_claim_is_free_once_its_holder_ends(first: Claim, second: Claim) -> None:
     first.close()
     second.take()
     assert refusal(first)
@@ -72,7 +70,7 @@ def test_it_is_free_once_its_holder_has_gone(first: Claim, second: Claim) -> Non
     [os.symlink, os.link, lambda file, to: to.symlink_to(Path("..", file.parent.name, file.name))],
     ids=["symbolic link", "hard link", "relative link"],
 )
-def test_a_second_one_is_refused_whichever_name_leads_to_the_file(
+def test_second_claim_is_refused_for_every_path_to_the_file(
     tmp_path: Path, linked: Callable[[Path, Path], None]
 ) -> None:
     file = tmp_path / "fgpu.sqlite"
@@ -87,7 +85,7 @@ def test_a_second_one_is_refused_whichever_name_leads_to_the_file(
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_second_one_is_refused_whichever_search_path_leads_to_the_tables(url: str) -> None:
+def test_second_claim_is_refused_for_every_search_path_to_the_tables(url: str) -> None:
     schema = f"elsewhere_{os.getpid()}"
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -112,7 +110,7 @@ def test_a_second_one_is_refused_whichever_search_path_leads_to_the_tables(url: 
         engine.dispose()
 
 
-def test_giving_it_back_leaves_the_locks_of_connections_to_the_same_file(tmp_path: Path) -> None:
+def test_closing_a_claim_keeps_sqlite_locks_on_the_same_file(tmp_path: Path) -> None:
     file = tmp_path / "fgpu.sqlite"
     claim = Claim(f"sqlite:///{file}")
     claim.take()
@@ -125,7 +123,7 @@ def test_giving_it_back_leaves_the_locks_of_connections_to_the_same_file(tmp_pat
     assert "database is locked" in other.stderr
 
 
-def test_the_file_is_for_its_owner_and_the_files_beside_it_too(tmp_path: Path) -> None:
+def test_database_files_are_closed_to_other_users(tmp_path: Path) -> None:
     file = tmp_path / "fgpu.sqlite"
     Claim(f"sqlite:///{file}").take()
     with opened(f"sqlite:///{file}"):
@@ -141,7 +139,7 @@ def test_the_file_is_for_its_owner_and_the_files_beside_it_too(tmp_path: Path) -
     assert (tmp_path / "earlier.sqlite").stat().st_mode & 0o007 == 0
 
 
-def test_what_postgresql_has_cut_is_taken_anew_unless_another_was_quicker(url: str) -> None:
+def test_claim_is_retaken_after_postgresql_restarts_unless_another_was_faster(url: str) -> None:
     if make_url(url).get_backend_name() != "postgresql":
         pytest.skip("a file's lock is not cut by anybody")
     first, second = Claim(url), Claim(url)

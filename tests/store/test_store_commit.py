@@ -34,7 +34,7 @@ def assert_refused(store: Store, decided: Plan) -> None:
     assert store.last_event_id() == log
 
 
-def test_a_committed_plan_gives_shares_and_reasons(store: Store) -> None:
+def test_committed_plan_writes_shares_and_wait_reasons(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     first, second = store.submit([ask("alice", fgpu_milli=600), ask("bob", fgpu_milli=600)], now_s=1)
     placed = schedule(store, now_s=5)
@@ -53,7 +53,7 @@ def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
     assert store.session(session.id) == placed[0]
 
 
-def test_a_session_without_a_gpu_is_read_by_another_process_as_it_is(url: str) -> None:
+def test_another_process_reads_a_session_without_a_gpu_unchanged(url: str) -> None:
     with opened(url) as store, opened(url) as other:
         store.set_nodes([node(devices=0)], now_s=0)
         store.submit([ask("alice", fgpu_milli=0)], now_s=1)
@@ -88,7 +88,7 @@ def test_a_plan_is_committed_once(store: Store) -> None:
     assert_refused(store, decided)
 
 
-def test_of_two_stores_that_plan_on_one_version_one_commits(url: str) -> None:
+def test_only_one_of_two_stores_commits_on_a_version(url: str) -> None:
     with opened(url) as one, opened(url) as other:
         one.set_nodes([node(devices=1)], now_s=0)
         one.submit([ask("alice", fgpu_milli=1000)], now_s=1)
@@ -97,7 +97,7 @@ def test_of_two_stores_that_plan_on_one_version_one_commits(url: str) -> None:
         assert_refused(one, plans[0])
 
 
-def test_a_plan_of_the_right_version_that_oversells_is_refused_whole(store: Store) -> None:
+def test_overcommitting_plan_of_the_current_version_is_refused_whole(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=0)
     run(store, ask("before", fgpu_milli=600))
     first, second = store.submit([ask("alice"), ask("bob")], now_s=1)
@@ -113,7 +113,7 @@ def test_a_plan_of_the_right_version_that_oversells_is_refused_whole(store: Stor
     assert len(store.commit(fits, now_s=2)) == 1
 
 
-def test_two_places_of_one_plan_are_counted_together(store: Store) -> None:
+def test_placements_of_one_plan_are_counted_together(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     ids = [s.id for s in store.submit([ask(u, fgpu_milli=600) for u in ("alice", "bob")], now_s=1)]
     assert_refused(store, placing(store, *ids, on=[device(0)], fgpu_milli=600))
@@ -136,21 +136,21 @@ def test_a_share_is_held_until_its_container_is_gone(store: Store, state: S) -> 
     assert [s.id for s in schedule(store)] == [waiting.id]
 
 
-def test_processor_and_memory_of_the_node_are_checked_too(store: Store) -> None:
+def test_commit_checks_cpu_and_memory_of_the_node(store: Store) -> None:
     store.set_nodes([node(devices=8, cpu_milli=1500)], now_s=0)
     run(store, ask("alice"))
     waiting = store.submit([ask("bob")], now_s=1)[0]
     assert_refused(store, placing(store, waiting.id, on=[device(5)]))
 
 
-def test_nothing_is_placed_where_a_node_takes_nothing(store: Store) -> None:
+def test_commit_refuses_a_node_that_takes_no_sessions(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     waiting = store.submit([ask()], now_s=1)[0]
     store.set_node_state("n1", NodeState.CORDONED, now_s=1)
     assert_refused(store, placing(store, waiting.id, on=[device(0)]))
 
 
-def test_a_plan_with_an_unknown_place_or_session_is_refused(store: Store) -> None:
+def test_plan_with_an_unknown_node_device_or_session_is_refused(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     waiting = store.submit([ask("alice")], now_s=1)[0]
     running = run(store, ask("bob"))
@@ -172,14 +172,14 @@ def test_a_held_session_is_not_placed(store: Store) -> None:
     assert waits.wait_reason is WaitReason.HELD
 
 
-def test_a_placement_of_another_amount_than_asked_is_refused(store: Store) -> None:
+def test_placement_that_differs_from_the_request_is_refused(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     waiting = store.submit([ask(fgpu_milli=500)], now_s=1)[0]
     assert_refused(store, placing(store, waiting.id, on=[device(0)], fgpu_milli=400))
     assert_refused(store, placing(store, waiting.id, on=[device(0), device(1)], fgpu_milli=500))
 
 
-def test_a_wait_reason_is_written_when_it_changes(store: Store) -> None:
+def test_wait_reason_is_written_only_when_it_changes(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     session = store.submit([ask(fgpu_milli=3000)], now_s=1)[0]
     for reason in (WaitReason.RESOURCES, WaitReason.RESOURCES, WaitReason.QUOTA):
@@ -190,14 +190,14 @@ def test_a_wait_reason_is_written_when_it_changes(store: Store) -> None:
     assert [e.reason for e in store.events() if e.kind == "waits"] == ["RESOURCES", "QUOTA"]
 
 
-def test_a_freed_share_is_given_again(store: Store) -> None:
+def test_freed_share_can_be_placed_again(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     for number in range(3):
         end(store, run(store, ask(fgpu_milli=1000), now_s=number).id, now_s=number)
     assert_nothing_is_oversold(store)
 
 
-def test_a_reservation_is_a_reason_to_wait_and_its_first_instant_is_the_promise(
+def test_first_reserved_start_becomes_the_promise(
     any_store: SessionStore,
 ) -> None:
     any_store.set_nodes([node()], now_s=0)
@@ -220,7 +220,7 @@ def test_a_reservation_is_a_reason_to_wait_and_its_first_instant_is_the_promise(
     assert placed.promised_at_s == 500
 
 
-def test_a_promise_is_in_the_log_once(store: Store) -> None:
+def test_promise_is_logged_once(store: Store) -> None:
     session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
     for at_s in (500, 600):
         decision = Reserve(session.id, at_s, "n1", ())
@@ -254,7 +254,7 @@ def test_a_plan_that_goes_over_a_quota_is_refused_whole(any_store: SessionStore,
         any_store.commit(placing(any_store, other.id, on=[device(1)]), now_s=3)
 
 
-def test_a_plan_writes_of_those_who_wait_only_what_is_another_one(store: Store) -> None:
+def test_plan_writes_only_changed_columns_of_pending_sessions(store: Store) -> None:
     """Each column that is set costs its indexes, and a busy queue has thousands who are told why they wait."""
     store.set_nodes([node(devices=1)], now_s=0)
     store.submit(

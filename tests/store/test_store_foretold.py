@@ -28,7 +28,7 @@ def waiting(store: Store, user: str) -> int:
     return store.submit([ask(user)], now_s=10)[0].id
 
 
-def test_what_was_told_first_is_held_against_the_start(store: Store) -> None:
+def test_first_forecast_is_compared_with_the_start(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     foretold = Foretold(store)
     session_id = waiting(store, "alice")
@@ -39,7 +39,7 @@ def test_what_was_told_first_is_held_against_the_start(store: Store) -> None:
     assert foretold.newest() == (Told(10, PLANNED, PLANNED, 250),)
 
 
-def test_who_gave_up_has_not_started(store: Store) -> None:
+def test_cancelled_session_counts_as_not_started(store: Store) -> None:
     foretold = Foretold(store)
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
@@ -48,7 +48,7 @@ def test_who_gave_up_has_not_started(store: Store) -> None:
     assert foretold.newest() == (Told(10, PLANNED, PLANNED, 400, started=False),)
 
 
-def test_nothing_is_kept_of_a_start_that_is_not_known_and_no_version_is_made(store: Store) -> None:
+def test_unknown_start_is_not_stored_and_changes_no_version(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
     version = store.version()
@@ -57,7 +57,7 @@ def test_nothing_is_kept_of_a_start_that_is_not_known_and_no_version_is_made(sto
     assert store.version() == version
 
 
-def test_starts_that_were_always_late_make_the_next_ranges_of_their_group_later(store: Store) -> None:
+def test_late_starts_move_the_next_forecasts_of_their_group(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     for number in range(TAUGHT_BY):
         session_id = waiting(store, f"user{number}")
@@ -70,7 +70,7 @@ def test_starts_that_were_always_late_make_the_next_ranges_of_their_group_later(
     assert store.experience("other").stretch is None
 
 
-def test_what_was_told_is_forgotten_with_its_session(store: Store) -> None:
+def test_stored_forecast_is_deleted_with_its_session(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
     Foretold(store).note([told(session_id)], now_s=10)

@@ -16,7 +16,7 @@ def reasons(store: Store) -> list[str | None]:
     return [event.reason for event in store.events() if event.kind == "images"]
 
 
-def test_an_edit_comes_back_as_it_was_written_with_by_whom_and_when(store: Store) -> None:
+def test_edit_is_read_back_with_its_author_and_time(store: Store) -> None:
     edits = ImageEdits(store)
     assert edits.all() == ()
     edits.put([TORCH, FOUND], by="root", now_s=50)
@@ -25,7 +25,7 @@ def test_an_edit_comes_back_as_it_was_written_with_by_whom_and_when(store: Store
     assert reasons(store) == ["torch: edited by root", "found: edited by root"]
 
 
-def test_an_edit_replaces_the_last_one_of_its_image_only(store: Store) -> None:
+def test_edit_replaces_only_the_last_edit_of_the_same_image(store: Store) -> None:
     edits = ImageEdits(store)
     edits.put([TORCH, FOUND], by="root", now_s=50)
     edits.put([replace(TORCH, position=1), replace(FOUND, changes={"name": "Seen"})], by="eve", now_s=60)
@@ -35,7 +35,7 @@ def test_an_edit_replaces_the_last_one_of_its_image_only(store: Store) -> None:
     assert reasons(store)[2:] == ["torch: moved by eve", "found: edited by eve"]
 
 
-def test_what_changes_nothing_is_no_write(store: Store) -> None:
+def test_unchanged_edit_writes_nothing(store: Store) -> None:
     edits = ImageEdits(store)
     edits.put([TORCH], by="root", now_s=50)
     before = store.version()
@@ -44,7 +44,7 @@ def test_what_changes_nothing_is_no_write(store: Store) -> None:
     assert edits.all()[0].changed_by == "root"
 
 
-def test_each_change_is_in_the_audit_log_with_what_is_different(store: Store) -> None:
+def test_audit_log_has_the_difference_of_each_edit(store: Store) -> None:
     edits = ImageEdits(store)
     edits.put([TORCH], by="root", now_s=50)
     edits.put([replace(TORCH, changes={"enabled": True, "name": "Füße"})], by="eve", now_s=60)
@@ -66,7 +66,7 @@ def test_each_change_is_in_the_audit_log_with_what_is_different(store: Store) ->
     ]
 
 
-def test_a_dropped_edit_is_gone(store: Store) -> None:
+def test_dropped_edit_is_deleted(store: Store) -> None:
     edits = ImageEdits(store)
     edits.put([TORCH, FOUND], by="root", now_s=50)
     edits.put([], drop=["torch"], by="eve", now_s=60)

@@ -41,7 +41,7 @@ def step(store: Store, session: Session, to: S) -> Session:
 
 
 @pytest.mark.parametrize("state", list(S))
-def test_a_move_is_made_as_the_life_cycle_says_or_refused(store: Store, state: S) -> None:
+def test_move_follows_the_life_cycle_or_is_refused(store: Store, state: S) -> None:
     for number, to in enumerate(S):
         session = session_in(store, state, user=f"user{number}")
         assert session.state is state
@@ -70,7 +70,7 @@ def retire(store: Store, session_id: int) -> None:
         step(store, session, to)
 
 
-def test_only_a_commit_schedules(store: Store) -> None:
+def test_only_a_commit_makes_a_session_scheduled(store: Store) -> None:
     session = session_in(store, S.PENDING)
     with pytest.raises(InvalidTransition, match="only a committed plan"):
         store.move(session.id, S.SCHEDULED, now_s=3)
@@ -89,7 +89,7 @@ def test_each_launch_is_a_new_attempt(store: Store) -> None:
     assert (last.kind, last.from_state, last.to_state) == ("attempt", S.PULLING, S.PREPARING)
 
 
-def test_a_session_back_in_the_queue_gives_up_its_shares_and_gets_new_ones(store: Store) -> None:
+def test_requeued_session_gives_up_its_shares_and_gets_new_ones(store: Store) -> None:
     session = session_in(store, S.SCHEDULED)
     waiting = store.move(session.id, S.PENDING, now_s=3)
     assert (waiting.placement, waiting.scheduled_at_s) == (None, None)
@@ -99,20 +99,20 @@ def test_a_session_back_in_the_queue_gives_up_its_shares_and_gets_new_ones(store
     assert store.session(session.id) == placed[0]
 
 
-def test_the_first_cause_and_message_stay(store: Store) -> None:
+def test_first_end_cause_and_message_are_kept(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.OOM, message="out of memory")
     ended = store.move(session.id, S.ERROR, now_s=4, cause=EndCause.USER, message="later")
     assert (ended.end_cause, ended.message, ended.ended_at_s) == (EndCause.OOM, "out of memory", 4)
 
 
-def test_an_end_needs_a_cause(store: Store) -> None:
+def test_end_without_a_cause_is_refused(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     with pytest.raises(InvalidTransition, match="end_cause"):
         store.move(session.id, S.TERMINATING, now_s=3)
 
 
-def test_the_launcher_s_note_is_kept_and_replaced(store: Store) -> None:
+def test_launch_note_is_stored_and_replaced(store: Store) -> None:
     session = session_in(store, S.PREPARING)
     assert store.move(session.id, S.PULLING, now_s=3, launched="first").launched == "first"
     assert store.move(session.id, S.RUNNING, now_s=4).launched == "first"
@@ -122,14 +122,14 @@ def test_the_launcher_s_note_is_kept_and_replaced(store: Store) -> None:
 
 
 @pytest.mark.parametrize("state", [s for s in S if s not in (S.PREPARING, S.PULLING)])
-def test_a_new_attempt_is_only_for_a_launch(store: Store, state: S) -> None:
+def test_new_attempt_is_only_for_launching_sessions(store: Store, state: S) -> None:
     session = session_in(store, state)
     with pytest.raises(InvalidTransition):
         store.new_attempt(session.id, now_s=3)
     assert store.session(session.id) == session
 
 
-def test_a_move_is_refused_when_the_session_is_not_where_it_is_expected(store: Store) -> None:
+def test_move_from_an_unexpected_state_or_attempt_is_refused(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     with pytest.raises(InvalidTransition, match="is RUNNING and not PREPARING or PULLING"):
         store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=(S.PULLING, S.PREPARING))
@@ -140,13 +140,13 @@ def test_a_move_is_refused_when_the_session_is_not_where_it_is_expected(store: S
     assert ended.state is S.TERMINATING
 
 
-def test_an_end_lets_go_what_was_held(store: Store) -> None:
+def test_end_releases_a_held_session(store: Store) -> None:
     session = store.submit([ask()], now_s=1, held=True)[0]
     assert not store.move(session.id, S.CANCELLED, now_s=2, cause=EndCause.QUEUE_TIMEOUT).held
     assert store.held_sessions() == ()
 
 
-def test_an_unknown_session_is_named(store: Store) -> None:
+def test_error_names_the_unknown_session(store: Store) -> None:
     for attempted in (
         lambda: store.move(5, S.RUNNING, now_s=1),
         lambda: store.new_attempt(5, now_s=1),
@@ -172,7 +172,7 @@ def test_the_log_of_one_life_is_complete(store: Store) -> None:
     ]
 
 
-def test_the_log_is_read_in_pages(store: Store) -> None:
+def test_events_are_read_in_pages(store: Store) -> None:
     assert (store.events(), store.last_event_id()) == ((), 0)
     store.submit([ask(f"user{number}") for number in range(5)], now_s=1)
     log = store.events()
@@ -182,7 +182,7 @@ def test_the_log_is_read_in_pages(store: Store) -> None:
     assert store.last_event_id() == log[4].id
 
 
-def test_a_warning_is_kept_told_taken_back_and_gone_with_the_end(store: Store) -> None:
+def test_warning_is_stored_logged_withdrawn_and_cleared_at_the_end(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     warned = store.warn(session.id, "above its limit", now_s=5)
     assert warned == store.session(session.id) == replace(session, message="above its limit")

@@ -100,7 +100,7 @@ def let_others_run(store: Store, count: int) -> None:
         )
 
 
-def test_the_lengths_of_a_rare_group_are_read_without_the_others_history(filed: Store) -> None:
+def test_run_lengths_of_a_small_group_are_read_without_scanning_other_groups(filed: Store) -> None:
     filed.set_nodes([node()], now_s=0)
     for number in range(5):
         end(filed, run(filed, ask(), now_s=number).id, now_s=60 + number)
@@ -116,7 +116,7 @@ def test_the_lengths_of_a_rare_group_are_read_without_the_others_history(filed: 
     assert found.at_s(0.5) == 60
 
 
-def test_the_measured_runs_of_one_user_are_read_without_the_others_measures(filed: Store) -> None:
+def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: Store) -> None:
     filed.set_nodes([node()], now_s=0)
     measured, other = (end(filed, run(filed, ask(), now_s=1).id, now_s=9) for _ in range(2))
     Meters(filed).save([Measured(measured.id, 9, 1, 1, samples=3), Measured(other.id, 9, 1, 1)])
@@ -138,9 +138,7 @@ def one_for_each(count: int) -> list[Quota]:
     return [Quota(QuotaScope.USER, f"user{n}", max_fgpu_milli=1000) for n in range(count)]
 
 
-def test_a_change_of_one_of_many_quotas_does_not_compare_each_with_all(
-    filed: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changing_one_of_many_quotas_takes_linear_time(filed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = 0
 
     def counted(quota: Quota) -> tuple[str, str, str]:
@@ -159,7 +157,7 @@ def test_a_change_of_one_of_many_quotas_does_not_compare_each_with_all(
     ]
 
 
-def test_a_session_is_held_against_those_quotas_only_that_may_count_it(
+def test_session_is_checked_only_against_quotas_that_can_count_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = 0

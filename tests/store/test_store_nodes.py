@@ -20,7 +20,7 @@ def notes(store: Store) -> list[str | None]:
     return [event.reason for event in store.events(limit=1000) if event.kind == "nodes"]
 
 
-def test_nodes_come_by_id_and_devices_by_index(store: Store) -> None:
+def test_nodes_are_sorted_by_id_and_devices_by_index(store: Store) -> None:
     upper, lower = node("B", devices=12), node("a")
     shuffled = replace(upper, devices=upper.devices[::-1])
     store.set_nodes([lower, shuffled], now_s=1)
@@ -35,7 +35,7 @@ def test_the_same_nodes_again_change_nothing(store: Store) -> None:
     assert store.version() == before
 
 
-def test_changed_nodes_and_devices_are_taken_over(store: Store) -> None:
+def test_changed_nodes_and_devices_are_stored(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=1)
     changed = node(devices=2, cpu_milli=500)
     store.set_nodes([changed], now_s=2)
@@ -46,7 +46,7 @@ def test_changed_nodes_and_devices_are_taken_over(store: Store) -> None:
     assert store.snapshot(3).nodes == (bigger,)
 
 
-def test_a_node_that_is_no_longer_configured_goes(store: Store) -> None:
+def test_node_that_is_no_longer_configured_is_deleted(store: Store) -> None:
     store.set_nodes([node("n1"), node("n2")], now_s=1)
     end(store, run(store, ask()).id)
     store.set_nodes([node("n2")], now_s=2)
@@ -54,7 +54,7 @@ def test_a_node_that_is_no_longer_configured_goes(store: Store) -> None:
     assert notes(store)[-1] == "n1: removed"
 
 
-def test_a_node_that_goes_while_it_is_held_is_lost_until_it_is_free(store: Store) -> None:
+def test_removed_node_stays_lost_while_sessions_hold_it(store: Store) -> None:
     store.set_nodes([node("n1")], now_s=1)
     running = run(store, ask())
     store.set_nodes([node("n2")], now_s=2)
@@ -77,7 +77,7 @@ def test_a_lost_node_that_is_configured_again_is_ready(store: Store) -> None:
     assert store.snapshot(4).nodes == (node("n1"),)
 
 
-def test_a_device_that_goes_while_it_is_held_takes_nothing_new_and_is_not_forgotten(store: Store) -> None:
+def test_removed_device_stays_stored_while_held_but_takes_nothing_new(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     running = run(store, ask(fgpu_milli=300))
     assert running.placement is not None
@@ -94,7 +94,7 @@ def test_a_device_that_goes_while_it_is_held_takes_nothing_new_and_is_not_forgot
     assert store.session(running.id) == running
 
 
-def test_a_device_that_goes_while_it_is_free_is_deleted(store: Store) -> None:
+def test_removed_free_device_is_deleted(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     store.set_nodes([node(devices=1)], now_s=2)
     assert store.snapshot(3).nodes == (node(devices=1),)
@@ -114,7 +114,7 @@ def test_a_held_device_stays_on_its_node_and_a_free_one_moves(store: Store) -> N
     assert store.snapshot(4).nodes == (moved,)
 
 
-def test_a_cordon_outlives_a_restart(store: Store) -> None:
+def test_cordon_survives_a_restart(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     store.set_node_state("n1", NodeState.CORDONED, now_s=2)
     store.set_nodes([node()], now_s=3)
@@ -124,26 +124,26 @@ def test_a_cordon_outlives_a_restart(store: Store) -> None:
     assert notes(store) == ["n1: added", "n1: READY -> CORDONED", "n1: CORDONED -> READY"]
 
 
-def test_a_cordon_outlives_a_restart_while_its_machine_is_away(store: Store) -> None:
+def test_cordon_survives_a_restart_while_the_machine_is_away(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     store.set_node_state("n1", NodeState.CORDONED, now_s=2)
     store.set_nodes([replace(node(), state=NodeState.LOST)], now_s=3)
     assert store.snapshot(4).nodes[0].state is NodeState.CORDONED
 
 
-def test_the_state_that_a_node_has_changes_nothing(store: Store) -> None:
+def test_setting_the_current_node_state_writes_nothing(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     before = store.version()
     store.set_node_state("n1", NodeState.READY, now_s=2)
     assert store.version() == before
 
 
-def test_an_unknown_node_is_named(store: Store) -> None:
+def test_error_names_the_unknown_node(store: Store) -> None:
     with pytest.raises(BadSettings, match="there is no node 'n9'"):
         store.set_node_state("n9", NodeState.LOST, now_s=1)
 
 
-def test_nothing_may_be_configured_twice(store: Store) -> None:
+def test_duplicate_nodes_and_devices_are_refused(store: Store) -> None:
     with pytest.raises(BadSettings, match="node 'n1' is configured twice"):
         store.set_nodes([node(), node()], now_s=1)
     twice = replace(node("n2"), devices=(device(0),))
@@ -152,7 +152,7 @@ def test_nothing_may_be_configured_twice(store: Store) -> None:
     assert store.snapshot(1).nodes == ()
 
 
-def test_what_a_cluster_says_and_what_an_administrator_said_undo_each_other_nowhere(
+def test_cluster_state_and_cordon_do_not_overwrite_each_other(
     any_store: SessionStore,
 ) -> None:
     def state(**more: object) -> NodeState:
@@ -177,7 +177,7 @@ def test_what_a_cluster_says_and_what_an_administrator_said_undo_each_other_nowh
     assert [state(closed=True), state()] == [NodeState.LOST] * 2
 
 
-def test_a_node_that_is_new_while_the_hub_runs_is_as_it_is_given_and_known_ones_stay_as_they_are(
+def test_node_added_while_running_gets_its_given_state_and_others_keep_theirs(
     any_store: SessionStore,
 ) -> None:
     any_store.set_nodes([node("n1")], now_s=1)
@@ -187,7 +187,7 @@ def test_a_node_that_is_new_while_the_hub_runs_is_as_it_is_given_and_known_ones_
     assert [n.state for n in any_store.snapshot(3).nodes] == [NodeState.READY, NodeState.LOST]
 
 
-def test_a_closed_node_is_opened_by_its_cluster_only(store: Store) -> None:
+def test_only_the_cluster_opens_a_node_it_closed(store: Store) -> None:
     store.set_nodes([replace(node(), closed=True)], now_s=1)
     with pytest.raises(BadSettings, match="'n1' was closed by its cluster; open it there"):
         act_on_node(store, "n1", NodeAction.UNCORDON, by="root", now_s=2)
@@ -200,7 +200,7 @@ def test_a_closed_node_is_opened_by_its_cluster_only(store: Store) -> None:
     assert notes(store)[-1] == "n1: opened by its cluster"
 
 
-def test_a_closed_node_that_goes_while_it_is_held_can_still_be_lost(store: Store) -> None:
+def test_removed_closed_node_that_is_held_can_become_lost(store: Store) -> None:
     store.set_nodes([node("n1")], now_s=1)
     running = run(store, ask())
     store.set_nodes([replace(node("n1"), closed=True)], now_s=2, keep_states=True)
@@ -216,7 +216,7 @@ def test_a_closed_node_that_goes_while_it_is_held_can_still_be_lost(store: Store
     assert store.snapshot(9).nodes == ()
 
 
-def test_a_session_that_is_only_scheduled_holds_its_node(store: Store) -> None:
+def test_scheduled_session_holds_its_node(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     store.submit([ask()], now_s=1)
     assert schedule(store)[0].state is S.SCHEDULED
@@ -224,7 +224,7 @@ def test_a_session_that_is_only_scheduled_holds_its_node(store: Store) -> None:
     assert store.snapshot(3).nodes[0].state is NodeState.LOST
 
 
-def test_a_state_is_set_only_where_the_node_is_still_as_it_was(any_store: SessionStore) -> None:
+def test_node_state_is_set_only_from_the_expected_state(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=1)
     assert (
         any_store.set_node_state("n1", NodeState.CORDONED, now_s=2, only=NodeState.READY) is NodeState.READY
@@ -235,9 +235,7 @@ def test_a_state_is_set_only_where_the_node_is_still_as_it_was(any_store: Sessio
     assert any_store.snapshot(4).nodes[0].state is NodeState.CORDONED
 
 
-def test_a_node_that_has_come_back_meanwhile_is_not_said_to_be_gone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_that_answers_again_is_not_marked_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.set_nodes([node()], now_s=1)
     store.set_node_state("n1", NodeState.LOST, now_s=2)
     looked_at = store.snapshot(3)
@@ -254,7 +252,7 @@ def cordons(store: SessionStore) -> list[str | None]:
     return [d.cordon_reason for n in store.snapshot(9).nodes for d in n.devices]
 
 
-def test_a_cordoned_gpu_stays_so_until_it_is_uncordoned_whatever_is_configured(store: Store) -> None:
+def test_gpu_cordon_survives_every_configuration_change(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     first = node(devices=2).devices[0].uuid
     before = store.version()
@@ -279,7 +277,7 @@ def test_a_cordoned_gpu_stays_so_until_it_is_uncordoned_whatever_is_configured(s
     assert store.snapshot(9).nodes == ()
 
 
-def test_a_cordoned_gpu_keeps_its_session_and_a_plan_from_before_is_refused_there(store: Store) -> None:
+def test_cordoned_gpu_keeps_its_session_and_refuses_an_older_plan(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=1)
     running = run(store, ask(fgpu_milli=300))
     (waiting,) = store.submit([ask(user="other", fgpu_milli=300)], now_s=2)
@@ -294,7 +292,7 @@ def test_a_cordoned_gpu_keeps_its_session_and_a_plan_from_before_is_refused_ther
     assert found.state is S.SCHEDULED
 
 
-def test_who_cordons_a_gpu_and_why_is_in_the_audit_log(store: Store) -> None:
+def test_gpu_cordon_and_its_reason_are_in_the_audit_log(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     uuid = node(devices=2).devices[1].uuid
     said = act_on_gpu(store, "n1", "1", NodeAction.CORDON, reason=" the  fan ", by="root", now_s=2)

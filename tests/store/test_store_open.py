@@ -82,7 +82,7 @@ def test_opening_again_keeps_everything(url: str) -> None:
         assert store.installation_id == installation_id
 
 
-def test_each_database_is_an_installation_of_its_own() -> None:
+def test_each_database_has_its_own_installation_id() -> None:
     with opened("sqlite://") as one, opened("sqlite://") as other:
         assert one.installation_id != other.installation_id
 
@@ -95,7 +95,7 @@ def test_a_store_that_is_not_open_says_so() -> None:
         store.submit([ask()], now_s=1)
 
 
-def test_a_reading_store_writes_nothing(url: str) -> None:
+def test_read_only_store_writes_nothing(url: str) -> None:
     with opened(url) as hub:
         service = Store(url)
         service.connect_readonly()
@@ -105,7 +105,7 @@ def test_a_reading_store_writes_nothing(url: str) -> None:
         assert hub.snapshot(1).sessions == ()
 
 
-def test_a_reading_store_makes_and_migrates_nothing(url: str) -> None:
+def test_read_only_store_creates_and_migrates_nothing(url: str) -> None:
     line = refused(url, readonly=True)
     assert "the Hub" in line
     if url.startswith("sqlite"):
@@ -132,7 +132,7 @@ def test_another_schema_is_refused(url: str, readonly: bool, revision: str) -> N
     engine.dispose()
 
 
-def test_an_unreachable_server_is_one_line() -> None:
+def test_unreachable_server_gives_a_one_line_error() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -141,7 +141,7 @@ def test_an_unreachable_server_is_one_line() -> None:
     assert "refused" in line
 
 
-def test_an_unknown_user_is_one_line() -> None:
+def test_unknown_user_gives_a_one_line_error() -> None:
     url = make_url(postgres_url()).set(username="nobody_of_this_name", password=PASSWORD)
     line = refused(url.render_as_string(hide_password=False))
     assert "nobody_of_this_name" in line
@@ -173,7 +173,7 @@ def strict_server() -> Iterator[int]:
     listener.close()
 
 
-def test_a_wrong_password_is_one_line_without_it(strict_server: int) -> None:
+def test_wrong_password_gives_a_one_line_error_without_the_password(strict_server: int) -> None:
     line = refused(f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:{strict_server}/fgpu")
     assert 'password authentication failed for user "hub" (***)' in line
 
@@ -188,7 +188,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_folder_gives_a_one_line_error(tmp_path: Path) -> None:
     # Not even root makes files in /proc.
     assert (
         refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
@@ -197,12 +197,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert "unable to open database file" in refused(f"sqlite:///{tmp_path}")
 
 
-def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
+def test_file_that_is_no_database_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("These are notes. " * 100)
     assert "file is not a database" in refused(f"sqlite:///{tmp_path}/notes.txt")
 
 
-def test_a_locked_database_is_one_line(tmp_path: Path) -> None:
+def test_locked_database_gives_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "fgpu.sqlite"
     with opened(f"sqlite:///{path}"):
         pass
@@ -218,7 +218,7 @@ def test_a_locked_database_is_one_line(tmp_path: Path) -> None:
         assert store.submit([ask()], now_s=1)
 
 
-def test_a_pool_in_which_every_connection_hangs_is_one_line(url: str) -> None:
+def test_exhausted_connection_pool_gives_a_one_line_error(url: str) -> None:
     with opened(url) as store, ExitStack() as held:
         pool = store._database._reader.pool
         pool._timeout = 0.01
@@ -230,7 +230,7 @@ def test_a_pool_in_which_every_connection_hangs_is_one_line(url: str) -> None:
             store.submit([ask()], now_s=1)
 
 
-def test_a_transaction_that_the_server_has_cut_off_is_one_line(tmp_path: Path) -> None:
+def test_transaction_cut_off_by_the_server_gives_a_one_line_error(tmp_path: Path) -> None:
     with database("postgresql", tmp_path) as url, opened(url) as store:
         there = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
 

@@ -39,9 +39,11 @@ def images(store: Store) -> PrivateImages:
     return PrivateImages(store)
 
 
-def wish(images: PrivateImages, session_id: int = 1, name: str = "torch", **more: object) -> PrivateImage:
+def requested(
+    images: PrivateImages, session_id: int = 1, name: str = "torch", **more: object
+) -> PrivateImage:
     given = {"asked_by": "alice", "quota": FREE, "now_s": 5, **more}
-    return images.wish(session_id, name=name, **given)  # type: ignore[arg-type]
+    return images.request(session_id, name=name, **given)  # type: ignore[arg-type]
 
 
 def make(
@@ -65,44 +67,44 @@ def make(
     )
 
 
-def test_a_wish_is_the_owners_whoever_asks_and_names_what_it_comes_from(
+def test_image_requested_by_an_administrator_belongs_to_the_session_owner(
     store: Store, images: PrivateImages
 ) -> None:
-    found = wish(images, 2, asked_by="admin")
+    found = requested(images, 2, asked_by="admin")
     assert (found.owner, found.name, found.asked_by) == ("bob", "bob/torch:1", "admin")
     assert found.reference == f"fgpu-{store.installation_id}/bob/torch:1"
     assert (found.state, found.node_id, found.session_id) == (ImageState.WISHED, "n1", 2)
     assert (found.made_from, found.base) == (ask("bob").image,) * 2
     assert images.all() == (found,)
-    assert images.named("bob/torch:1") == found
+    assert images.by_name("bob/torch:1") == found
     assert store.events()[-1].kind == "images"
 
 
-def test_a_tag_counts_up_or_is_given(images: PrivateImages) -> None:
-    first = make(images, wish(images))
+def test_tag_is_given_or_the_next_number(images: PrivateImages) -> None:
+    first = make(images, requested(images))
     assert (first.name, first.has_recipe, images.recipe(first.id)) == ("alice/torch:1", True, "FROM x")
-    assert make(images, wish(images, tag="7")).name == "alice/torch:7"
-    assert make(images, wish(images, tag="v1")).name == "alice/torch:v1"
-    assert wish(images).name == "alice/torch:8"
-    assert wish(images, 3, "other").name == "alice/other:1"
+    assert make(images, requested(images, tag="7")).name == "alice/torch:7"
+    assert make(images, requested(images, tag="v1")).name == "alice/torch:v1"
+    assert requested(images).name == "alice/torch:8"
+    assert requested(images, 3, "other").name == "alice/other:1"
 
 
-def test_what_cannot_be_wished_is_refused(store: Store, images: PrivateImages) -> None:
-    make(images, wish(images, tag="1"))
+def test_impossible_image_requests_are_refused(store: Store, images: PrivateImages) -> None:
+    make(images, requested(images, tag="1"))
     with pytest.raises(ImageNameTaken, match="there is an image alice/torch:1 already"):
-        wish(images, tag="1")
+        requested(images, tag="1")
     with pytest.raises(UnknownSession):
-        wish(images, 99)
-    wish(images, name="second")
+        requested(images, 99)
+    requested(images, name="second")
     with pytest.raises(ImageRefused, match="session 1 is being saved already"):
-        wish(images, name="third")
+        requested(images, name="third")
     end(store, 3, now_s=6)
     with pytest.raises(ImageRefused, match="session 3 is TERMINATED; only one that runs"):
-        wish(images, 3)
+        requested(images, 3)
 
 
-def test_a_failed_one_says_why_and_makes_room_for_its_name(images: PrivateImages) -> None:
-    failed = wish(images, tag="1")
+def test_failed_image_has_a_reason_and_frees_its_name(images: PrivateImages) -> None:
+    failed = requested(images, tag="1")
     assert (failed.has_recipe, images.recipe(failed.id), images.recipe(99)) == (False, None, None)
     images.begin(failed.id, facts="", now_s=6)
     images.note(failed.id, "writing 20 MiB", now_s=6)
@@ -110,33 +112,33 @@ def test_a_failed_one_says_why_and_makes_room_for_its_name(images: PrivateImages
     images.fail(failed.id, "the disk is full", now_s=7)
     found = images.get(failed.id)
     assert (found.state, found.message) == (ImageState.FAILED, "the disk is full")
-    again = wish(images, tag="1", quota=ImageQuota(images=1))
+    again = requested(images, tag="1", quota=ImageQuota(images=1))
     assert [i.id for i in images.all()] == [again.id]
     assert images.begin(failed.id, facts="", now_s=8) is None
 
 
-def test_of_failures_the_newest_are_kept(images: PrivateImages) -> None:
+def test_only_the_newest_failed_images_are_kept(images: PrivateImages) -> None:
     for number in range(14):
-        images.fail(wish(images, name=f"torch{number}").id, "no", now_s=6)
-    images.fail(wish(images, 2).id, "no", now_s=6)
+        images.fail(requested(images, name=f"torch{number}").id, "no", now_s=6)
+    images.fail(requested(images, 2).id, "no", now_s=6)
     own = [i.name for i in images.all() if i.owner == "alice"]
     assert own == [f"alice/torch{number}:1" for number in range(3, 14)]
     assert len(images.all()) == len(own) + 1
 
 
-def test_the_quota_of_images_counts_what_is_made_and_what_is_wished(images: PrivateImages) -> None:
-    make(images, wish(images))
-    wish(images, 2)
-    wish(images)
+def test_image_quota_counts_finished_and_requested_images(images: PrivateImages) -> None:
+    make(images, requested(images))
+    requested(images, 2)
+    requested(images)
     with pytest.raises(OverImageQuota, match="alice has 2 private images of the 2"):
-        wish(images, 3, quota=ImageQuota(images=2))
-    assert wish(images, 3, quota=ImageQuota(images=3))
+        requested(images, 3, quota=ImageQuota(images=2))
+    assert requested(images, 3, quota=ImageQuota(images=3))
 
 
-def test_the_quota_of_bytes_holds_before_and_after(images: PrivateImages) -> None:
+def test_size_quota_is_checked_before_and_after_saving(images: PrivateImages) -> None:
     quota = ImageQuota(mib=10)
-    make(images, wish(images, quota=quota), mib=6, quota=quota)
-    second = wish(images, quota=quota)
+    make(images, requested(images, quota=quota), mib=6, quota=quota)
+    second = requested(images, quota=quota)
     with pytest.raises(
         OverImageQuota, match="would have 5 MiB, and alice's other images have 6 of the 10 MiB"
     ):
@@ -144,30 +146,32 @@ def test_the_quota_of_bytes_holds_before_and_after(images: PrivateImages) -> Non
     assert images.get(second.id).state is ImageState.COMMITTING
     assert make(images, second, mib=4, quota=quota).state is ImageState.READY
     with pytest.raises(OverImageQuota, match="have 10 of the 10 MiB"):
-        wish(images, quota=quota)
-    assert wish(images, 2, quota=quota), "another's count by themselves"
+        requested(images, quota=quota)
+    assert requested(images, 2, quota=quota), "another's count by themselves"
 
 
-def test_an_image_of_an_image_is_of_the_same_base(store: Store, images: PrivateImages) -> None:
-    first = make(images, wish(images))
+def test_image_saved_from_an_image_has_the_same_base(store: Store, images: PrivateImages) -> None:
+    first = make(images, requested(images))
     run(store, ask("bob", "three", image=first.name), now_s=9)
-    second = wish(images, 4)
+    second = requested(images, 4)
     assert (second.made_from, second.base) == (first.name, ask("x").image)
     assert second.facts == '{"python": "3.11"}'
     assert second.owner == "bob"
 
 
-def test_renaming_changes_the_name_and_the_worker_the_reference(store: Store, images: PrivateImages) -> None:
-    first = make(images, wish(images))
+def test_rename_changes_the_name_and_the_worker_changes_the_reference(
+    store: Store, images: PrivateImages
+) -> None:
+    first = make(images, requested(images))
     found = images.rename(first.id, name="vision", tag=None, now_s=9)
     assert (found.name, found.reference) == ("alice/vision:1", first.reference)
     assert images.wanted_reference(found).endswith("/alice/vision:1")
     with pytest.raises(ImageNameTaken):
         # Engines know the other by it still.
-        wish(images, tag="1")
+        requested(images, tag="1")
     images.tagged(found.id, images.wanted_reference(found), now_s=9)
     assert images.get(found.id).reference.endswith("/alice/vision:1")
-    assert make(images, wish(images, tag="1"))
+    assert make(images, requested(images, tag="1"))
     with pytest.raises(ImageNameTaken):
         images.rename(found.id, name="torch", tag="1", now_s=9)
     with pytest.raises(BadImageName):
@@ -176,11 +180,11 @@ def test_renaming_changes_the_name_and_the_worker_the_reference(store: Store, im
     assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
 
 
-def test_one_is_renamed_back_before_the_engines_know_of_it(images: PrivateImages) -> None:
-    first = make(images, wish(images))
+def test_image_can_be_renamed_back_before_the_engines_retag_it(images: PrivateImages) -> None:
+    first = make(images, requested(images))
     images.rename(first.id, name="vision", tag=None, now_s=9)
     with pytest.raises(ImageNameTaken):
-        wish(images, tag="1")
+        requested(images, tag="1")
     vision = images.wanted_reference(images.get(first.id))
     assert images.rename(first.id, name="torch", tag="1", now_s=9) == first
     # What a worker did for the name in between is not what it is called.
@@ -190,10 +194,10 @@ def test_one_is_renamed_back_before_the_engines_know_of_it(images: PrivateImages
     assert images.rename(first.id, name="torch", tag=None, now_s=9) == first
 
 
-def test_one_in_use_is_neither_renamed_nor_deleted_and_who_uses_it_is_told_to_who_may_know(
+def test_image_in_use_is_not_renamed_or_deleted_and_only_admins_see_its_users(
     store: Store, images: PrivateImages
 ) -> None:
-    found = make(images, wish(images))
+    found = make(images, requested(images))
     store.submit([ask("alice", "four", image=found.name), ask("bob", "five", image=found.name)], now_s=9)
     for refused in (
         lambda: images.delete(found.id, now_s=9),
@@ -218,10 +222,10 @@ def test_one_in_use_is_neither_renamed_nor_deleted_and_who_uses_it_is_told_to_wh
     assert images.all() == ()
 
 
-def test_what_is_only_wished_is_gone_at_once_and_what_is_being_made_is_not(images: PrivateImages) -> None:
-    assert images.delete(wish(images).id, now_s=6) is None
+def test_requested_image_is_deleted_at_once_but_not_one_being_made(images: PrivateImages) -> None:
+    assert images.delete(requested(images).id, now_s=6) is None
     assert images.all() == ()
-    found = wish(images)
+    found = requested(images)
     images.begin(found.id, facts="", now_s=6)
     with pytest.raises(ImageRefused, match="is being made"):
         images.delete(found.id, now_s=6)
@@ -231,8 +235,8 @@ def test_what_is_only_wished_is_gone_at_once_and_what_is_being_made_is_not(image
         images.delete(99, now_s=6)
 
 
-def test_sharing_names_users_and_groups_and_nobody_else_sees_it(images: PrivateImages) -> None:
-    found = make(images, wish(images))
+def test_shared_image_is_visible_only_to_named_users_and_groups(images: PrivateImages) -> None:
+    found = make(images, requested(images))
     assert found.is_visible_to("alice", ())
     assert not found.is_visible_to("bob", ("class",))
     shared = images.share(found.id, users=["bob", "alice", "bob"], groups=["class"], now_s=9)
@@ -246,10 +250,8 @@ def test_sharing_names_users_and_groups_and_nobody_else_sees_it(images: PrivateI
             images.share(found.id, users=bad, groups=[], now_s=9)
 
 
-def test_an_answer_is_kept_by_user_and_by_what_the_image_is_whatever_its_name(
-    store: Store, images: PrivateImages
-) -> None:
-    found = make(images, wish(images))
+def test_answer_is_stored_per_user_and_image_id_across_renames(store: Store, images: PrivateImages) -> None:
+    found = make(images, requested(images))
     images.answer("sha256:0", user="bob", accepted=True, now_s=9)
     images.answer("sha256:0", user="carol", accepted=False, now_s=9)
     images.answer("sha256:another", user="dan", accepted=True, now_s=9)
@@ -261,17 +263,17 @@ def test_an_answer_is_kept_by_user_and_by_what_the_image_is_whatever_its_name(
     assert images.all() == (renamed,)
     assert renamed.accepted_by == ("bob",)
     images.answer("sha256:0", user="bob", accepted=False, now_s=11)
-    assert images.named(renamed.name).declined_by == ("bob", "carol")
+    assert images.by_name(renamed.name).declined_by == ("bob", "carol")
     # What has its name later is another image, and what is gone has no answers.
     images.delete(found.id, now_s=12)
     images.removed(found.id, now_s=13)
-    again = make(images, wish(images, name="vision"), digest="sha256:1")
+    again = make(images, requested(images, name="vision"), digest="sha256:1")
     assert (again.name, again.accepted_by, again.declined_by) == (renamed.name, (), ())
-    assert make(images, wish(images, 3)).declined_by == ()
+    assert make(images, requested(images, 3)).declined_by == ()
 
 
-def test_what_may_have_another_server_is_its_owners_alone(images: PrivateImages) -> None:
-    found = make(images, wish(images), server_kept=False)
+def test_image_with_an_unverified_server_cannot_be_shared(images: PrivateImages) -> None:
+    found = make(images, requested(images), server_kept=False)
     with pytest.raises(ImageRefused, match=r"alice/torch:1 cannot be shared: .*without sudo"):
         images.share(found.id, users=["bob"], groups=[], now_s=9)
     assert not replace(found, shared_users=("bob",)).is_visible_to("bob", ())
@@ -279,34 +281,30 @@ def test_what_may_have_another_server_is_its_owners_alone(images: PrivateImages)
     assert images.share(found.id, users=[], groups=[], now_s=9) == found
 
 
-def test_what_an_image_has_of_others_or_of_root_stays_with_all_that_is_made_of_it(
-    store: Store, images: PrivateImages
-) -> None:
-    first = make(images, wish(images), server_kept=False)
+def test_images_saved_from_an_image_inherit_its_trust(store: Store, images: PrivateImages) -> None:
+    first = make(images, requested(images), server_kept=False)
     assert (first.owners_alone, first.server_kept) == (True, False)
     run(store, replace(ask("alice", "of-mine"), image=first.name), now_s=9)
     run(store, replace(ask("bob", "of-hers"), image=first.name), now_s=9)
-    mine, theirs = (make(images, wish(images, session)) for session in (4, 5))
+    mine, theirs = (make(images, requested(images, session)) for session in (4, 5))
     assert (mine.owners_alone, mine.server_kept) == (True, False)
     assert (theirs.owners_alone, theirs.server_kept) == (False, False)
     run(store, replace(ask("bob", "again"), image=theirs.name), now_s=9)
-    assert not make(images, wish(images, 6)).owners_alone
-    assert make(images, wish(images, 2, name="plain")).owners_alone
+    assert not make(images, requested(images, 6)).owners_alone
+    assert make(images, requested(images, 2, name="plain")).owners_alone
 
 
-def test_a_session_of_an_image_that_nobody_knows_by_its_name_any_more_is_not_saved(
-    store: Store, images: PrivateImages
-) -> None:
+def test_session_of_a_renamed_image_cannot_be_saved(store: Store, images: PrivateImages) -> None:
     # A Hub that has not read of the renaming yet has started it by the name of before.
-    rooted = make(images, wish(images), server_kept=False)
+    rooted = make(images, requested(images), server_kept=False)
     images.rename(rooted.id, name="hidden", tag=None, now_s=9)
     run(store, replace(ask("alice", "of-it"), image=rooted.name), now_s=9)
     with pytest.raises(ImageRefused, match=r"alice/torch:1 that session 4 runs has another name, or is gone"):
-        wish(images, 4, name="clean")
+        requested(images, 4, name="clean")
 
 
-def test_every_change_is_a_version_and_nothing_is_none(store: Store, images: PrivateImages) -> None:
-    found = make(images, wish(images))
+def test_every_image_change_is_a_version_and_no_change_is_none(store: Store, images: PrivateImages) -> None:
+    found = make(images, requested(images))
     version = store.version()
     images.share(found.id, users=[], groups=[], now_s=9)
     images.tagged(found.id, found.reference, now_s=9)
@@ -317,10 +315,10 @@ def test_every_change_is_a_version_and_nothing_is_none(store: Store, images: Pri
     assert store.version() == version + 1
 
 
-def test_they_outlive_the_process(url: str) -> None:
+def test_private_images_outlive_the_process(url: str) -> None:
     with opened(url) as store:
         store.set_nodes([node(devices=4)], now_s=1)
         run(store, ask("alice"), now_s=2)
-        before = make(PrivateImages(store), wish(PrivateImages(store)))
+        before = make(PrivateImages(store), requested(PrivateImages(store)))
     with opened(url) as store:
         assert PrivateImages(store).all() == (before,)

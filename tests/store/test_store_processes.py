@@ -43,7 +43,7 @@ def started(script: str, *arguments: str) -> subprocess.Popen[str]:
     return child
 
 
-def test_of_two_processes_that_ask_for_one_server_exactly_one_gets_it(url: str) -> None:
+def test_exactly_one_of_two_processes_gets_a_server(url: str) -> None:
     # Neither finds a database: they race for its creation and migration as well.
     rivals = [started("store_rival.py", url, str(SERVERS)) for _ in range(2)]
     for rival in rivals:
@@ -62,7 +62,7 @@ def test_of_two_processes_that_ask_for_one_server_exactly_one_gets_it(url: str) 
         assert store.version() == 1 + SERVERS
 
 
-def test_a_killed_writer_loses_no_acknowledged_step_and_leaves_no_half_of_one(url: str) -> None:
+def test_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial_one(url: str) -> None:
     acknowledged: list[tuple[int, S]] = []
     for life in range(3):
         with started("store_writer.py", url, f"life{life}-") as writer:
@@ -102,7 +102,7 @@ def test_threads_share_a_store(store: Store) -> None:
     assert_the_log_tells_every_state(store)
 
 
-def test_of_two_threads_that_ask_for_one_server_exactly_one_gets_it(store: Store) -> None:
+def test_exactly_one_of_two_threads_gets_a_server(store: Store) -> None:
     def won(server_name: str) -> bool:
         try:
             store.submit([ask("alice", server_name)], now_s=0)
@@ -115,7 +115,7 @@ def test_of_two_threads_that_ask_for_one_server_exactly_one_gets_it(store: Store
         assert sum(threads.map(won, servers)) == 10
 
 
-def test_what_one_process_commits_another_reads(url: str) -> None:
+def test_another_process_reads_committed_writes(url: str) -> None:
     with opened(url) as hub:
         service = Store(url)
         service.connect_readonly()
@@ -129,7 +129,7 @@ def test_what_one_process_commits_another_reads(url: str) -> None:
             service.close()
 
 
-def test_a_snapshot_takes_no_query_per_session_and_one_of_what_is_known(url: str) -> None:
+def test_snapshot_queries_do_not_grow_with_sessions_and_a_cached_one_takes_one_query(url: str) -> None:
     with opened(url) as hub, opened(url) as service:
         hub.set_nodes([node(devices=8)], now_s=0)
         hub.submit([ask(f"user{number}") for number in range(30)], now_s=0)

@@ -16,7 +16,7 @@ from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 
-def test_a_submitted_request_waits_and_reads_back_the_same(store: Store) -> None:
+def test_submitted_request_is_pending_and_read_back_unchanged(store: Store) -> None:
     submitted = store.submit([ask("alice", "work")], now_s=7)
     assert submitted == (Session(1, ask("alice", "work"), S.PENDING, 7),)
     assert store.snapshot(8).sessions == submitted
@@ -24,7 +24,7 @@ def test_a_submitted_request_waits_and_reads_back_the_same(store: Store) -> None
     assert store.serving("alice", "work") == submitted[0]
 
 
-def test_requests_submitted_together_are_in_their_order(store: Store) -> None:
+def test_requests_submitted_together_keep_their_order(store: Store) -> None:
     asked = [ask("bob"), ask("alice"), ask("carol")]
     submitted = store.submit(asked, now_s=1)
     assert [s.request for s in submitted] == asked
@@ -36,7 +36,7 @@ def test_a_request_can_be_submitted_held(store: Store) -> None:
     assert store.snapshot(1).sessions[0].held
 
 
-def test_nothing_submitted_changes_nothing(store: Store) -> None:
+def test_empty_submission_changes_nothing(store: Store) -> None:
     before = store.version()
     assert store.submit([], now_s=1) == ()
     assert store.version() == before
@@ -52,7 +52,7 @@ def test_a_server_has_one_session_at_a_time(store: Store) -> None:
     assert len(store.events()) == 1
 
 
-def test_one_submission_cannot_ask_twice_for_a_server(store: Store) -> None:
+def test_submission_with_two_requests_for_one_server_is_refused(store: Store) -> None:
     with pytest.raises(SessionExists):
         store.submit([ask("alice", "work"), ask("alice", "work")], now_s=1)
     assert store.snapshot(1).sessions == ()
@@ -62,7 +62,7 @@ def test_servers_of_the_same_name_belong_to_their_users(store: Store) -> None:
     assert len(store.submit([ask("alice", "work"), ask("bob", "work")], now_s=1)) == 2
 
 
-def test_a_server_can_be_asked_for_again_while_its_last_container_goes_down(store: Store) -> None:
+def test_server_can_be_requested_while_its_last_session_terminates(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     old = run(store, ask())
     store.move(old.id, S.TERMINATING, now_s=1, cause=EndCause.USER)
@@ -72,7 +72,7 @@ def test_a_server_can_be_asked_for_again_while_its_last_container_goes_down(stor
     assert [s.state for s in store.snapshot(3).sessions] == [S.TERMINATING, S.PENDING]
 
 
-def test_a_request_that_replaces_another_takes_its_server_and_counts_in_its_place(
+def test_replacing_request_takes_the_server_and_is_counted_instead(
     any_store: SessionStore,
 ) -> None:
     old = any_store.submit([ask("alice")], now_s=1, held=True, max_pending_per_user=1)[0]
@@ -84,7 +84,7 @@ def test_a_request_that_replaces_another_takes_its_server_and_counts_in_its_plac
     assert (ended.state, ended.end_cause, ended.ended_at_s) == (S.CANCELLED, EndCause.USER, 5)
 
 
-def test_a_request_that_is_refused_leaves_what_it_would_have_replaced_in_its_place(
+def test_refused_replacement_leaves_the_old_request_in_its_place(
     any_store: SessionStore,
 ) -> None:
     old, _ = any_store.submit([ask("alice"), ask("bob")], now_s=1, held=True)
@@ -97,7 +97,7 @@ def test_a_request_that_is_refused_leaves_what_it_would_have_replaced_in_its_pla
     assert any_store.snapshot(9) == before
 
 
-def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(any_store: SessionStore) -> None:
+def test_replaced_running_session_keeps_its_share_until_it_is_gone(any_store: SessionStore) -> None:
     any_store.set_nodes([node(devices=1)], now_s=0)
     old = run(any_store, ask("alice", fgpu_milli=1000))
     new = any_store.submit([ask("alice", fgpu_milli=1000)], now_s=5, replacing=old.id)[0]
@@ -109,21 +109,21 @@ def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(any_sto
     assert [s.id for s in schedule(any_store)] == [new.id]
 
 
-def test_what_has_ended_already_cannot_be_replaced_a_second_time(any_store: SessionStore) -> None:
+def test_ended_session_is_not_ended_again_by_a_replacement(any_store: SessionStore) -> None:
     old = any_store.submit([ask("alice")], now_s=1)[0]
     ended = any_store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")
     assert any_store.submit([ask("alice")], now_s=5, replacing=old.id)[0].state is S.PENDING
     assert any_store.session(old.id) == ended
 
 
-def test_the_database_itself_refuses_a_second_session_of_a_server(store: Store) -> None:
+def test_database_constraint_refuses_a_second_session_of_a_server(store: Store) -> None:
     session = store.submit([ask()], now_s=1)[0]
     row = {**request_values(session.request), **life_values(session)}
     with pytest.raises(IntegrityError), store._database.writing() as connection:
         connection.execute(insert(sessions).values(row))
 
 
-def test_too_many_waiting_requests_are_refused_with_the_limit_and_the_number(store: Store) -> None:
+def test_too_many_pending_requests_are_refused_with_limit_and_count(store: Store) -> None:
     store.submit([ask("alice", "a"), ask("alice", "b")], now_s=1, max_pending_per_user=3)
     before = store.version()
     with pytest.raises(TooManyPending) as refused:
@@ -133,7 +133,7 @@ def test_too_many_waiting_requests_are_refused_with_the_limit_and_the_number(sto
     assert len(store.submit([ask("alice", "c")], now_s=1, max_pending_per_user=3)) == 1
 
 
-def test_only_what_waits_counts_against_the_limit(store: Store) -> None:
+def test_only_pending_requests_count_against_the_limit(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     run(store, ask("alice", "a"))
     store.submit([ask("bob", "b")], now_s=1)
@@ -148,7 +148,7 @@ def test_ids_are_never_reused(store: Store) -> None:
     assert store.submit([ask("alice", "a")], now_s=2)[0].id > first.id
 
 
-def test_held_sessions_come_with_their_shares_first_and_then_in_queue_order(store: Store) -> None:
+def test_held_sessions_with_shares_come_first_then_the_queue(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     launching = store.submit([ask("launching")], now_s=20)[0]
     scheduled = store.submit([ask("scheduled")], now_s=19)[0]
@@ -167,7 +167,7 @@ def test_held_sessions_come_with_their_shares_first_and_then_in_queue_order(stor
     assert [s.placement is not None for s in held] == [True, True, False, False, False]
 
 
-def test_what_a_restart_finds_not_started_is_held(store: Store) -> None:
+def test_sessions_not_started_at_a_restart_are_held(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     running = run(store, ask("running"))
     launching = store.submit([ask("launching")], now_s=1)[0]
@@ -186,7 +186,7 @@ def test_what_a_restart_finds_not_started_is_held(store: Store) -> None:
     assert store.session(running.id) == running
 
 
-def test_holding_twice_changes_nothing_the_second_time(store: Store) -> None:
+def test_holding_twice_writes_once(store: Store) -> None:
     session = store.submit([ask()], now_s=1)[0]
     assert store.set_held(session.id, True, now_s=2).held
     version = store.version()
@@ -196,7 +196,7 @@ def test_holding_twice_changes_nothing_the_second_time(store: Store) -> None:
     assert [e.reason for e in store.events() if e.kind == "held"] == ["HELD", None]
 
 
-def test_ended_sessions_come_newest_first_and_keep_what_they_held(store: Store) -> None:
+def test_ended_sessions_are_newest_first_with_their_shares(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     first = end(store, run(store, ask("alice")).id, now_s=10)
     second = end(store, run(store, ask("bob")).id, now_s=30)
@@ -209,7 +209,7 @@ def test_ended_sessions_come_newest_first_and_keep_what_they_held(store: Store) 
     assert store.snapshot(40).sessions == ()
 
 
-def test_how_long_sessions_run_is_known_of_those_that_ran(store: Store) -> None:
+def test_run_lengths_count_only_sessions_that_ran(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     for number, length_s in enumerate((1000, 10, 20, 30, 60)):
         session = run(store, ask(), now_s=number)
@@ -233,18 +233,18 @@ def test_an_unknown_session_or_server_is_none(store: Store) -> None:
     assert store.held_sessions() == ()
 
 
-def test_names_come_back_as_they_were(store: Store) -> None:
+def test_names_are_read_back_unchanged(store: Store) -> None:
     for number, name in enumerate(("o'brien", "Zoë; DROP TABLE", "日本", "100%", ":user")):
         session = store.submit([ask(name, name)], now_s=number)[0]
         assert store.serving(name, name) == session
 
 
-def test_an_instant_after_2038_and_a_large_amount_are_kept(store: Store) -> None:
+def test_times_after_2038_and_large_amounts_are_stored(store: Store) -> None:
     session = store.submit([ask(fgpu_milli=10**9)], now_s=2**33)[0]
     assert store.session(session.id) == session
 
 
-def test_a_database_in_use_by_others_stays_consistent_for_a_reader(url: str) -> None:
+def test_reader_sees_consistent_data_while_others_write(url: str) -> None:
     with opened(url) as writer, opened(url) as reader:
         base = writer.version()
         for number in range(20):
@@ -253,7 +253,7 @@ def test_a_database_in_use_by_others_stays_consistent_for_a_reader(url: str) -> 
             assert len(snapshot.sessions) == snapshot.version - base == number + 1
 
 
-def test_the_latest_of_one_user_are_live_and_ended_newest_first(store: Store) -> None:
+def test_latest_sessions_of_a_user_are_live_and_ended_newest_first(store: Store) -> None:
     asked = [ask("ann", "a"), ask("bob", "a"), ask("ann", "b"), ask("ann", "c")]
     first, other, second, third = store.submit(asked, now_s=1)
     ended = store.move(second.id, S.CANCELLED, now_s=2, cause=EndCause.USER)

@@ -23,7 +23,7 @@ def of(user: str, server: str, *groups: str) -> Request:
     return replace(ask(user, server), groups=groups)
 
 
-def test_quotas_are_read_back_in_order_and_replaced_all_together(any_store: SessionStore) -> None:
+def test_quotas_are_read_back_sorted_and_replaced_as_a_whole(any_store: SessionStore) -> None:
     everybody = Quota(ALL, "*", max_sessions=0)
     any_store.set_quotas([EACH, CLASS, everybody], now_s=1)
     assert any_store.snapshot(1).quotas == (everybody, CLASS, EACH)
@@ -51,7 +51,7 @@ def test_quotas_are_read_back_in_order_and_replaced_all_together(any_store: Sess
         ([Quota(USER, "a", max_lifetime_s=59)], "max_lifetime_s is 59, and may be 60 to"),
     ],
 )
-def test_quotas_that_cannot_work_are_refused_and_the_old_ones_stay(
+def test_invalid_quotas_are_refused_and_the_old_ones_kept(
     any_store: SessionStore, quotas: list[Quota], said: str
 ) -> None:
     any_store.set_quotas([CLASS], now_s=1)
@@ -62,7 +62,7 @@ def test_quotas_that_cannot_work_are_refused_and_the_old_ones_stay(
     assert any_store.snapshot(1) == before
 
 
-def test_each_quota_that_changes_is_in_the_log(store: Store) -> None:
+def test_each_changed_quota_is_logged(store: Store) -> None:
     store.set_quotas([CLASS, EACH], now_s=1)
     store.set_quotas([replace(EACH, max_sessions=1), Quota(USER, "a", max_fgpu_milli=500)], now_s=2)
     assert [(e.kind, e.at_s, e.reason) for e in store.events()] == [
@@ -74,14 +74,14 @@ def test_each_quota_that_changes_is_in_the_log(store: Store) -> None:
     ]
 
 
-def test_quotas_outlive_the_process(url: str) -> None:
+def test_quotas_survive_a_restart(url: str) -> None:
     with opened(url) as store:
         store.set_quotas([CLASS, EACH], now_s=1)
     with opened(url) as store:
         assert store.snapshot(1).quotas == (CLASS, EACH)
 
 
-def test_over_the_pending_quota_nothing_of_a_submission_is_queued(any_store: SessionStore) -> None:
+def test_submission_over_a_pending_quota_is_refused_whole(any_store: SessionStore) -> None:
     any_store.set_quotas([CLASS], now_s=1)
     any_store.submit([of("alice", "a", "class", "staff"), of("bob", "b")], now_s=1)
     version = any_store.version()
@@ -94,21 +94,21 @@ def test_over_the_pending_quota_nothing_of_a_submission_is_queued(any_store: Ses
     assert len(any_store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2
 
 
-def test_each_user_s_pending_quota_counts_his_own(any_store: SessionStore) -> None:
+def test_pending_quota_for_each_user_counts_only_that_user(any_store: SessionStore) -> None:
     any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
     any_store.submit([of("alice", "a"), of("bob", "b")], now_s=1)
     with pytest.raises(TooManyPending, match="each user is 1 requests waiting: 1 wait already"):
         any_store.submit([of("carol", "c"), of("alice", "d")], now_s=1)
 
 
-def test_what_has_its_shares_does_not_count_as_waiting(any_store: SessionStore) -> None:
+def test_scheduled_sessions_do_not_count_as_pending(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
     run(any_store, of("alice", "a"))
     assert len(any_store.submit([of("alice", "b")], now_s=1)) == 1
 
 
-def test_an_ended_session_adds_what_it_has_used_and_half_of_that_is_forgotten(
+def test_usage_of_an_ended_session_halves_in_each_half_life(
     any_store: SessionStore,
 ) -> None:
     any_store.set_nodes([node()], now_s=0)
@@ -127,13 +127,13 @@ def test_an_ended_session_adds_what_it_has_used_and_half_of_that_is_forgotten(
     assert any_store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
 
 
-def test_what_never_held_a_share_has_used_nothing(any_store: SessionStore) -> None:
+def test_session_without_shares_has_no_usage(any_store: SessionStore) -> None:
     waiting = any_store.submit([ask("alice")], now_s=1)[0]
     any_store.move(waiting.id, S.CANCELLED, now_s=500, cause=EndCause.USER)
     assert any_store.snapshot(500).usage == ()
 
 
-def test_a_share_counts_from_its_placement_though_nothing_ran(any_store: SessionStore) -> None:
+def test_usage_counts_from_the_placement(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     placed = any_store.submit([ask("alice")], now_s=1)[0]
     schedule(any_store, now_s=10)
@@ -143,14 +143,14 @@ def test_a_share_counts_from_its_placement_though_nothing_ran(any_store: Session
     assert any_store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
 
 
-def test_a_clock_that_is_set_back_makes_no_usage_grow(any_store: SessionStore) -> None:
+def test_clock_set_back_does_not_increase_usage(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     end(any_store, run(any_store, ask("alice"), now_s=10**6).id, now_s=10**6 + 10)
     end(any_store, run(any_store, ask("alice"), now_s=10**6 + 10).id, now_s=5)
     assert any_store.snapshot(0).usage == (Usage("alice", "lab", 5000),)
 
 
-def test_each_resource_group_forgets_at_its_own_rate(url: str) -> None:
+def test_each_resource_group_has_its_own_half_life(url: str) -> None:
     with opened(url, half_life_s=lambda group: {"lab": 100}[group]) as store:
         store.set_nodes([node()], now_s=0)
         end(store, run(store, ask("alice"), now_s=0).id, now_s=8)
@@ -164,9 +164,7 @@ def test_each_resource_group_forgets_at_its_own_rate(url: str) -> None:
         (Quota(GROUP, "class", max_sessions=0), "1 is above 0 sessions, the quota of group 'class'"),
     ],
 )
-def test_what_could_never_be_inside_a_quota_is_refused(
-    any_store: SessionStore, quota: Quota, said: str
-) -> None:
+def test_request_larger_than_a_quota_is_refused(any_store: SessionStore, quota: Quota, said: str) -> None:
     any_store.set_nodes([node()], now_s=0)
     any_store.set_quotas([quota], now_s=1)
     version = any_store.version()

@@ -198,7 +198,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
 @given(steps=STEPS)
-def test_any_history_in_memory_is_as_the_model_says(
+def test_random_history_in_memory_matches_the_model(
     tmp_path: Path, steps: list[tuple[str, int, object]]
 ) -> None:
     live_through("memory", tmp_path, steps)
@@ -206,7 +206,7 @@ def test_any_history_in_memory_is_as_the_model_says(
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
 @given(steps=STEPS)
-def test_any_history_in_a_file_is_as_the_model_says(
+def test_random_history_in_a_file_matches_the_model(
     tmp_path: Path, steps: list[tuple[str, int, object]]
 ) -> None:
     live_through("sqlite", tmp_path, steps)
@@ -214,7 +214,7 @@ def test_any_history_in_a_file_is_as_the_model_says(
 
 @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
 @given(steps=STEPS)
-def test_any_history_on_postgresql_is_as_the_model_says(
+def test_random_history_on_postgresql_matches_the_model(
     tmp_path: Path, steps: list[tuple[str, int, object]]
 ) -> None:
     live_through("postgresql", tmp_path, steps)

@@ -24,7 +24,7 @@ def warned(store: SessionStore, cause: EndCause = IDLE, *, ends_at_s: int = 100)
     return store.reclaim([Warn(session.id, cause, ends_at_s)], store.version(), now_s=10)[0]
 
 
-def test_a_warning_is_read_back_and_taken_back(any_store: SessionStore) -> None:
+def test_warning_is_stored_and_withdrawn(any_store: SessionStore) -> None:
     session = warned(any_store)
     assert (session.ends_at_s, session.ends_cause) == (100, IDLE)
     assert any_store.session(session.id) == session
@@ -33,14 +33,14 @@ def test_a_warning_is_read_back_and_taken_back(any_store: SessionStore) -> None:
     assert any_store.session(session.id) == spared
 
 
-def test_a_later_warning_takes_the_place_of_the_first(any_store: SessionStore) -> None:
+def test_later_warning_replaces_the_first(any_store: SessionStore) -> None:
     session = warned(any_store)
     (again,) = any_store.reclaim([Warn(session.id, LIMIT, 70)], any_store.version(), now_s=20)
     assert (again.ends_at_s, again.ends_cause) == (70, LIMIT)
 
 
 @pytest.mark.parametrize("cause", [IDLE, PREEMPTED, LIMIT])
-def test_a_warned_session_is_ended_at_its_instant(any_store: SessionStore, cause: EndCause) -> None:
+def test_warned_session_ends_at_the_announced_time(any_store: SessionStore, cause: EndCause) -> None:
     session = warned(any_store, cause)
     (ended,) = any_store.reclaim([End(session.id, cause, "why")], any_store.version(), now_s=100)
     assert (ended.state, ended.end_cause, ended.message) == (S.TERMINATING, cause, "why")
@@ -49,7 +49,7 @@ def test_a_warned_session_is_ended_at_its_instant(any_store: SessionStore, cause
 
 
 @pytest.mark.parametrize(("cause", "now_s"), [(IDLE, 99), (LIMIT, 100), (PREEMPTED, 500)])
-def test_nobody_is_ended_earlier_or_for_something_else_than_the_warning_said(
+def test_end_earlier_or_for_another_cause_than_warned_is_refused(
     any_store: SessionStore, cause: EndCause, now_s: int
 ) -> None:
     session = warned(any_store)
@@ -60,14 +60,14 @@ def test_nobody_is_ended_earlier_or_for_something_else_than_the_warning_said(
     assert any_store.version() == version
 
 
-def test_nobody_is_ended_without_a_warning(any_store: SessionStore) -> None:
+def test_end_without_a_warning_is_refused(any_store: SessionStore) -> None:
     session = running(any_store)
     with pytest.raises(StaleVersion, match="was not warned"):
         any_store.reclaim([End(session.id, IDLE, "why")], any_store.version(), now_s=10**6)
     assert any_store.session(session.id) == session
 
 
-def test_what_was_decided_on_an_older_snapshot_is_refused(any_store: SessionStore) -> None:
+def test_reclaim_on_a_stale_version_is_refused(any_store: SessionStore) -> None:
     session = warned(any_store)
     version = any_store.version()
     kept = any_store.keep(session.id, 5000, now_s=50)
@@ -76,7 +76,7 @@ def test_what_was_decided_on_an_older_snapshot_is_refused(any_store: SessionStor
     assert any_store.session(session.id) == kept
 
 
-def test_all_of_a_round_is_written_or_nothing(any_store: SessionStore) -> None:
+def test_reclaim_round_is_written_whole_or_not_at_all(any_store: SessionStore) -> None:
     session = warned(any_store)
     other = any_store.submit([ask("bob")], now_s=11)[0]
     version = any_store.version()
@@ -88,7 +88,7 @@ def test_all_of_a_round_is_written_or_nothing(any_store: SessionStore) -> None:
     assert any_store.version() == version
 
 
-def test_keep_answers_a_warning_for_being_idle(any_store: SessionStore) -> None:
+def test_keep_running_withdraws_an_idle_warning(any_store: SessionStore) -> None:
     session = warned(any_store)
     kept = any_store.keep(session.id, 900, now_s=20)
     assert (kept.kept_until_s, kept.ends_at_s, kept.ends_cause) == (900, None, None)
@@ -100,13 +100,13 @@ def test_keep_answers_a_warning_for_being_idle(any_store: SessionStore) -> None:
 
 
 @pytest.mark.parametrize("cause", [PREEMPTED, LIMIT])
-def test_keep_takes_no_other_warning_back(any_store: SessionStore, cause: EndCause) -> None:
+def test_keep_running_withdraws_no_other_warning(any_store: SessionStore, cause: EndCause) -> None:
     session = warned(any_store, cause)
     kept = any_store.keep(session.id, 900, now_s=20)
     assert (kept.kept_until_s, kept.ends_at_s, kept.ends_cause) == (900, 100, cause)
 
 
-def test_since_when_a_session_is_idle_is_kept_until_it_is_not(any_store: SessionStore) -> None:
+def test_idle_since_is_stored_until_the_session_works_again(any_store: SessionStore) -> None:
     session = running(any_store)
     assert any_store.note_idle(session.id, 8, now_s=9).idle_since_s == 8
     version = any_store.version()
@@ -116,7 +116,7 @@ def test_since_when_a_session_is_idle_is_kept_until_it_is_not(any_store: Session
     assert any_store.session(session.id) == session
 
 
-def test_only_what_runs_is_kept_or_noted_idle(any_store: SessionStore) -> None:
+def test_only_running_sessions_are_kept_or_marked_idle(any_store: SessionStore) -> None:
     waiting = any_store.submit([ask()], now_s=1)[0]
     with pytest.raises(InvalidTransition):
         any_store.keep(waiting.id, 9, now_s=1)
@@ -126,7 +126,7 @@ def test_only_what_runs_is_kept_or_noted_idle(any_store: SessionStore) -> None:
         any_store.keep(99, 9, now_s=1)
 
 
-def test_a_preempted_session_is_queued_again_at_its_place_under_its_name(any_store: SessionStore) -> None:
+def test_preempted_session_is_queued_again_at_its_place_under_its_name(any_store: SessionStore) -> None:
     first = warned(any_store, PREEMPTED)
     other = any_store.submit([ask("bob", fgpu_milli=2000)], now_s=20)[0]
     decisions = [End(first.id, PREEMPTED, "why", requeue=True)]
@@ -148,7 +148,7 @@ def test_a_preempted_session_is_queued_again_at_its_place_under_its_name(any_sto
     assert any_store.snapshot(100).sessions == (ended, other, again)
 
 
-def test_a_session_that_is_queued_again_twice_still_has_its_first_place(any_store: SessionStore) -> None:
+def test_session_queued_again_twice_keeps_its_first_place(any_store: SessionStore) -> None:
     first = warned(any_store, PREEMPTED)
     decisions = [End(first.id, PREEMPTED, "why", requeue=True)]
     _, second = any_store.reclaim(decisions, any_store.version(), now_s=100)
@@ -164,14 +164,14 @@ def test_a_session_that_is_queued_again_twice_still_has_its_first_place(any_stor
     assert third.submitted_at_s == first.submitted_at_s
 
 
-def test_queueing_again_is_not_over_a_pending_quota(any_store: SessionStore) -> None:
+def test_queueing_again_ignores_the_pending_quota(any_store: SessionStore) -> None:
     session = warned(any_store, PREEMPTED)
     any_store.set_quotas([Quota(QuotaScope.USER, "*", max_pending=0)], now_s=11)
     decisions = [End(session.id, PREEMPTED, "why", requeue=True)]
     assert len(any_store.reclaim(decisions, any_store.version(), now_s=100)) == 2
 
 
-def test_a_longer_time_limit_is_read_back_and_moves_the_warning_of_its_end(
+def test_extended_time_limit_is_stored_and_moves_its_warning(
     any_store: SessionStore,
 ) -> None:
     session = warned(any_store, LIMIT)
@@ -183,13 +183,13 @@ def test_a_longer_time_limit_is_read_back_and_moves_the_warning_of_its_end(
     assert again.extended_s == 3660
 
 
-def test_a_longer_time_limit_takes_no_other_warning_back(any_store: SessionStore) -> None:
+def test_extended_time_limit_withdraws_no_other_warning(any_store: SessionStore) -> None:
     session = warned(any_store)
     longer = any_store.extend(session.id, 3600, any_store.version(), now_s=20)
     assert (longer.ends_at_s, longer.ends_cause) == (100, IDLE)
 
 
-def test_a_time_limit_is_not_extended_on_an_older_snapshot_or_of_what_does_not_run(
+def test_extension_on_a_stale_version_or_of_a_session_not_running_is_refused(
     any_store: SessionStore,
 ) -> None:
     session = warned(any_store, LIMIT)
@@ -202,7 +202,7 @@ def test_a_time_limit_is_not_extended_on_an_older_snapshot_or_of_what_does_not_r
         any_store.extend(session.id, 3600, any_store.version(), now_s=61)
 
 
-def test_everything_of_it_is_in_the_log(store: Store) -> None:
+def test_every_reclaim_step_is_logged(store: Store) -> None:
     session = running(store)
     before = store.last_event_id()
     store.note_idle(session.id, 8, now_s=8)

@@ -24,9 +24,7 @@ def resize(store: Store, session: Session, milli: int, *, now_s: int = 100) -> S
     return store.resize(session.id, Amount(milli), store.version(), now_s=now_s)
 
 
-def test_a_resized_session_holds_the_new_amount_and_remembers_the_old_one(
-    store: Store, running: Session
-) -> None:
+def test_resize_stores_new_amount_and_keeps_old_one_in_history(store: Store, running: Session) -> None:
     grown = resize(store, running, 750)
     assert isinstance(grown, Session)
     assert store.session(running.id) == grown
@@ -39,28 +37,28 @@ def test_a_resized_session_holds_the_new_amount_and_remembers_the_old_one(
     assert_nothing_is_oversold(store)
 
 
-def test_what_a_refused_resize_would_change_stays(store: Store, running: Session) -> None:
+def test_refused_resize_changes_nothing(store: Store, running: Session) -> None:
     before = store.version()
     assert resize(store, running, 9000) is NotResized.IMPOSSIBLE
     assert store.version() == before
     assert store.session(running.id) == running
 
 
-def test_a_resize_that_was_decided_on_an_older_version_is_refused(store: Store, running: Session) -> None:
+def test_resize_on_a_stale_version_is_refused(store: Store, running: Session) -> None:
     version = store.version()
     store.submit([ask("bob", fgpu_milli=100)], now_s=5)
     with pytest.raises(StaleVersion):
         store.resize(running.id, Amount(600), version, now_s=6)
 
 
-def test_what_a_session_gave_back_another_gets(store: Store, running: Session) -> None:
+def test_freed_part_of_a_resized_session_goes_to_another_session(store: Store, running: Session) -> None:
     resize(store, running, 250)
     other = run(store, ask("bob", fgpu_milli=750), now_s=101)
     assert other.placement is not None
     assert_nothing_is_oversold(store)
 
 
-def test_reports_count_each_amount_for_its_time(store: Store, running: Session) -> None:
+def test_reports_count_each_amount_for_the_time_it_was_held(store: Store, running: Session) -> None:
     grown = resize(store, running, 750)
     assert isinstance(grown, Session)
     (spent,) = spent_between(store, 0, 1000)
@@ -72,7 +70,7 @@ def test_reports_count_each_amount_for_its_time(store: Store, running: Session) 
     assert used.fgpu_milli_s == (100 - began) * 500 + 100 * 750
 
 
-def test_a_wish_waits_for_the_hub_and_then_for_nobody(store: Store, running: Session) -> None:
+def test_answered_resize_request_is_no_longer_pending(store: Store, running: Session) -> None:
     wishes = Resizes(store)
     assert wishes.asked() == ()
     wish = wishes.ask(running.id, Amount(750), by="alice", now_s=10)
@@ -89,7 +87,7 @@ def test_a_wish_waits_for_the_hub_and_then_for_nobody(store: Store, running: Ses
     assert wishes.ask(running.id, Amount(0, 1024, 25), by="alice", now_s=13) == wishes.asked()[0]
 
 
-def test_wishes_go_with_their_sessions(store: Store, running: Session) -> None:
+def test_resize_requests_of_ended_sessions_are_deleted(store: Store, running: Session) -> None:
     wishes = Resizes(store)
     wishes.ask(running.id, Amount(750), by="alice", now_s=10)
     store.move(running.id, S.TERMINATING, now_s=200, cause=EndCause.USER)

@@ -16,7 +16,7 @@ from fgpu_scheduler.core.model import EndCause, SessionState
 from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.retention import KEPT_EVENTS, STEP, TYPICAL_RUNS, Retention
+from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Retention
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.concurrency.background import Background
@@ -87,25 +87,25 @@ def forget_all(store: Store, *, days: int = 365) -> tuple[int, int]:
     return asyncio.run(forget(Retention(store), At(), days=days, pause_s=0))
 
 
-def test_ten_thousand_are_forgotten_in_steps_between_which_others_write(store: Store) -> None:
+def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: Store) -> None:
     store.set_nodes([node()], now_s=NOW_S)
     ended_long_ago(store, 10_000)
     retention = Retention(store)
     forgotten, steps, version = 0, 0, store.version()
     while some := retention.forget_sessions(NOW_S - YEAR_S, now_s=NOW_S):
-        assert some <= STEP
+        assert some <= BATCH
         forgotten, steps = forgotten + some, steps + 1
         if steps % 10 == 0:
             store.submit([ask("bob", f"s{steps}")], now_s=NOW_S)
             if forgotten <= 10_000 - 2 * NEWEST:
                 assert store.version() == version + steps // 10, "of those nobody makes a plan"
     assert forgotten == 10_000 - TYPICAL_RUNS
-    assert steps == -(-forgotten // STEP)
+    assert steps == -(-forgotten // BATCH)
     assert counts(store) == [TYPICAL_RUNS + steps // 10, TYPICAL_RUNS, TYPICAL_RUNS]
     assert len(store.snapshot(NOW_S).sessions) == steps // 10
     gone = 0
     while some := retention.forget_events(NOW_S - YEAR_S):
-        assert some <= STEP
+        assert some <= BATCH
         gone += some
     # What was submitted and forgotten here made events of its own, newer than all of those.
     assert 10_000 - KEPT_EVENTS < gone <= 10_000
@@ -113,7 +113,7 @@ def test_ten_thousand_are_forgotten_in_steps_between_which_others_write(store: S
     assert len(store.events(limit=10**6)) == KEPT_EVENTS + 1
 
 
-def test_what_is_young_or_lives_or_is_referred_to_stays(store: Store) -> None:
+def test_young_live_and_referenced_sessions_are_kept(store: Store) -> None:
     store.set_nodes([node(devices=4)], now_s=1)
     young = run(store, ask("alice", "young"), now_s=5)
     end(store, young.id, now_s=NOW_S - YEAR_S + 1)
@@ -137,7 +137,7 @@ def newest_lengths_s(store: Store, group: str) -> Sequence[int]:
     return () if found is None else found.lengths_s
 
 
-def test_how_long_sessions_take_is_known_after_most_are_forgotten(store: Store) -> None:
+def test_typical_run_lengths_survive_deletion(store: Store) -> None:
     for number, group in enumerate(("lab", "class"), start=1):
         ended_long_ago(store, TYPICAL_RUNS + 20, group=group, ended_at_s=1000 * number)
     before = {group: newest_lengths_s(store, group) for group in ("lab", "class")}
@@ -147,7 +147,7 @@ def test_how_long_sessions_take_is_known_after_most_are_forgotten(store: Store) 
     assert all(set(after[group]) <= set(before[group]) for group in after)
 
 
-def test_what_was_used_still_counts_and_ids_are_not_given_again(store: Store) -> None:
+def test_usage_survives_deletion_and_ids_are_not_reused(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     session = run(store, ask("alice"), now_s=5)
     end(store, session.id, now_s=105)
@@ -159,7 +159,7 @@ def test_what_was_used_still_counts_and_ids_are_not_given_again(store: Store) ->
     assert store.submit([ask("bob")], now_s=NOW_S)[0].id > last
 
 
-def test_the_newest_session_stays_whatever_became_of_it(store: Store) -> None:
+def test_newest_session_is_never_deleted(store: Store) -> None:
     ids = ended_long_ago(store, 3)
     with store.writing_beside() as connection:
         # They never ran, so that nothing else keeps them.
@@ -168,7 +168,7 @@ def test_the_newest_session_stays_whatever_became_of_it(store: Store) -> None:
     assert [store.session(i) is not None for i in ids] == [False, False, True]
 
 
-def test_all_that_read_count_alike_what_people_ask_for(store: Store) -> None:
+def test_all_processes_count_the_same_requests_after_deletion(store: Store) -> None:
     ended_long_ago(store, 400)
     store.submit([ask("bob")], now_s=NOW_S)
     before = store.snapshot(NOW_S)
@@ -179,7 +179,7 @@ def test_all_that_read_count_alike_what_people_ask_for(store: Store) -> None:
     assert sum(one.count for one in after.asked) == TYPICAL_RUNS
 
 
-def test_events_of_live_sessions_stay_and_so_do_the_newest(store: Store) -> None:
+def test_events_of_live_sessions_and_newest_events_are_kept(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     lives = run(store, ask("carol"), now_s=5)
     own = [e for e in store.events(limit=10**6) if e.session_id == lives.id]
@@ -192,7 +192,7 @@ def test_events_of_live_sessions_stay_and_so_do_the_newest(store: Store) -> None
     assert KEPT_EVENTS <= len(kept) <= KEPT_EVENTS + len(own) + 20
 
 
-def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(store: Store) -> None:
+def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
     class Wrong:
@@ -224,7 +224,7 @@ def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(store: Store) 
     assert counts(store)[0] == len(ids)
 
 
-def test_zero_days_keep_everything_for_ever(store: Store) -> None:
+def test_zero_days_keep_everything(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
     async def begin() -> set[asyncio.Task[None]]:
@@ -247,7 +247,7 @@ def pages(history: History, user: str | None, limit: int) -> Iterable[list[int]]
 
 
 @pytest.mark.parametrize("user", [None, "alice"])
-def test_the_history_is_read_in_pages_newest_first_and_whole(store: Store, user: str | None) -> None:
+def test_history_pages_are_newest_first_and_complete(store: Store, user: str | None) -> None:
     store.set_nodes([node()], now_s=1)
     ids = ended_long_ago(store, 7)
     run(store, ask("alice", "lives"), now_s=5)
@@ -259,7 +259,7 @@ def test_the_history_is_read_in_pages_newest_first_and_whole(store: Store, user:
     assert {len(page) for page in found[:-1]} == {3}
 
 
-def test_what_was_measured_comes_back_and_is_replaced(store: Store) -> None:
+def test_measurement_is_read_back_and_replaced(store: Store) -> None:
     full = Measured(3, 2**33, 250, 2048, 9, 90, 700, 650, 21, 2**40, True, '{"memory":{"5":9}}')
     other = Measured(4, 1, 500, 4096)
     saved = Meters(store)
@@ -274,7 +274,7 @@ def test_what_was_measured_comes_back_and_is_replaced(store: Store) -> None:
     assert store.version() == version, "no plan is made of it"
 
 
-def test_only_runs_that_were_measured_are_measured_runs(store: Store) -> None:
+def test_measured_runs_leave_out_sessions_without_samples(store: Store) -> None:
     ids = ended_long_ago(store, 4)
     Meters(store).save([Measured(ids[1], 1, 500, 4096, samples=0)])
     found = History(store).measured_runs("alice", limit=2)

@@ -68,7 +68,7 @@ FULL_SESSION = Session(
 )
 
 
-def test_every_field_of_a_session_comes_back(store: Store) -> None:
+def test_every_field_of_a_session_is_read_back(store: Store) -> None:
     # Each differs from its default, so that a new field is not forgotten here.
     for value in (FULL_SESSION, FULL_REQUEST):
         assert [f.name for f in fields(value) if getattr(value, f.name) == f.default] == []
@@ -79,14 +79,14 @@ def test_every_field_of_a_session_comes_back(store: Store) -> None:
     assert store.session(1) == FULL_SESSION
 
 
-def test_a_request_with_every_field_waits_as_it_was_asked(store: Store) -> None:
+def test_request_with_every_field_is_read_back_unchanged(store: Store) -> None:
     submitted = store.submit([FULL_REQUEST], now_s=1)
     assert submitted[0].request == FULL_REQUEST
     assert store.snapshot(1).sessions == submitted
 
 
 @pytest.mark.parametrize("amounts", [(0, 4096, 50), (500, 0, 50), (500, 4096, -1)])
-def test_the_database_refuses_a_share_of_nothing(store: Store, amounts: tuple[int, int, int]) -> None:
+def test_database_constraint_refuses_an_empty_share(store: Store, amounts: tuple[int, int, int]) -> None:
     store.set_nodes([node()], now_s=0)
     session = run(store, ask())
     assert session.placement is not None

@@ -15,7 +15,7 @@ def lasts(store: SessionStore, user: str, *, from_s: int, to_s: int) -> PastRun:
     return PastRun("lab", user, session.request.image, to_s - from_s, to_s, session.id)
 
 
-def test_each_end_of_a_session_that_has_run_is_known_at_once(any_store: SessionStore) -> None:
+def test_ended_run_is_in_the_next_snapshot(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     assert any_store.snapshot(0).runs == PastRuns()
     long = lasts(any_store, "a", from_s=1, to_s=900)

@@ -14,7 +14,7 @@ from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store
 
 
-def test_sessions_that_held_shares_within_the_span_come_with_their_part_of_gpus(store: Store) -> None:
+def test_sessions_holding_shares_in_a_period_are_listed_with_their_gpu_share(store: Store) -> None:
     store.set_nodes([node("n1", devices=2)], now_s=0)
     asked = replace(ask("alice", "early", fgpu_milli=250), groups=("class",))
     early, over = run(store, asked, now_s=100), run(store, ask("bob", fgpu_milli=1000), now_s=150)
@@ -41,7 +41,7 @@ def test_sessions_that_held_shares_within_the_span_come_with_their_part_of_gpus(
     assert waiting.id not in [one.session_id for one in spent_between(store, 0, 10**9)]
 
 
-def test_of_a_gpu_that_is_gone_the_part_is_as_it_was_noted_or_else_its_compute(store: Store) -> None:
+def test_share_of_a_removed_gpu_comes_from_the_meter_or_its_compute_percent(store: Store) -> None:
     store.set_nodes([node("n1", devices=1), node("n2", devices=1)], now_s=0)
     noted = run(store, ask("alice", fgpu_milli=500), now_s=10)
     end(store, noted.id, now_s=20)
@@ -52,7 +52,7 @@ def test_of_a_gpu_that_is_gone_the_part_is_as_it_was_noted_or_else_its_compute(s
     assert [one.gpu_millionths for one in spent_between(store, 0, 100)] == [480_000, 300_000]
 
 
-def test_more_sessions_than_are_in_memory_at_a_time_come_all_with_their_own_shares(
+def test_each_session_has_its_own_shares_across_read_batches(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spent, "AT_ONCE", 2)

@@ -27,7 +27,7 @@ class NvmlProbe:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as e:
-            if getattr(e, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            if _is(e, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND):
                 return ()
             raise ProbeFailed(f"NVML cannot be used: {e}") from e
         try:
@@ -65,7 +65,7 @@ def _instances(gpu: Any) -> list[Any]:
 
 def _device(index: int, handle: Any) -> FoundDevice:
     return FoundDevice(
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
         index=index,
         model=_model(handle),
         memory_mib=_memory_bytes(handle) // MIB,
@@ -74,8 +74,8 @@ def _device(index: int, handle: Any) -> FoundDevice:
 
 def _model(handle: Any) -> str:
     """Return the model's name; of a MIG instance with its profile, such as ``NVIDIA A100 MIG 1g.5gb``."""
-    name = _text(pynvml.nvmlDeviceGetName(handle))
-    if not _text(pynvml.nvmlDeviceGetUUID(handle)).startswith("MIG-") or " MIG " in name:
+    name: str = pynvml.nvmlDeviceGetName(handle)
+    if not pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-") or " MIG " in name:
         return name
     # Older drivers give the name of the GPU alone.
     try:
@@ -105,7 +105,3 @@ def _memory_bytes(handle: Any) -> int:
 
 def _is(error: pynvml.NVMLError, *codes: int) -> bool:
     return getattr(error, "value", None) in codes
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -28,7 +28,7 @@ log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
 
-SWEEPERS = 4
+REMOVERS = 4
 """Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
 
 
@@ -40,13 +40,13 @@ class Healer:
         self._launcher = launcher
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._ghosts: dict[str, Observed] = {}
-        self._sweeping: set[str] = set()
-        self._sweepers: set[asyncio.Task[None]] = set()
+        self._removing: set[str] = set()
+        self._removers: set[asyncio.Task[None]] = set()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """What goes on beside the rounds."""
-        return [*self._sweepers, *self._stopping.values()]
+        return [*self._removers, *self._stopping.values()]
 
     async def round(self) -> None:
         """Compare the store with what the launcher sees, and heal what differs."""
@@ -54,7 +54,7 @@ class Healer:
         before = await self._steps.snapshot()
         seen = await self._launcher.observe()
         after = await self._steps.snapshot()
-        await self.note_nodes(after, seen)
+        await self.update_nodes(after, seen)
         healings = reconcile(
             before, after, seen.things, reachable=seen.nodes, launching=(*launching, *ending)
         )
@@ -69,7 +69,7 @@ class Healer:
     async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
         match healing:
             case Remove(thing, _):
-                self._sweep_away(thing)
+                self._queue_removal(thing)
             case Ended(session_id, attempt, cause, message):
                 session = await self._steps.session(session_id)
                 if session.attempt == attempt:
@@ -98,12 +98,14 @@ class Healer:
         finally:
             del self._stopping[thing.handle]
 
-    async def note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
+    async def update_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
         live = {s.id: s for s in snapshot.sessions}
         ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
-        haunted = {ghost.node_id for ghost in ghosts}
-        changes = node_changes(snapshot, seen.nodes, tuple(self._steps.being_launched), haunted, seen.late)
+        nodes_with_ghosts = {ghost.node_id for ghost in ghosts}
+        changes = node_changes(
+            snapshot, seen.nodes, tuple(self._steps.being_launched), nodes_with_ghosts, seen.late
+        )
         for node_id in changes.lost:
             if await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY):
                 words = "Node %s does not answer; what it runs keeps its shares, and it takes nothing more"
@@ -139,21 +141,21 @@ class Healer:
             return False  # It is gone since it was looked at.
         return was is only
 
-    def _sweep_away(self, ghost: Observed) -> None:
+    def _queue_removal(self, ghost: Observed) -> None:
         """Have a ghost removed, a few at a time: neither a round nor a launch waits for a thousand of them."""
-        if ghost.handle in self._sweeping:
+        if ghost.handle in self._removing:
             return
         self._ghosts.setdefault(ghost.handle, ghost)
         # One that is being removed may hang: whoever does that is no help to those that wait.
-        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts) + len(self._sweeping)):
-            task = asyncio.create_task(self._sweep())
-            self._sweepers.add(task)
-            task.add_done_callback(self._sweepers.discard)
+        if len(self._removers) < min(REMOVERS, len(self._ghosts) + len(self._removing)):
+            task = asyncio.create_task(self._remove_ghosts())
+            self._removers.add(task)
+            task.add_done_callback(self._removers.discard)
 
-    async def _sweep(self) -> None:
+    async def _remove_ghosts(self) -> None:
         while self._ghosts:
             ghost = self._ghosts.pop(next(iter(self._ghosts)))
-            self._sweeping.add(ghost.handle)
+            self._removing.add(ghost.handle)
             try:
                 # It was seen a while ago.
                 why = ghostly(ghost, await self._steps.call(self._steps.store.session, ghost.session_id))
@@ -167,4 +169,4 @@ class Healer:
                 if not isinstance(e, StoreUnavailable):
                     log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
             finally:
-                self._sweeping.discard(ghost.handle)
+                self._removing.discard(ghost.handle)

@@ -26,13 +26,13 @@ def node_changes(
     snapshot: Snapshot,
     reachable: Collection[str],
     launching: Collection[int],
-    haunted: Collection[str] = (),
+    nodes_with_ghosts: Collection[str] = (),
     late: Collection[str] = (),
 ) -> NodeChanges:
     """Return what follows from which nodes answered. Pure.
 
     A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
-    has ended. A node that an administrator cordoned stays so. ``haunted`` are the nodes that still run what belongs to
+    has ended. A node that an administrator cordoned stays so. ``nodes_with_ghosts`` are the nodes that still run what belongs to
     nobody: one that is back takes nothing before that has ended, because it would use what is promised to others. Of one
     that is ``late`` nothing is known yet.
     """
@@ -50,7 +50,7 @@ def node_changes(
         back=tuple(
             n.id
             for n in snapshot.nodes
-            if n.state is NodeState.LOST and n.id in reachable and n.id not in haunted
+            if n.state is NodeState.LOST and n.id in reachable and n.id not in nodes_with_ghosts
         ),
         requeued=tuple(
             s.id
@@ -73,7 +73,7 @@ def node_changes(
     )
 
 
-def known_or_as_it_was(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
+def filled_from_store(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes with what the store remembers of those that do not answer, sorted by their ids.
 
     What is configured of such a node (its resource group) counts; of CPU, memory and devices what was there last. One

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = SessionState
 
-LEAVING = (*ENDED, S.TERMINATING)
+ENDING_STATES = (*ENDED, S.TERMINATING)
 """The states from which nothing of a session starts any more."""
 
 
@@ -92,7 +92,7 @@ class Steps(Queue):
             nonlocal after_id
             if after_id is None:
                 after_id = await self._newest_id()
-            elif (found := await self._submitted(requests, after_id)) is not None:
+            elif (found := await self._already_submitted(requests, after_id)) is not None:
                 return found
             return await self.call(
                 self.store.submit,
@@ -106,7 +106,7 @@ class Steps(Queue):
         if old is not None:
             ended = await self.patiently(lambda: self.session(old.id))
             if ended.state is not old.state:
-                self._done(old, ended)
+                self._announce(old, ended)
         for session in sessions:
             self._since[session.id] = asyncio.get_running_loop().time()
             self._say(session, None, "submitted")
@@ -127,7 +127,7 @@ class Steps(Queue):
         session = await self.patiently(
             lambda: self.call(self.store.set_held, session_id, False, now_s=self.clock.now_s())
         )
-        if session.state in LEAVING:
+        if session.state in ENDING_STATES:
             self._waiting.pop(session_id, None)
             raise SessionEnded(session)
         if session.state is not S.PENDING:
@@ -141,7 +141,7 @@ class Steps(Queue):
     async def prepare(self, session_id: int) -> Session:
         session = await self.session(session_id)
         if session.state in LAUNCHING:
-            return self._done(
+            return self._announce(
                 session, await self.call(self.store.new_attempt, session_id, now_s=self.clock.now_s())
             )
         try:
@@ -150,7 +150,7 @@ class Steps(Queue):
             session = await self.session(session_id)
             if session.state is S.PENDING:
                 raise Requeued(f"session {session_id} is back in the queue: its machine was lost") from e
-            if session.state in LEAVING:
+            if session.state in ENDING_STATES:
                 raise SessionEnded(session) from e
             raise
 
@@ -172,10 +172,10 @@ class Steps(Queue):
         session = await self.session(session_id)
         if session.attempt == attempt and session.state in (S.PENDING, S.SCHEDULED):
             return session  # Committed, and the answer was lost.
-        if session.state in LEAVING:
+        if session.state in ENDING_STATES:
             raise SessionEnded(session)
         now_s = self.clock.now_s()
-        async with self._unless_it_ended(session_id):
+        async with self._ended_instead(session_id):
             waits = await self.call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
         self._say(waits, session.state, f"the cluster did not give the place: {why}")
         self.nudge()
@@ -183,13 +183,13 @@ class Steps(Queue):
         return waits
 
     @contextlib.asynccontextmanager
-    async def _unless_it_ended(self, session_id: int) -> AsyncIterator[None]:
+    async def _ended_instead(self, session_id: int) -> AsyncIterator[None]:
         """Raise SessionEnded in place of InvalidTransition where that is why."""
         try:
             yield
         except InvalidTransition:
             session = await self.session(session_id)
-            if session.state in LEAVING:
+            if session.state in ENDING_STATES:
                 raise SessionEnded(session) from None
             raise
 
@@ -206,7 +206,7 @@ class Steps(Queue):
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
         while True:
             session = await self.session(session_id)
-            if session.state in LEAVING:
+            if session.state in ENDING_STATES:
                 return session
             to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
             try:
@@ -278,7 +278,9 @@ class Steps(Queue):
             known = self.store.newest_session_id()
         return known or 0
 
-    async def _submitted(self, requests: Sequence[Request], after_id: int) -> tuple[Session, ...] | None:
+    async def _already_submitted(
+        self, requests: Sequence[Request], after_id: int
+    ) -> tuple[Session, ...] | None:
         """Return the sessions of these requests, if they were committed and only the answer was lost.
 
         They are newer than ``after_id``, whatever became of the clock. Some may have ended since then, or been queued
@@ -311,9 +313,9 @@ class Steps(Queue):
             expect=expect,
             attempt=attempt,
         )
-        return self._done(session, moved)
+        return self._announce(session, moved)
 
-    def _done(self, before: Session, session: Session) -> Session:
+    def _announce(self, before: Session, session: Session) -> Session:
         """Say what has been committed, and let those who wait for it know."""
         self._say(session, before.state, None)
         if session.state in ENDED:
@@ -328,7 +330,7 @@ class Steps(Queue):
         future = self._waiting.pop(session.id, None)
         if future is None or future.done():
             return
-        if session.state in LEAVING:
+        if session.state in ENDING_STATES:
             future.set_exception(SessionEnded(session))
             # Its spawn may have been cancelled; then nobody asks for the exception.
             future.exception()

@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 SLOW_AFTER_S = 2.5
 """When something has waited for the store for longer than this, the database is asked for a sign of life."""
-SILENT_AFTER_S = 2.5
+NO_ANSWER_AFTER_S = 2.5
 """A database that takes longer than this for that sign is away, as far as those who wait are told."""
 AGAIN_S = 1.0
 """So often a step is tried again while the database is away."""
 
 
-class Away:
+class Outage:
     """True while somebody waits for the database in vain. Tells of both turns, once each."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -59,18 +59,18 @@ class StoreThread:
 
     def __init__(self, store: Store, changed: Callable[[], None]) -> None:
         self._store = store
-        self.away = Away(changed)
+        self.away = Outage(changed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
         # Its own thread and connection: nothing that is slow in the others is taken for an outage.
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix="fgpu-alive")
-        self._asked: asyncio.Future[int] | None = None
-        self._doubts: set[asyncio.Task[None]] = set()
+        self._prober = ThreadPoolExecutor(1, thread_name_prefix="fgpu-alive")
+        self._answer: asyncio.Future[int] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
-        slow = loop.call_later(SLOW_AFTER_S, self._doubt, future)
+        slow = loop.call_later(SLOW_AFTER_S, self._probe_soon, future)
 
         def answered(done: asyncio.Future[T]) -> None:
             slow.cancel()
@@ -104,28 +104,30 @@ class StoreThread:
 
     async def stop(self) -> None:
         """Finish what has begun, and begin no more."""
-        for task in self._doubts:
+        for task in self._probes:
             task.cancel()
-        await asyncio.gather(*self._doubts, return_exceptions=True)
+        await asyncio.gather(*self._probes, return_exceptions=True)
         self._thread.shutdown(wait=True)
-        self._asker.shutdown(wait=False)
+        self._prober.shutdown(wait=False)
 
-    def _doubt(self, call: asyncio.Future[T]) -> None:
+    def _probe_soon(self, call: asyncio.Future[T]) -> None:
         """Find out, while a call goes on, whether the database is away: it may just as well be long, or behind others."""
-        task = asyncio.create_task(self._away_unless_it_answers(call))
-        self._doubts.add(task)
-        task.add_done_callback(self._doubts.discard)
+        task = asyncio.create_task(self._probe_while_running(call))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
 
-    async def _away_unless_it_answers(self, call: asyncio.Future[T]) -> None:
+    async def _probe_while_running(self, call: asyncio.Future[T]) -> None:
         try:
             while not call.done():
-                if self._asked is None or self._asked.done():
+                if self._answer is None or self._answer.done():
                     # Once at a time, for all who doubt.
                     loop = asyncio.get_running_loop()
-                    self._asked = loop.run_in_executor(self._asker, self._store.version)
-                    self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-                sign = self._asked
-                await asyncio.wait((sign, call), timeout=SILENT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+                    self._answer = loop.run_in_executor(self._prober, self._store.version)
+                    self._answer.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+                sign = self._answer
+                await asyncio.wait(
+                    (sign, call), timeout=NO_ANSWER_AFTER_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 answers = sign.done() and sign.exception() is None
                 if not call.done():
                     (self.away.has if answers else self.away.lacks)(call)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.edits import Edited, forget_edit, read_edits, write_edits
+from fgpu_scheduler.store.edits import EditKind, delete_edit, read_edits, write_edits
 
 MOST_BANNER_TEXT = 500
 NAME = "banner"
@@ -46,7 +46,7 @@ class Banner:
     def at(self, now_s: int) -> Notice | None:
         """Return what is shown at this instant, or None."""
         with self._store.reading() as connection:
-            found = read_edits(connection, Edited.BANNER)
+            found = read_edits(connection, EditKind.BANNER)
         for edit in found:
             text, level, until_at_s = (edit.fields[name] for name in ("text", "level", "until_at_s"))
             if until_at_s is None or until_at_s > now_s:
@@ -68,7 +68,7 @@ class Banner:
             raise BadSettings("until: this instant has passed; choose a later one, or none")
         with self._store.writing_beside() as connection:
             fields = {"text": text, "level": notice.level.value, "until_at_s": notice.until_at_s}
-            write_edits(connection, Edited.BANNER, {NAME: fields}, by=by, now_s=now_s)
+            write_edits(connection, EditKind.BANNER, {NAME: fields}, by=by, now_s=now_s)
             record(
                 connection,
                 actor=by,
@@ -81,5 +81,5 @@ class Banner:
     def take_down(self, *, by: str, now_s: int) -> None:
         """Show nothing any more."""
         with self._store.writing_beside() as connection:
-            if forget_edit(connection, Edited.BANNER, NAME):
+            if delete_edit(connection, EditKind.BANNER, NAME):
                 record(connection, actor=by, action="banner.clear", target=NAME, now_s=now_s)

@@ -14,21 +14,21 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
-from fgpu_scheduler.store.database import AWAY, PATIENCE, Database, one_line, shown, with_its_driver
+from fgpu_scheduler.store.database import TIMEOUTS, UNAVAILABLE, Database, one_line, requiring_driver, shown
 from fgpu_scheduler.store.schema import meta
 
 HUB_LOCK = 0x66677068
 """PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
-TAKE = f"""
+TRY_LOCK = f"""
 SELECT pg_try_advisory_lock(:key, hashtext(coalesce(
     (SELECT nspname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
      WHERE pg_class.oid = to_regclass('{meta.name}')), current_schema())))
 """
 """Several installations may share a database, each in a schema of its own. URLs with different search paths may lead to
 the same tables, so the lock is that of the schema in which they are found."""
-GONE_AFTER_S = 15.0
+LOCK_WAIT_S = 15.0
 """Seconds that PostgreSQL may take to notice the end of the process that held the lock."""
-NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
+SERVER_KEEPALIVES = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
 """What its server is told, so that the lock of a Hub whose machine is cut off is free after half a minute."""
 
 
@@ -63,11 +63,11 @@ class Claim:
                     self._file = _private(Path(str(self._url.database)))
                 _lock(self._file, Path(str(self._url.database)), self._taken())
             return
-        with one_line(self._url, *AWAY, DBAPIError):
+        with one_line(self._url, *UNAVAILABLE, DBAPIError):
             if self._connection is not None:
                 try:
                     # Once more, as the tables may be in another schema since they were made.
-                    if self._connection.execute(text(TAKE), {"key": HUB_LOCK}).scalar_one():
+                    if self._connection.execute(text(TRY_LOCK), {"key": HUB_LOCK}).scalar_one():
                         return
                     raise BadSettings(self._taken())
                 except DBAPIError:
@@ -85,18 +85,18 @@ class Claim:
         self._connection = None
 
     def _take_lock(self) -> None:
-        arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
+        arguments = {name: value for name, value in TIMEOUTS.items() if name not in self._url.query}
         # A lock belongs to its connection, so no pool may hand that on, and no transaction stays open on it.
-        with with_its_driver():
+        with requiring_driver():
             engine = create_engine(
                 self._url, connect_args=arguments, poolclass=NullPool, isolation_level="AUTOCOMMIT"
             )
         connection = engine.connect()
         try:
-            for setting in NOTICED:
+            for setting in SERVER_KEEPALIVES:
                 connection.execute(text(f"SET {setting}"))
-            until_s = time.monotonic() + GONE_AFTER_S
-            while not connection.execute(text(TAKE), {"key": HUB_LOCK}).scalar_one():
+            until_s = time.monotonic() + LOCK_WAIT_S
+            while not connection.execute(text(TRY_LOCK), {"key": HUB_LOCK}).scalar_one():
                 if time.monotonic() > until_s:
                     raise BadSettings(self._taken())
                 time.sleep(0.2)

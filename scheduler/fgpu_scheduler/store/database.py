@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
     OperationalError,
     SQLAlchemyError,
 )
-from sqlalchemy.exc import TimeoutError as NoneIsFree
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
@@ -36,7 +36,7 @@ from fgpu_scheduler.store.schema import meta
 LOCK_TIMEOUT_S = 10
 """So long a transaction waits for another's lock, and a connection for its server."""
 
-PATIENCE = {
+TIMEOUTS = {
     "connect_timeout": LOCK_TIMEOUT_S,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -45,11 +45,11 @@ PATIENCE = {
 }
 """What PostgreSQL's client is told, so that a server whose machine is cut off is known to be after half a minute."""
 
-AWAY = OperationalError, InterfaceError, InternalError, NotSupportedError, NoneIsFree
+UNAVAILABLE = OperationalError, InterfaceError, InternalError, NotSupportedError, PoolTimeout
 """What is raised while the server is away. A write to a standby is no OperationalError to the driver; and where every
 connection of the pool hangs, and none becomes free, no driver says anything."""
 
-STANDBY_SAYS = "0A000", "25006"
+READ_ONLY_SQLSTATES = "0A000", "25006"
 """PostgreSQL's codes for a write that a standby refuses: to begin it, or in a transaction that only reads."""
 
 MIGRATION_LOCK = 0x66677075
@@ -109,7 +109,7 @@ class Database:
         """
         self.close()
         try:
-            with self._one_line(DBAPIError):
+            with one_line(self._url, DBAPIError):
                 return self._prepared() if migrate else self._checked(write=write)
         except BaseException:
             self.close()
@@ -126,9 +126,9 @@ class Database:
     def reading(self) -> Iterator[Connection]:
         """Run a transaction that sees one instant and changes nothing."""
         began_s = time.monotonic()
-        with self._turn, self._one_line(*AWAY):
+        with self._turn, one_line(self._url, *UNAVAILABLE):
             if self._reader is None:
-                raise StoreUnavailable(f"{self._shown()} is not open")
+                raise StoreUnavailable(f"{shown(self._url)} is not open")
             with self._reader.connect() as connection:
                 if not self._in_memory:
                     # There it is the turn that keeps others from writing meanwhile.
@@ -140,9 +140,9 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """Run a transaction that ends in a commit, or in a rollback if its body raised or rolled back."""
         began_s = time.monotonic()
-        with self._turn, self._one_line(*AWAY):
+        with self._turn, one_line(self._url, *UNAVAILABLE):
             if self._writer is None:
-                raise StoreUnavailable(f"{self._shown()} is not open for writing")
+                raise StoreUnavailable(f"{shown(self._url)} is not open for writing")
             with self._writer.connect() as connection:
                 self._begin(connection, "BEGIN IMMEDIATE")
                 yield connection
@@ -155,10 +155,10 @@ class Database:
             connection.exec_driver_sql(statement)
 
     def _prepared(self) -> str:
-        engine = self._connected()
+        engine = self._new_engine()
         if self._is_sqlite and not self._in_memory:
             self._use_wal(engine)
-        self._writer = self._for(engine, write=True)
+        self._writer = self._with_mode(engine, write=True)
         with self._writer.begin() as connection:
             self._begin(connection, "BEGIN IMMEDIATE")
             if not self._is_sqlite:
@@ -172,29 +172,28 @@ class Database:
         return str(found)
 
     def _checked(self, *, write: bool) -> str:
-        engine = self._found()
-        with self.reading() as connection, self._known_schema():
-            if not migrations.is_current(connection):
-                raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
-            found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
-        if write:
-            self._writer = self._for(engine, write=True)
-        return found
-
-    def _found(self) -> Engine:
         # To connect would create it, empty.
         if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
-            raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
-        return self._connected()
+            raise StoreUnavailable(f"{shown(self._url)} does not exist yet; the Hub makes it when it starts")
+        engine = self._new_engine()
+        with self.reading() as connection, self._known_schema():
+            if not migrations.is_current(connection):
+                raise StoreUnavailable(
+                    f"{shown(self._url)} is not migrated yet; the Hub does it when it starts"
+                )
+            found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
+        if write:
+            self._writer = self._with_mode(engine, write=True)
+        return found
 
-    def _connected(self) -> Engine:
+    def _new_engine(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""
-        with with_its_driver():
+        with requiring_driver():
             engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
-        self._reader = self._for(engine, write=False)
+        self._reader = self._with_mode(engine, write=False)
         return engine
 
-    def _for(self, engine: Engine, *, write: bool) -> Engine:
+    def _with_mode(self, engine: Engine, *, write: bool) -> Engine:
         if self._is_sqlite:
             return engine  # There it is said as each transaction begins.
         # Writers queue for the meta row and must then see what the one before them committed.
@@ -214,11 +213,11 @@ class Database:
 
     def _postgresql_engine(self) -> Engine:
         # The URL's own come first, as of the server's "connect_timeout" and "keepalives_idle".
-        arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
+        arguments = {name: value for name, value in TIMEOUTS.items() if name not in self._url.query}
         # Pinged before use: a restart of the server must not fail the next spawn.
         engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
         event.listen(engine, "connect", _set_up_postgresql)
-        event.listen(engine, "handle_error", _leave_standby)
+        event.listen(engine, "handle_error", _disconnect_from_standby)
         return engine
 
     def _use_wal(self, engine: Engine) -> None:
@@ -227,7 +226,7 @@ class Database:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
         if mode != "wal":
             raise StoreUnavailable(
-                f"{self._shown()}: SQLite cannot use WAL here; is it a network file system?"
+                f"{shown(self._url)}: SQLite cannot use WAL here; is it a network file system?"
             )
 
     @contextmanager
@@ -239,19 +238,13 @@ class Database:
             needed = migrations.schema_revision()
             empty = "move the file away" if self._is_sqlite else "make one with createdb"
             raise StoreUnavailable(
-                f"{self._shown()} has schema {e}, and this version of fgpuspawner needs {needed}; use the version that "
-                f"wrote it, or start with an empty database: {empty}, or set c.FGPU.db_url to another one"
+                f"{shown(self._url)} has schema {e}, and this version of fgpuspawner needs {needed}; use the version "
+                f"that wrote it, or start with an empty database: {empty}, or set c.FGPU.db_url to another one"
             ) from None
-
-    def _one_line(self, *errors: type[SQLAlchemyError]) -> AbstractContextManager[None]:
-        return one_line(self._url, *errors)
-
-    def _shown(self) -> str:
-        return shown(self._url)
 
 
 @contextmanager
-def with_its_driver() -> Iterator[None]:
+def requiring_driver() -> Iterator[None]:
     """Turn the lack of a database's driver into `BadSettings`."""
     try:
         yield
@@ -297,7 +290,7 @@ def _set_up_postgresql(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
     connection.commit()
 
 
-def _leave_standby(context: ExceptionContext) -> None:
+def _disconnect_from_standby(context: ExceptionContext) -> None:
     # Its connections would be good for ever, though the address may lead to the server that writes by now.
-    if getattr(context.original_exception, "sqlstate", None) in STANDBY_SAYS:
+    if getattr(context.original_exception, "sqlstate", None) in READ_ONLY_SQLSTATES:
         context.is_disconnect = True

@@ -14,7 +14,7 @@ from fgpu_scheduler.store.schema import edits
 from fgpu_scheduler.store.upsert import put
 
 
-class Edited(StrEnum):
+class EditKind(StrEnum):
     """The kinds of things that can be changed."""
 
     BANNER = "banner"
@@ -32,7 +32,7 @@ class Edit:
     changed_at_s: int
 
 
-def read_edits(connection: Connection, kind: Edited) -> tuple[Edit, ...]:
+def read_edits(connection: Connection, kind: EditKind) -> tuple[Edit, ...]:
     """Return what was changed of this kind, by name."""
     columns = edits.c.name, edits.c.fields, edits.c.changed_by, edits.c.changed_at_s
     found = connection.execute(select(*columns).where(edits.c.kind == kind.value))
@@ -42,7 +42,7 @@ def read_edits(connection: Connection, kind: Edited) -> tuple[Edit, ...]:
 
 def write_edits(
     connection: Connection,
-    kind: Edited,
+    kind: EditKind,
     fields_of: Mapping[str, Mapping[str, object]],
     *,
     by: str,
@@ -55,7 +55,7 @@ def write_edits(
         put(connection, edits, rows)
 
 
-def forget_edit(connection: Connection, kind: Edited, name: str) -> bool:
+def delete_edit(connection: Connection, kind: EditKind, name: str) -> bool:
     """Forget what was changed of a thing; return whether anything was."""
     at = (edits.c.kind == kind.value) & (edits.c.name == name)
     return bool(connection.execute(delete(edits).where(at)).rowcount)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, insert, or_, select
@@ -61,16 +62,8 @@ def _row(found: Forecast, now_s: int) -> dict[str, int]:
     told, planned = found.told, found.planned or found.told
     assert told is not None
     assert planned is not None
-    return {
-        "session_id": found.session_id,
-        "told_at_s": now_s,
-        "early_at_s": told.early_at_s,
-        "middle_at_s": told.middle_at_s,
-        "late_at_s": told.late_at_s,
-        "planned_early_at_s": planned.early_at_s,
-        "planned_middle_at_s": planned.middle_at_s,
-        "planned_late_at_s": planned.late_at_s,
-    }
+    before = {f"planned_{name}": at_s for name, at_s in asdict(planned).items()}
+    return {"session_id": found.session_id, "told_at_s": now_s, **asdict(told), **before}
 
 
 def _all_told(connection: Connection, chosen: Select[Any], **values: object) -> tuple[Told, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.edits import Edit, Edited, forget_edit, read_edits, write_edits
+from fgpu_scheduler.store.edits import Edit, EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.transaction import SqlWrite
 
 
@@ -42,18 +42,18 @@ class ImageEdits:
     def all(self) -> tuple[ImageEdit, ...]:
         """Return every edit, by slug."""
         with self._store.reading() as connection:
-            return tuple(map(_edit, read_edits(connection, Edited.IMAGE)))
+            return tuple(map(_edit, read_edits(connection, EditKind.IMAGE)))
 
     def put(self, edits: Sequence[ImageEdit], *, drop: Collection[str] = (), by: str, now_s: int) -> None:
         """Write these edits in place of what was edited of their images, and forget those of ``drop``."""
         with self._store.writing(now_s=now_s) as write:
             for slug in sorted(drop):
-                if forget_edit(write.connection, Edited.IMAGE, slug):
+                if delete_edit(write.connection, EditKind.IMAGE, slug):
                     record(
                         write.connection, actor=by, action="image.back", target=f"image {slug}", now_s=now_s
                     )
                     write.event("images", reason=f"{slug}: back to the file, by {by}")
-            known = {one.name: _edit(one) for one in read_edits(write.connection, Edited.IMAGE)}
+            known = {one.name: _edit(one) for one in read_edits(write.connection, EditKind.IMAGE)}
             for edit in edits:
                 _put(edit, known.get(edit.slug), write, by, now_s)
 
@@ -63,7 +63,7 @@ def _put(edit: ImageEdit, old: ImageEdit | None, write: SqlWrite, by: str, now_s
     if old is not None and json.dumps(fields) == json.dumps({name: getattr(old, name) for name in fields}):
         return
     known = old or ImageEdit(edit.slug)
-    write_edits(write.connection, Edited.IMAGE, {edit.slug: fields}, by=by, now_s=now_s)
+    write_edits(write.connection, EditKind.IMAGE, {edit.slug: fields}, by=by, now_s=now_s)
     what = "moved" if (edit.entry, edit.changes) == (known.entry, known.changes) else "edited"
     write.event("images", reason=f"{edit.slug}: {what} by {by}")
     action = "image.move" if what == "moved" else "image.edit"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fgpu_scheduler.core.model import Device, Node, NodeState
 from fgpu_scheduler.errors import BadSettings
@@ -19,22 +19,19 @@ class NodeAction(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Of which state the node has to be, which one it then has, and what follows from that."""
+class Change(NamedTuple):
+    """The state that a node must be in, the state that it then gets, and the effect in words."""
 
-    only: NodeState
+    was: NodeState
     to: NodeState
-    follows: str
+    effect: str
 
 
-STEPS = {
-    NodeAction.CORDON: Step(NodeState.READY, NodeState.CORDONED, "takes no more sessions"),
-    NodeAction.UNCORDON: Step(NodeState.CORDONED, NodeState.READY, "takes sessions again"),
-    NodeAction.GONE: Step(NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
+CHANGES = {
+    NodeAction.CORDON: Change(NodeState.READY, NodeState.CORDONED, "takes no more sessions"),
+    NodeAction.UNCORDON: Change(NodeState.CORDONED, NodeState.READY, "takes sessions again"),
+    NodeAction.GONE: Change(NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
 }
-
-
 MOST_REASON = 200
 """Characters of the reason for which a GPU is cordoned."""
 
@@ -48,7 +45,7 @@ def node_actions_of(node: Node) -> tuple[NodeAction, ...]:
     """Return what may be done with a node as it is; nothing here opens what its cluster has closed."""
     if node.closed and node.state is NodeState.CORDONED:
         return ()
-    return tuple(action for action, step in STEPS.items() if step.only is node.state)
+    return tuple(action for action, change in CHANGES.items() if change.was is node.state)
 
 
 def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_s: int) -> str:
@@ -58,23 +55,23 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
         BadSettings: there is no such node, or this is not for a node of its state.
     """
     node = _node(store, node_id, now_s)
-    step = STEPS[action]
+    change = CHANGES[action]
     # What it is at that instant: one that has just come back is not gone.
-    was = store.set_node_state(node_id, step.to, now_s=now_s, only=step.only)
+    was = store.set_node_state(node_id, change.to, now_s=now_s, only=change.was)
     if was is NodeState.READY and node.closed and action is NodeAction.UNCORDON:
         raise BadSettings(f"node {node_id!r} was closed by its cluster; open it there")
-    if was is not step.only:
-        raise BadSettings(f"node {node_id!r} is {was}; {action} is for a node that is {step.only}")
+    if was is not change.was:
+        raise BadSettings(f"node {node_id!r} is {was}; {action} is for a node that is {change.was}")
     Audit(store).add(
         actor=by,
         action=f"node.{action}",
         target=f"node {node_id}",
         group=node.resource_group,
-        details=f"{was} -> {step.to}",
+        details=f"{was} -> {change.to}",
         now_s=now_s,
     )
     later = node.closed and action is NodeAction.UNCORDON
-    return "takes sessions again once its cluster opens it" if later else step.follows
+    return "takes sessions again once its cluster opens it" if later else change.effect
 
 
 def act_on_gpu(

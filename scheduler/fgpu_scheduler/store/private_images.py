@@ -66,7 +66,7 @@ class PrivateImages:
                 select(table.c.recipe).where(table.c.id == image_id)
             ).scalar_one_or_none()
 
-    def named(self, name: str) -> PrivateImage:
+    def by_name(self, name: str) -> PrivateImage:
         """Return the one of this full name, such as ``alice/torch-more:2``.
 
         Raises:
@@ -80,7 +80,7 @@ class PrivateImages:
 
     # -- wishes ---------------------------------------------------------------------------------------
 
-    def wish(
+    def request(
         self,
         session_id: int,
         *,
@@ -103,14 +103,14 @@ class PrivateImages:
                 raise ImageRefused(
                     f"session {session_id} is {session.state}; only one that runs can be saved"
                 )
-            known = _all(write)
-            if any(i.session_id == session_id and i.state in _MAKING for i in known):
+            known = _rows(write.connection)
+            if any(i.session_id == session_id and i.state in _UNFINISHED for i in known):
                 raise ImageRefused(f"session {session_id} is being saved already; wait until that is done")
             owner = session.request.user
             check_count(known, owner, quota)
             path = checked_name(self._store.installation_id, owner, name)
             full = f"{path}:{checked_tag(tag) if tag is not None else _next_tag(known, path)}"
-            reference = self._free(write, known, full, instead_of_failed=True)
+            reference = self._free_reference(write, known, full, instead_of_failed=True)
             failed = [
                 i for i in known if i.owner == owner and i.state is ImageState.FAILED and i.name != full
             ]
@@ -156,7 +156,7 @@ class PrivateImages:
             old = _one(write, image_id)
             if old.state is not ImageState.READY:
                 raise ImageRefused(f"{old.name} is {old.state}; only one that is READY can be renamed")
-            known = _all(write)
+            known = _rows(write.connection)
             path = checked_name(self._store.installation_id, old.owner, name)
             if tag is None and path == old.name.rpartition(":")[0]:
                 raise BadImageName(f"name: {old.name} has this name; give another, or a tag")
@@ -165,7 +165,7 @@ class PrivateImages:
                 return old
             _refuse_in_use(write, old)
             # What it is still called from before a renaming is its own.
-            self._free(write, [other for other in known if other.id != image_id], full)
+            self._free_reference(write, [other for other in known if other.id != image_id], full)
             _change(write, image_id, name=full)
             write.event("images", reason=f"{old.name}: is now {full}")
             return _one(write, image_id)
@@ -227,8 +227,7 @@ class PrivateImages:
                     return None
                 case ImageState.READY:
                     _refuse_in_use(write, old)
-                    _change(write, image_id, state=ImageState.DELETING.value, message=None)
-                    write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.DELETING}")
+                    _set_state(write, old, ImageState.DELETING)
             return _one(write, image_id)
 
     # -- for the worker -------------------------------------------------------------------------------
@@ -237,11 +236,9 @@ class PrivateImages:
         """Begin to make it; ``facts`` are those of the catalogue, "" to leave them. None: it is not wished any more."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
-            if old is None or old.state not in _MAKING:
+            if old is None or old.state not in _UNFINISHED:
                 return None
-            more = {"facts": facts} if facts else {}
-            _change(write, image_id, state=ImageState.COMMITTING.value, message=None, **more)
-            write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.COMMITTING}")
+            _set_state(write, old, ImageState.COMMITTING, **({"facts": facts} if facts else {}))
             return _one(write, image_id)
 
     def note(self, image_id: int, message: str, *, now_s: int) -> None:
@@ -271,28 +268,25 @@ class PrivateImages:
         """
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
-            check_size(_all(write), old, size_bytes, quota)
-            _change(
+            check_size(_rows(write.connection), old, size_bytes, quota)
+            _set_state(
                 write,
-                image_id,
-                state=ImageState.READY.value,
-                message=None,
+                old,
+                ImageState.READY,
                 image_id=engines_id,
                 size_bytes=size_bytes,
                 recipe=recipe,
                 server_kept=old.server_kept and server_kept,
                 made_at_s=now_s,
             )
-            write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.READY}")
             return _one(write, image_id)
 
     def fail(self, image_id: int, message: str, *, now_s: int) -> None:
         """Keep why it was not made."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
-            if old is not None and old.state in _MAKING:
-                _change(write, image_id, state=ImageState.FAILED.value, message=message)
-                write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.FAILED}")
+            if old is not None and old.state in _UNFINISHED:
+                _set_state(write, old, ImageState.FAILED, message=message)
 
     def tagged(self, image_id: int, reference: str, *, now_s: int) -> None:
         """Keep what the engines call it from now on, if it is still to be called so."""
@@ -313,7 +307,7 @@ class PrivateImages:
         """Return what the engines are to call it, by its name."""
         return reference_of(self._store.installation_id, image.name)
 
-    def _free(
+    def _free_reference(
         self, write: SqlWrite, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
     ) -> str:
         """Return the reference of a name that is free.
@@ -332,7 +326,7 @@ class PrivateImages:
         return reference
 
 
-_MAKING = (ImageState.WISHED, ImageState.COMMITTING)
+_UNFINISHED = (ImageState.WISHED, ImageState.COMMITTING)
 # Without the recipes: all rows are read every other second, and of these each may be long.
 _ROWS = select(*(c for c in table.c if c.name != "recipe"), table.c.recipe.is_not(None).label("has_recipe"))
 
@@ -358,10 +352,6 @@ def _image(row: Row[*tuple[Any, ...]], said: Mapping[bool, Sequence[str]]) -> Pr
     )
 
 
-def _all(write: SqlWrite) -> tuple[PrivateImage, ...]:
-    return _rows(write.connection)
-
-
 def _find(write: SqlWrite, image_id: int) -> PrivateImage | None:
     return next(iter(_rows(write.connection, table.c.id == image_id)), None)
 
@@ -375,6 +365,11 @@ def _one(write: SqlWrite, image_id: int) -> PrivateImage:
 
 def _change(write: SqlWrite, row_id: int, **values: Any) -> None:
     write.connection.execute(update(table).where(table.c.id == row_id).values(values))
+
+
+def _set_state(write: SqlWrite, old: PrivateImage, to: ImageState, **values: Any) -> None:
+    _change(write, old.id, **{"state": to.value, "message": None, **values})
+    write.event("images", reason=f"{old.name}: {old.state} -> {to}")
 
 
 def _forget(write: SqlWrite, image: PrivateImage) -> None:

@@ -19,7 +19,7 @@ from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.edits import Edit, Edited, forget_edit, read_edits, write_edits
+from fgpu_scheduler.store.edits import Edit, EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.rows import quota_key
 
 MOST_EDITS = 10_000
@@ -80,7 +80,7 @@ def in_force(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[Quota, 
 
 def read_quota_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
     """Return every edit, by whom and what it is for."""
-    found = map(_edit, read_edits(connection, Edited.QUOTA))
+    found = map(_edit, read_edits(connection, EditKind.QUOTA))
     return tuple(sorted(found, key=lambda edit: quota_key(edit.quota)))
 
 
@@ -159,7 +159,7 @@ class QuotaEdits:
                 if edit is None:
                     if edits.pop(key, None) is None:
                         raise BadSettings(f"nothing was changed of the quota of {quota_words(quota)}")
-                    forget_edit(write.connection, Edited.QUOTA, name)
+                    delete_edit(write.connection, EditKind.QUOTA, name)
                 elif old is None or (old.quota, old.removed) != (edit.quota, edit.removed):
                     edits[key] = edit
                     written[name] = {**accounts.quota_values(quota), "removed": edit.removed}
@@ -180,7 +180,7 @@ class QuotaEdits:
                 raise BadSettings(
                     f"{len(edits)} quotas would be changed from the file; at most {MOST_EDITS} can be"
                 )
-            write_edits(write.connection, Edited.QUOTA, written, by=by, now_s=now_s)
+            write_edits(write.connection, EditKind.QUOTA, written, by=by, now_s=now_s)
             # An event even where nothing in force changes: it is what commits the transaction.
             if done and not accounts.become(in_force(file, edits.values()), write):
                 write.event(

@@ -81,18 +81,14 @@ def quota_values(quota: Quota) -> dict[str, Any]:
 
 def limits_words(quota: Quota) -> str:
     """Return the limits of a quota in words."""
-    fgpu = quota.max_fgpu_milli
+    fgpu, sessions = quota.max_fgpu_milli, quota.max_sessions
     said = (
         None if fgpu is None else f"{format_milli(fgpu)} fGPU",
-        None if quota.max_sessions is None else _number(quota.max_sessions, "session"),
+        None if sessions is None else f"{sessions} session{'' if sessions == 1 else 's'}",
         None if quota.max_pending is None else f"{quota.max_pending} waiting",
         None if quota.max_lifetime_s is None else duration(quota.max_lifetime_s),
     )
     return ", ".join(one for one in said if one is not None)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: Groups) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import delete, select, update
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.resizing import Amount
@@ -72,10 +72,12 @@ class Resizes:
         with self._store.writing_beside() as connection:
             live = select(sessions.c.id).where(is_live)
             connection.execute(delete(table).where(table.c.session_id.not_in(live)))
-            old = _one(connection, session_id)
-            if old is not None and old.state is ResizeState.ASKED:
+            state = select(table.c.state).where(table.c.session_id == session_id)
+            if connection.execute(state).scalar_one_or_none() == ResizeState.ASKED:
                 raise InvalidTransition(f"session {session_id} is being resized")
-            put(connection, table, [_values(new)])
+            row = {**asdict(new), **asdict(amount), "state": new.state.value}
+            del row["amount"]
+            put(connection, table, [row])
         return new
 
     def answer(self, session_id: int, state: ResizeState, message: str | None = None, *, now_s: int) -> None:
@@ -89,11 +91,6 @@ class Resizes:
                     write.event("answered", session, reason=state)
 
 
-def _one(connection: Connection, session_id: int) -> Resize | None:
-    row = connection.execute(select(table).where(table.c.session_id == session_id)).one_or_none()
-    return None if row is None else _resize(row)
-
-
 def _resize(row: Any) -> Resize:
     return Resize(
         row.session_id,
@@ -103,16 +100,3 @@ def _resize(row: Any) -> Resize:
         row.asked_by,
         row.asked_at_s,
     )
-
-
-def _values(resize: Resize) -> dict[str, Any]:
-    return {
-        "session_id": resize.session_id,
-        "fgpu_milli": resize.amount.fgpu_milli,
-        "gpu_memory_mib": resize.amount.gpu_memory_mib,
-        "compute_percent": resize.amount.compute_percent,
-        "state": resize.state.value,
-        "message": resize.message,
-        "asked_by": resize.asked_by,
-        "asked_at_s": resize.asked_at_s,
-    }

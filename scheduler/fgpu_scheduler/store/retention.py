@@ -22,7 +22,7 @@ from fgpu_scheduler.store.schema import (
     shares,
 )
 
-STEP = 200
+BATCH = 200
 """So many rows are forgotten in one transaction."""
 TYPICAL_RUNS = 50
 """So many of the newest runs of each resource group say how long sessions take; see `Store.experience`."""
@@ -36,25 +36,25 @@ class Retention:
     def __init__(self, store: Durable) -> None:
         self._store = store
 
-    def forget_sessions(self, before_s: int, *, now_s: int, limit: int = STEP) -> int:
+    def forget_sessions(self, before_s: int, *, now_s: int, limit: int = BATCH) -> int:
         """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many."""
         with self._store.reading() as connection:
-            chosen = select(sessions.c.id).where(_may_go(connection, before_s))
+            chosen = select(sessions.c.id).where(_deletable(connection, before_s))
             ids = connection.execute(chosen.order_by(sessions.c.ended_at_s).limit(limit)).scalars().all()
             counted = counted_ids(connection.execute(select(func.max(sessions.c.id))).scalar_one() or 0)
         # What was chosen ended long ago: nothing has come to need it since.
         if any(session_id in counted for session_id in ids):
             # With a version of its own: what people asked for is counted, and all have to count alike.
             with self._store.writing(now_s=now_s) as write:
-                _forget(write.connection, ids)
+                _delete_rows(write.connection, ids)
                 write.event("history", reason=f"forgot {len(ids)} sessions")
         elif ids:
             # Without one: everybody would plan and read anew, for what they do not look at.
             with self._store.writing_beside() as connection:
-                _forget(connection, ids)
+                _delete_rows(connection, ids)
         return len(ids)
 
-    def forget_events(self, before_s: int, *, limit: int = STEP) -> int:
+    def forget_events(self, before_s: int, *, limit: int = BATCH) -> int:
         """Forget at most so many events from before an instant, but those of live sessions; return how many."""
         with self._store.reading() as connection:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one() or 0
@@ -73,13 +73,13 @@ class Retention:
         return len(ids)
 
 
-def _forget(connection: Connection, ids: Sequence[int]) -> None:
+def _delete_rows(connection: Connection, ids: Sequence[int]) -> None:
     for table in (meters, shares, end_messages, foretold, resizes):
         connection.execute(delete(table).where(table.c.session_id.in_(ids)))
     connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 
 
-def _may_go(connection: Connection, before_s: int) -> ColumnElement[bool]:
+def _deletable(connection: Connection, before_s: int) -> ColumnElement[bool]:
     """Return the condition of the sessions that nothing needs any more."""
     old = and_(sessions.c.ended_at_s.is_not(None), sessions.c.ended_at_s < before_s)
     named = {

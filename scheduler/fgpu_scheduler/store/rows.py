@@ -68,7 +68,7 @@ _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request",
 _life = attrgetter(*_LIFE)
 _SIZED = ("fgpu_milli", "gpu_memory_mib", "compute_percent")
 """What changes of a request when its session is resized."""
-_WORDS: dict[str, type[StrEnum]] = {
+_ENUMS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
     "end_cause": EndCause,
@@ -91,14 +91,12 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     asked["groups"] = groups_of(asked["groups"])
     asked["gpu_models"] = models_of(asked["gpu_models"])
     life = dict(zip(_LIFE, _life_of(row), strict=True))
-    for name, word in _WORDS.items():
+    for name, word in _ENUMS.items():
         if life[name] is not None:
             life[name] = word(life[name])
     life["sizes"] = sizes_of(life["sizes"])
-    if life["refused"] == NONE:
-        life["refused"] = ()
-    else:
-        life["refused"] = tuple(RefusedNode(*node) for node in json.loads(life["refused"]))
+    refused = life["refused"]
+    life["refused"] = () if refused == NONE else tuple(RefusedNode(*n) for n in json.loads(refused))
     placement = None if node_id is None else Placement(node_id, tuple(held.get(id_, ())))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
 
@@ -135,12 +133,10 @@ def life_values(session: Session, before: Session | None = None) -> dict[str, An
     for name, value in values.items():
         if isinstance(value, StrEnum):
             values[name] = value.value
-    if "refused" in values:
-        values["refused"] = (
-            json.dumps([astuple(node) for node in session.refused]) if session.refused else NONE
-        )
-    if "sizes" in values:
-        values["sizes"] = json.dumps([astuple(size) for size in session.sizes]) if session.sizes else NONE
+    for name in ("refused", "sizes"):
+        if name in values:
+            found = values[name]
+            values[name] = json.dumps([astuple(one) for one in found]) if found else NONE
     if before is not None and session.request is not before.request:
         asked, was_asked = session.request, before.request
         values |= {n: getattr(asked, n) for n in _SIZED if getattr(asked, n) != getattr(was_asked, n)}

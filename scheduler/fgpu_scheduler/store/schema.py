@@ -164,7 +164,7 @@ quotas = Table(
 edits = Table(
     "fgpu_edits",
     metadata,
-    # What administrators changed: see `Edited` for the kinds. ``fields`` is a JSON object.
+    # What administrators changed: see `EditKind` for the kinds. ``fields`` is a JSON object.
     Column("kind", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("fields", Text, nullable=False),

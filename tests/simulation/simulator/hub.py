@@ -18,7 +18,7 @@ from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.errors import FGPUError, InvalidTransition, StoreUnavailable
 from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import Requeued, SessionEnded
-from fgpu_scheduler.service.node_health import known_or_as_it_was
+from fgpu_scheduler.service.node_health import filled_from_store
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from simulator.checks import Standing, Violation
 from simulator.lab import Lab, node_of
@@ -105,7 +105,7 @@ class Hub(Lab):
         stored = self._snapshot().nodes
         while True:
             try:
-                await self._queue.start(known_or_as_it_was(self._there(), stored), self._quotas)
+                await self._queue.start(filled_from_store(self._there(), stored), self._quotas)
                 break
             except StoreUnavailable:
                 await asyncio.sleep(AGAIN_S)

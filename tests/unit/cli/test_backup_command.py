@@ -280,7 +280,7 @@ def test_nothing_is_put_back_under_a_running_hub_nor_over_tables_that_are_there(
     before = rows(at("first"))
     with closing(Claim(at("first"))) as claim, pytest.MonkeyPatch.context() as patched:
         claim.take()
-        patched.setattr("fgpu_scheduler.store.claim.GONE_AFTER_S", 0)
+        patched.setattr("fgpu_scheduler.store.claim.LOCK_WAIT_S", 0)
         assert (
             "another Hub serves the sessions of" in failure(capsys, "restore", backup, "--config", first)[1]
         )

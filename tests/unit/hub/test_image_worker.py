@@ -54,7 +54,9 @@ def wished(store: Store) -> PrivateImage:
     store.commit(plan(store.snapshot(1), Policy()), now_s=1)
     store.move(session.id, SessionState.PREPARING, now_s=1)
     store.move(session.id, SessionState.RUNNING, now_s=1)
-    return PrivateImages(store).wish(session.id, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+    return PrivateImages(store).request(
+        session.id, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Device, Node, NodeState, Placement, Request, Session, SessionState, Share, Snapshot
-from fgpu_scheduler.service.node_health import known_or_as_it_was, node_changes
+from fgpu_scheduler.service.node_health import filled_from_store, node_changes
 
 S = SessionState
 
@@ -42,8 +42,8 @@ def test_a_lost_node_that_answers_is_back_and_a_cordoned_one_stays_cordoned() ->
     nodes = (node("a", NodeState.LOST), node("b", NodeState.CORDONED), node("c"))
     found = node_changes(Snapshot(0, 1, nodes), ["a", "b", "c"], launching=())
     assert (found.lost, found.back) == ((), ("a",))
-    haunted = node_changes(Snapshot(0, 1, nodes), ["a", "b", "c"], launching=(), haunted=["a"])
-    assert haunted.back == (), "it still runs what belongs to nobody"
+    changes = node_changes(Snapshot(0, 1, nodes), ["a", "b", "c"], launching=(), nodes_with_ghosts=["a"])
+    assert changes.back == (), "it still runs what belongs to nobody"
     assert node_changes(Snapshot(0, 1, nodes), [], launching=()).lost == ("c",)
 
 
@@ -71,14 +71,14 @@ def test_of_a_silent_node_what_was_there_last_is_kept_and_what_is_declared_count
     unknown = replace(
         stored, resource_group="class", cpu_milli=0, memory_mib=0, devices=(), state=NodeState.LOST
     )
-    (found,) = known_or_as_it_was([unknown], [stored])
+    (found,) = filled_from_store([unknown], [stored])
     assert found == replace(stored, resource_group="class", state=NodeState.LOST)
-    assert known_or_as_it_was([unknown], []) == (unknown,)
+    assert filled_from_store([unknown], []) == (unknown,)
     only_gpus = replace(stored, cpu_milli=0, memory_mib=0, state=NodeState.LOST)
-    assert known_or_as_it_was([only_gpus], [stored]) == (replace(stored, state=NodeState.LOST),)
+    assert filled_from_store([only_gpus], [stored]) == (replace(stored, state=NodeState.LOST),)
     declared = replace(stored, cpu_milli=4000, state=NodeState.LOST)
-    assert known_or_as_it_was([declared], [stored]) == (declared,)
+    assert filled_from_store([declared], [stored]) == (declared,)
     was_lost = replace(stored, state=NodeState.LOST)
-    assert known_or_as_it_was([stored], [was_lost]) == (was_lost,), "until it has been seen what it runs"
+    assert filled_from_store([stored], [was_lost]) == (was_lost,), "until it has been seen what it runs"
     answering = replace(stored, devices=())
-    assert known_or_as_it_was([answering, node("b")], [stored]) == (answering, node("b"))
+    assert filled_from_store([answering, node("b")], [stored]) == (answering, node("b"))

@@ -71,7 +71,7 @@ class Library:
             "nvmlDeviceGetCount": lambda: len(self.gpus),
             "nvmlDeviceGetHandleByIndex": lambda index: self.gpus[index],
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
-            "nvmlDeviceGetName": lambda gpu: gpu.name.encode(),
+            "nvmlDeviceGetName": lambda gpu: gpu.name,
             "nvmlDeviceGetMemoryInfo": self.memory,
             "nvmlDeviceGetMigMode": self.mig_mode,
             "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
