@@ -1,7 +1,7 @@
 """A scheduler for fractions of GPUs: a pure core, a store, and the loop that joins them.
 
-The names that are imported here are the public ones; everything else may change. Each is loaded when it is first asked
-for: who needs an amount or an error, such as a command of a user, loads no database and no numbers for it.
+The names imported here are the public ones; everything else may change. Each is loaded on first use, so that a command
+that needs an amount or an error imports neither SQLAlchemy nor NumPy.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The root of every error that this project raises on purpose."""
+"""The errors that this project raises on purpose; all derive from `FGPUError`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ class FGPUError(Exception):
 
 
 class BadAmount(FGPUError):
-    """An amount that cannot be read or is outside what is possible."""
+    """An amount that cannot be parsed or is out of range."""
 
     code = "bad_amount"
 
 
 class BadSettings(FGPUError):
-    """A setting of the administrator that cannot work. The message is one line."""
+    """A setting that cannot work. The message is one line."""
 
     code = "bad_settings"
 
 
 class InvalidTransition(FGPUError):
-    """A change of state that the life cycle does not know. A bug, or a lost race."""
+    """A state change that the life cycle does not allow: a bug or a lost race."""
 
     code = "invalid_transition"
 
@@ -40,7 +40,7 @@ class UnknownSession(FGPUError):
 
 
 class SessionExists(FGPUError):
-    """The user's server has a live session already."""
+    """The user's server already has a live session."""
 
     code = "session_exists"
 
@@ -52,7 +52,7 @@ class TooManyPending(FGPUError):
 
 
 class OverQuota(TooManyPending):
-    """A request goes over a quota: of what may wait, or it is so large that it could never start."""
+    """A request exceeds a pending quota, or is larger than a quota and could never start."""
 
     code = "over_quota"
 
@@ -64,25 +64,25 @@ class StoreUnavailable(FGPUError):
 
 
 class ProbeFailed(FGPUError):
-    """The GPUs could not be read. Never to be taken for "no GPU"."""
+    """The GPUs could not be read. Callers must not treat this as "no GPU"."""
 
     code = "probe_failed"
 
 
 class BadImageName(FGPUError):
-    """A name or tag that no engine takes. The message says what would do."""
+    """An image name or tag that no engine accepts. The message says what would work."""
 
     code = "bad_image_name"
 
 
 class UnknownImage(FGPUError):
-    """There is no such private image, or not for whoever asks."""
+    """The private image does not exist, or the caller may not see it."""
 
     code = "no_such_image"
 
 
 class ImageRefused(FGPUError):
-    """What was asked for of a private image cannot be done (now). The message says why, and what would do."""
+    """The action on a private image is impossible now. The message says why, and what would work."""
 
     code = "image_refused"
 
@@ -94,6 +94,6 @@ class ImageNameTaken(ImageRefused):
 
 
 class OverImageQuota(ImageRefused):
-    """The owner would have more private images, or larger ones, than they may."""
+    """The owner's private images would exceed their quota in number or size."""
 
     code = "over_image_quota"

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the world: the time, the devices, and who starts and stops sessions."""
+"""The scheduler's interfaces to the outside: the clock, the GPUs, and the launcher of sessions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from fgpu_scheduler.core.reconcile import Observed
 
 
 class Clock(Protocol):
-    """The time. Injected, so that tests and the simulator own it."""
+    """The current time; injected, so that tests and the simulator control it."""
 
     def now_s(self) -> int:
-        """Return the instant as integer UTC seconds."""
+        """Return the current time in whole UTC seconds."""
 
 
 class SystemClock:
-    """The machine's own clock."""
-
     def now_s(self) -> int:
-        """Return the instant as integer UTC seconds."""
         return int(time.time())
 
 
@@ -41,7 +38,7 @@ class DeviceProbe(Protocol):
     """Lists the GPUs of this machine."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the GPUs in order of their index; empty only if there truly is none.
+        """Return the GPUs by index; empty only if the machine truly has none.
 
         Raises:
             ProbeFailed: the GPUs could not be read.
@@ -49,32 +46,32 @@ class DeviceProbe(Protocol):
 
 
 class Seen(NamedTuple):
-    """What a launcher sees: everything with this installation's marks on the nodes that answered."""
+    """What a launcher observed: everything with this installation's marks on the nodes that answered."""
 
     things: Sequence[Observed]
     nodes: Sequence[str]
     late: Sequence[str] = ()
-    """Nodes that have not answered yet, and may: nothing is concluded of them."""
+    """Nodes that have not answered yet: nothing is concluded about them."""
 
 
 class Launcher(Protocol):
-    """Sees and removes what sessions were launched as (containers, processes)."""
+    """Observes and removes what sessions run in: containers or processes."""
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called, in the running event loop, when something has ended. It may be called for nothing."""
+        """Call ``changed`` in the running event loop when something ends; extra calls are harmless."""
 
     async def observe(self) -> Seen:
-        """Look. What is late delays nothing of the others: `watch`'s ``changed`` is called when it has answered."""
+        """Return what runs now, without waiting for late nodes: when one answers, `watch` calls ``changed``."""
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove it; return whether it is known to be gone. Idempotent."""
 
 
 class Activity(Protocol):
-    """Knows who works in which session."""
+    """Knows which sessions are idle."""
 
     async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
-        """Return since when (UTC seconds) the GPU and the kernels of each are both idle, by the session's id.
+        """Return by session id since when (UTC seconds) both the GPU and the kernels are idle.
 
-        None, or no entry, where one of them is not, or where that is not known.
+        None, or no entry, if one of them is busy or if it is unknown.
         """

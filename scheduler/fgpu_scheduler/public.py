@@ -1,4 +1,4 @@
-"""A package's public names, loaded when they are first asked for."""
+"""Lazy loading of a package's public names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def lazy_names(package: str, file: str) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package which gives the names that its file imports for type checkers.
+    """Return a ``__getattr__`` that loads the names which the package's ``file`` imports for type checkers.
 
-    So they are written once, as imports, where type checkers and linters find them. It reads the package's source.
+    It parses the file, so the names are written once: as imports, which type checkers and linters understand.
     """
     origins = {
         alias.asname or alias.name: statement.module
@@ -26,11 +26,11 @@ def lazy_names(package: str, file: str) -> Callable[[str], object]:
         if origin is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(origin)
-        # A name can be that of a module inside.
+        # The name may be that of a submodule.
         found = (
             getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{origin}.{name}")
         )
-        # From now on it is found without this.
+        # Later lookups find it without this function.
         setattr(sys.modules[package], name, found)
         return found
 

@@ -1,8 +1,7 @@
-"""The queue is a seam: what the Hub's side asks of it, and what another process reads of it.
+"""The interfaces of a queue: `Queue` for the Hub, which launches, and `QueueReader` for other processes.
 
-`fgpu_scheduler.service.scheduler.Scheduler` is the queue that lives in the Hub, and
-`fgpu_scheduler.service.reader.StoreReader` reads its database. Whatever else gives sessions their shares (another
-scheduler, another cluster) is a class for each of these two.
+`fgpu_scheduler.service.scheduler.Scheduler` is the queue in the Hub; `fgpu_scheduler.service.reader.StoreReader` reads
+its database. Another scheduler replaces them with one class for each interface.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ T = TypeVar("T")
 
 
 class Requeued(FGPUError):
-    """The session that was to be launched is back in its place in the queue: its node was lost, or not given to it."""
+    """The session to launch is pending again, at its place in the queue: its node was lost or not granted."""
 
     code = "requeued"
 
 
 class SessionEnded(FGPUError):
-    """The session that was waited for has ended instead; ``session`` says why."""
+    """The awaited session has ended; ``session`` says why."""
 
     code = "session_ended"
 
@@ -38,55 +37,54 @@ class SessionEnded(FGPUError):
 
 
 class Queue(Protocol):
-    """What gives sessions their shares, in order, as the process that launches them uses it: in its event loop.
+    """Gives sessions their shares, in order. The process that launches them uses it in its event loop.
 
-    What is told to it is durable when the call returns: another process that takes over goes on from there. A call
-    raises StoreUnavailable, and has changed nothing, where that cannot be had now; `submit`, `placed`, `prepare`,
-    `pulling`, `give_back`, `running` and `live` wait for it instead.
+    A change is durable when the call returns, so another process can take over. If the database does not answer, a call
+    raises StoreUnavailable and has changed nothing; `submit`, `placed`, `prepare`, `pulling`, `give_back`, `running` and
+    `live` wait for the database instead.
     """
 
     on_end: Callable[[Session], None]
-    """Called, in the event loop, with every session that is TERMINATING from then on."""
+    """Called in the event loop with each session that becomes TERMINATING."""
     on_pass: Callable[[float], None]
-    """Called, in the event loop, with the seconds that planning took, and writing the plan."""
+    """Called in the event loop with the seconds that planning and committing the plan took."""
     on_forecast: Callable[[float], None]
-    """Called, in the event loop, with the seconds that a forecast for all who wait took."""
+    """Called in the event loop with the seconds that a forecast of all pending sessions took."""
 
     @property
     def database_is_away(self) -> bool:
-        """Whether somebody waits for what keeps the queue, in vain; `changes` tells when that turns."""
+        """Whether a call waits for a database that does not answer; `changes` yields when this turns."""
 
     # -- its life -------------------------------------------------------------------------------------
 
     async def start(self, nodes: Sequence[Node], quotas: Sequence[Quota] = ()) -> tuple[Session, ...]:
-        """Take up the nodes, the quotas and what the last run left, begin to schedule, and return the live sessions.
+        """Take over the nodes, the quotas and what the last run left, start to schedule, and return the live sessions.
 
-        What waited keeps its place, and is held until somebody waits for it in `placed`.
+        A pending request keeps its place and is held until a caller waits for it in `placed`.
         """
 
     async def change_nodes(self, nodes: Sequence[Node]) -> None:
-        """Make these the nodes: some may be new, have something else, be closed, or be gone.
+        """Make these the nodes: some may be new, changed, closed or gone.
 
-        Whether one answers is found out by looking. One that is gone stays, and takes nothing, while a session holds
-        anything of it: call this again. What runs on a node that has less now runs on; nothing starts there that does
-        not fit.
+        Whether a node answers is observed. A removed node stays, and takes nothing, while a session holds a share of it;
+        call this again later. Sessions keep running on a node that became smaller; new ones start only if they fit.
 
         Raises:
-            BadSettings: a device is on two of them.
+            BadSettings: two nodes have the same device.
         """
 
     async def stop(self) -> None:
-        """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
+        """Stop scheduling and release nothing: pending requests keep their place, sessions keep running."""
 
     # -- requests -------------------------------------------------------------------------------------
 
     async def submit(
         self, requests: Sequence[Request], *, replacing: int | None = None
     ) -> tuple[Session, ...]:
-        """Queue these, all or none, in this order. They may be placed before anybody waits for them.
+        """Queue these, all or none, in this order. They may be placed before a caller waits for them.
 
-        ``replacing`` is a session that ends for them, as its owner's wish, in the same step: where they are refused it
-        stays as it is, in its place. One that may have been launched is then TERMINATING, until `gone`.
+        ``replacing`` is a session that ends in the same step, by its owner's wish; if the requests are refused, it keeps
+        its place. If it may have been launched, it is TERMINATING until `gone`.
 
         Raises:
             SessionExists: one of the servers has a live session.
@@ -94,7 +92,7 @@ class Queue(Protocol):
         """
 
     async def hold(self, session_id: int) -> None:
-        """Keep a request's place, and do not place it until somebody waits for it."""
+        """Keep a request's place, and do not place it until a caller waits for it."""
 
     async def placed(self, session_id: int) -> Session:
         """Wait until the session has its shares and return it, SCHEDULED or already launching.
@@ -108,54 +106,51 @@ class Queue(Protocol):
     # -- a launch -------------------------------------------------------------------------------------
 
     def launching(self, session_id: int) -> AbstractContextManager[None]:
-        """Mark that a launch of this session is under way: what is not seen of it may still come.
-
-        Around everything from `prepare` to `running`, by whoever launches.
-        """
+        """Mark a launch in progress, from `prepare` to `running`: its container may exist without being observed."""
 
     async def prepare(self, session_id: int) -> Session:
         """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one.
 
         Raises:
-            Requeued: it has lost its place since it was placed; wait in `placed` again.
-            SessionEnded: it was ended since.
+            Requeued: it lost its shares after it was placed; wait in `placed` again.
+            SessionEnded: it has ended since.
         """
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
-        """Commit that the engine fetches the image."""
+        """Commit that the engine pulls the image."""
 
     async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
-        """Commit that the engine did not give this attempt its place, and that nothing of it is left.
+        """Commit that the engine did not grant this attempt its node, and that nothing of the attempt is left.
 
-        It waits again, at its old place; ``why``, in the engine's words, is what its owner reads. That node is not
-        offered to it for a while.
+        The session is pending again at its old place, and its owner reads ``why``, the engine's reason. It is not placed
+        on that node for a while.
 
         Raises:
-            SessionEnded: it was ended since.
+            SessionEnded: it has ended since.
         """
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
-        """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
+        """Commit that the server answers; ``launched`` is the launcher's note, which `serving` returns."""
 
     async def warn(
         self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED
     ) -> Session:
-        """Commit what the owner of a running session is warned of, and what it may be ended for; None: of nothing.
+        """Commit a warning to the owner of a running session, and the cause that may end it; None withdraws it.
 
-        One that is not RUNNING any more is left as it is.
+        A session that is no longer RUNNING is left unchanged.
         """
 
     async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
-        """Return a running session as it would be with another amount of its GPU, or what is against it now.
+        """Return a running session as it would be with another amount of its GPU, or the reason against it.
 
         Raises:
             UnknownSession: there is none with this id.
         """
 
     async def resize(self, session_id: int, amount: Amount) -> Session | NotResized:
-        """Commit that a running session holds another amount of its GPU from now on; or return what is against it.
+        """Commit another amount of its GPU for a running session, or return the reason against it.
 
-        What it gives back is free at once. It takes nothing that is kept for somebody who waits.
+        What it gives up is free at once. It cannot take capacity that is reserved for a pending session.
 
         Raises:
             UnknownSession: there is none with this id.
@@ -164,18 +159,18 @@ class Queue(Protocol):
     # -- an end ---------------------------------------------------------------------------------------
 
     def ending(self, session_id: int) -> AbstractContextManager[None]:
-        """Mark that somebody takes this session down, from `end` to `gone`: the queue need not."""
+        """Mark that the caller stops this session, from `end` to `gone`, so that the queue does not."""
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
-        """Commit that the session is to end: CANCELLED before any effect, else TERMINATING. Idempotent.
+        """Commit that the session ends: CANCELLED before any effect, else TERMINATING. Idempotent.
 
         A TERMINATING session keeps its shares until `gone`.
         """
 
     async def gone(self, session_id: int) -> Session:
-        """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
+        """Commit that nothing of a TERMINATING session is left, and free its shares. Idempotent."""
 
-    # -- what is to be told ---------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------
 
     async def session(self, session_id: int) -> Session:
         """Return the session, live or ended.
@@ -188,35 +183,35 @@ class Queue(Protocol):
         """Return this server's current session, or None."""
 
     async def live(self) -> tuple[Session, ...]:
-        """Return every live session, in order of their ids."""
+        """Return every live session, by id."""
 
     async def snapshot(self) -> Snapshot:
-        """Return the live sessions, and the nodes."""
+        """Return the live sessions and the nodes."""
 
     async def outlook(self) -> Outlook:
-        """Return the snapshot with the forecast of every waiting session, and what would start the first of each queue.
+        """Return a snapshot, the forecast of every pending session, and what would start the head of each queue.
 
-        It is not older than the question, but for the clock; and for some seconds where it takes seconds to find out.
+        It has every change committed before the call, unless forecasting takes seconds: then it may be seconds old.
         """
 
     def forecasts_behind_s(self) -> int:
-        """Return how old the forecasts are that were returned last; 0 where nothing had changed since they were made."""
+        """Return the age in seconds of the last returned forecasts; 0 if nothing has changed since they were made."""
 
     def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
-        """Yield at once, and then whenever anything changed, or that much time has passed."""
+        """Yield at once, on every change, and at least at this interval."""
 
     def nudge(self) -> None:
-        """Have those who follow `changes` look again: something beside the queue has changed for them."""
+        """Wake the followers of `changes`: something outside the queue has changed for them."""
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Await a step until what keeps the queue has answered it. It is begun again each time: it must bear that."""
+        """Await a step, and repeat it while the database does not answer: it must be safe to repeat."""
 
 
 class QueueReader(Protocol):
-    """What another process reads of a queue. Every call blocks, and raises StoreUnavailable; for several threads."""
+    """A queue as another process reads it. Thread-safe; every call blocks and may raise StoreUnavailable."""
 
     def connect(self) -> None:
-        """Connect, and be able to read from then on."""
+        """Connect for reading."""
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
@@ -224,27 +219,27 @@ class QueueReader(Protocol):
     # -- now ------------------------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Return what is another number after every change."""
+        """Return a number that differs after every change."""
 
     def snapshot(self, now_s: int) -> Snapshot:
-        """Return nodes, live sessions, usage and quotas as they are at one instant."""
+        """Return nodes, live sessions, usage and quotas at one instant."""
 
     def outlook(self, snapshot: Snapshot) -> Outlook:
-        """Return a snapshot with the forecast of every waiting session. Of a long queue it takes seconds."""
+        """Return a snapshot with the forecast of every pending session. A long queue takes seconds."""
 
     def forecast(
         self, request: Request, count: int, snapshot: Snapshot, others: Sequence[Request]
     ) -> RequestForecast:
-        """Return what would become of ``count`` sessions if they were submitted now.
+        """Return the forecast of ``count`` such sessions if they were submitted now.
 
-        ``others`` are the amounts of fGPU to offer in place of it, smallest first, with their own CPU and memory.
+        ``others`` are the amounts of fGPU to offer instead, smallest first, each with its own CPU and memory.
         """
 
     def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
         """Return the largest of these requests of a resource group that would start at once, or None."""
 
     def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
-        """Return whether somebody would start later than promised if the session's time limit were longer."""
+        """Return whether a session would start later than promised if this one's time limit were ``by_s`` longer."""
 
     # -- sessions -------------------------------------------------------------------------------------
 
@@ -252,7 +247,7 @@ class QueueReader(Protocol):
         """Return the session with this id, live or ended."""
 
     def held_sessions(self) -> tuple[Session, ...]:
-        """Return what is held, in the order to resume it: what has its share first, then the queue."""
+        """Return the held sessions in the order to resume them: first those with shares, then the queue."""
 
     def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all, newest first."""
@@ -260,19 +255,19 @@ class QueueReader(Protocol):
     # -- history --------------------------------------------------------------------------------------
 
     def last_event_id(self) -> int:
-        """Return the newest event's id, 0 where there is none."""
+        """Return the newest event's id, 0 if there is none."""
 
     def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
-        """Return the oldest events after an id, in the order in which they were committed."""
+        """Return the oldest events after an id, in commit order."""
 
     def past(self, session_id: int) -> Past | None:
-        """Return one session, live or ended, with what was measured of it."""
+        """Return one session, live or ended, with its measurements."""
 
     def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
-        """Return the newest sessions that have ended, of one user or of all, with ids below ``before_id``."""
+        """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
 
     def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
-        """Return a user's newest sessions that have ended and of which something was measured."""
+        """Return a user's newest ended sessions that were measured."""
 
     def spent(self, from_s: int, to_s: int) -> Iterator[Spent]:
-        """Yield every session that held shares at any time from one instant until before another, by id."""
+        """Yield by id every session that held shares at any time in ``from_s <= t < to_s``."""

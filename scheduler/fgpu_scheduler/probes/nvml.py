@@ -13,13 +13,13 @@ MIB = 2**20
 
 
 class NvmlProbe:
-    """A `DeviceProbe` that asks NVML, once per call, and leaves it shut down."""
+    """A `DeviceProbe` that asks NVML; each call initialises it and shuts it down."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the GPUs in order of their index. Of a GPU in MIG mode its instances are what there is.
+        """Return the GPUs by index; a GPU in MIG mode is listed as its instances.
 
-        A machine without the NVIDIA library has none, as has one whose library counts no device. Any
-        other NVML error is raised: a broken driver is not "no GPU".
+        A machine without the NVIDIA library, or with a library that counts no device, has none. Any other NVML error is
+        raised: a broken driver is not "no GPU".
 
         Raises:
             ProbeFailed: with NVML's own text.
@@ -41,7 +41,7 @@ class NvmlProbe:
 
 
 def _is_mig(gpu: Any) -> bool:
-    """Return whether this GPU is partitioned; most models cannot be, and say so."""
+    """Return whether MIG mode is on. Most models do not support MIG, and NVML returns an error for them."""
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(gpu)
     except pynvml.NVMLError as e:
@@ -52,7 +52,7 @@ def _is_mig(gpu: Any) -> bool:
 
 
 def _instances(gpu: Any) -> list[Any]:
-    """Return the handles of a GPU's MIG instances, in the driver's order. It may have none yet."""
+    """Return the handles of a GPU's MIG instances in the driver's order; there may be none yet."""
     found = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
@@ -73,11 +73,11 @@ def _device(index: int, handle: Any) -> FoundDevice:
 
 
 def _model(handle: Any) -> str:
-    """Return the model's name; of a MIG instance with its profile, such as ``NVIDIA A100 MIG 1g.5gb``."""
+    """Return the model's name, for a MIG instance with its profile: ``NVIDIA A100 MIG 1g.5gb``."""
     name: str = pynvml.nvmlDeviceGetName(handle)
     if not pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-") or " MIG " in name:
         return name
-    # Older drivers give the name of the GPU alone.
+    # Older drivers return only the GPU's name.
     try:
         has = pynvml.nvmlDeviceGetAttributes(handle)
     except pynvml.NVMLError as e:
@@ -88,7 +88,7 @@ def _model(handle: Any) -> str:
 
 
 def _memory_bytes(handle: Any) -> int:
-    """Return what CUDA can allocate: not what the driver keeps for itself, where it tells them apart."""
+    """Return what CUDA can allocate: without the driver's reserved memory, if NVML reports it."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as e:

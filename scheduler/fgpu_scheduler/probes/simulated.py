@@ -1,4 +1,4 @@
-"""Simulated GPUs, for a machine without any: a demo, and tests."""
+"""Simulated GPUs for demos and tests on a machine without any."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ MODEL = "Simulated GPU"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProbe:
-    """A `DeviceProbe` that reports ``count`` equal GPUs of ``memory_mib``, marked as simulated.
-
-    Their UUIDs are stable, so that a restart finds the same devices.
-    """
+    """A `DeviceProbe` that reports ``count`` simulated GPUs. Their UUIDs stay the same after a restart."""
 
     count: int
     memory_mib: int = 8192
     node_id: str = "local"
 
     def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the simulated GPUs in order of their index."""
         return tuple(
             FoundDevice(
                 uuid=f"GPU-simulated-{self.node_id}-{index}",

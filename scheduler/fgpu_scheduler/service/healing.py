@@ -1,4 +1,13 @@
-"""Healing: what is recorded against what the launcher sees, nodes that answer and do not, and what belongs to nobody."""
+"""Reconciliation: heals differences between the recorded sessions and what the launcher observes.
+
+A round (`Healer.round`) has these steps:
+
+1. Note which launches and ends are in progress, and take a snapshot.
+2. Observe the launcher, and take a second snapshot. `reconcile` judges what is missing by the first snapshot and what is
+   a ghost by the second, because sessions move while the launcher answers.
+3. Take silent nodes out of use, and nodes that answer again back into use.
+4. Apply every `Healing` side by side. Stops and removals of ghosts go on in the background, because they may hang.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +38,29 @@ log = logging.getLogger("fgpu.scheduler")
 S = SessionState
 
 REMOVERS = 4
-"""Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
+"""How many ghosts are removed at a time: few, so that a thousand of them delay no launch."""
 
 
 class Healer:
-    """Makes the sessions' records and the world agree again, by the steps that all others take, too."""
+    """Runs the rounds of reconciliation."""
 
     def __init__(self, steps: Steps, launcher: Launcher) -> None:
         self._steps = steps
         self._launcher = launcher
+        #: Stops in progress, by handle.
         self._stopping: dict[str, asyncio.Task[None]] = {}
+        #: Ghosts that wait for removal, and the handles of those being removed.
         self._ghosts: dict[str, Observed] = {}
         self._removing: set[str] = set()
         self._removers: set[asyncio.Task[None]] = set()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What goes on beside the rounds."""
+        """The background tasks of earlier rounds."""
         return [*self._removers, *self._stopping.values()]
 
     async def round(self) -> None:
-        """Compare the store with what the launcher sees, and heal what differs."""
+        """Compare the store with what the launcher observes, and heal the differences."""
         launching, ending = tuple(self._steps.being_launched), tuple(self._steps.being_ended)
         before = await self._steps.snapshot()
         seen = await self._launcher.observe()
@@ -58,7 +69,7 @@ class Healer:
         healings = reconcile(
             before, after, seen.things, reachable=seen.nodes, launching=(*launching, *ending)
         )
-        # Side by side: one that hangs delays the next round, but not the others of this one.
+        # Side by side: one that hangs delays only the next round.
         results = await asyncio.gather(
             *(self._heal(healing, ending) for healing in healings), return_exceptions=True
         )
@@ -88,7 +99,6 @@ class Healer:
                 assert_never(healing)
 
     async def _stop(self, thing: Observed) -> None:
-        """Stop something, beside all else: it may take its time, and nobody else's end waits for that."""
         try:
             if await self._launcher.remove(thing):
                 self._steps.look()
@@ -99,7 +109,7 @@ class Healer:
             del self._stopping[thing.handle]
 
     async def update_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
-        """Take nodes that do not answer out of use, and those that answer again back into it."""
+        """Take silent nodes out of use, and those that answer again back into use."""
         live = {s.id: s for s in snapshot.sessions}
         ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
         nodes_with_ghosts = {ghost.node_id for ghost in ghosts}
@@ -123,7 +133,7 @@ class Healer:
             await self._steps.end(session_id, EndCause.NODE_LOST, message)
             await self._steps.gone(session_id)
         for node_id in changes.gone:
-            # As last step: should this process end before, all of it is done again.
+            # Last: if this process ends earlier, the next one does all of it again.
             log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
             await self._set_node_state(node_id, NodeState.LOST, only=NodeState.GONE)
         if changes.lost or changes.back or changes.requeued or changes.gone:
@@ -131,22 +141,22 @@ class Healer:
             self._steps.wake()
 
     async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> bool:
-        """Set it, unless an administrator has changed it: what was seen then says nothing of that. Whether it is set."""
+        """Set the node's state if it is still ``only``; return whether it was. An administrator may have changed it."""
         now_s = self._steps.clock.now_s()
         try:
             was = await self._steps.call(
                 self._steps.store.set_node_state, node_id, state, now_s=now_s, only=only
             )
         except BadSettings:
-            return False  # It is gone since it was looked at.
+            return False  # The node was deleted since the observation.
         return was is only
 
     def _queue_removal(self, ghost: Observed) -> None:
-        """Have a ghost removed, a few at a time: neither a round nor a launch waits for a thousand of them."""
+        """Have a ghost removed in the background, at most `REMOVERS` at a time."""
         if ghost.handle in self._removing:
             return
         self._ghosts.setdefault(ghost.handle, ghost)
-        # One that is being removed may hang: whoever does that is no help to those that wait.
+        # A removal may hang, so one task for each ghost up to the limit.
         if len(self._removers) < min(REMOVERS, len(self._ghosts) + len(self._removing)):
             task = asyncio.create_task(self._remove_ghosts())
             self._removers.add(task)
@@ -157,7 +167,7 @@ class Healer:
             ghost = self._ghosts.pop(next(iter(self._ghosts)))
             self._removing.add(ghost.handle)
             try:
-                # It was seen a while ago.
+                # Check again: the observation is old by now.
                 why = ghostly(ghost, await self._steps.call(self._steps.store.session, ghost.session_id))
                 if why is not None:
                     log.warning(

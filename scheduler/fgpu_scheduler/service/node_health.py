@@ -1,4 +1,4 @@
-"""Which nodes answer: what follows for their state, and for the sessions that were to start there."""
+"""What follows from which nodes answer, for their states and for their sessions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fgpu_scheduler.core.model import Node, NodeState, SessionState, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class NodeChanges:
-    """What one look at the nodes changes."""
+    """What one observation of the nodes changes."""
 
     lost: tuple[str, ...]
     back: tuple[str, ...]
     requeued: tuple[int, ...]
-    """Sessions with a place on a node that does not answer, of which nothing was started: back to their places."""
+    """Sessions placed on a silent node and not launched yet: they are queued again."""
     gone: tuple[str, ...] = ()
     ended: tuple[int, ...] = ()
-    """Sessions of nodes of which an administrator says that they are gone: nothing of them runs any more."""
+    """Sessions on nodes that an administrator declared gone: nothing of them runs."""
 
 
 def node_changes(
@@ -31,10 +31,9 @@ def node_changes(
 ) -> NodeChanges:
     """Return what follows from which nodes answered. Pure.
 
-    A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
-    has ended. A node that an administrator cordoned stays so. ``nodes_with_ghosts`` are the nodes that still run what belongs to
-    nobody: one that is back takes nothing before that has ended, because it would use what is promised to others. Of one
-    that is ``late`` nothing is known yet.
+    A silent node takes no sessions, and its sessions keep their shares because they may still run. A cordoned node stays
+    cordoned. A node that answers again while it runs ghosts (``nodes_with_ghosts``) stays LOST until they have ended:
+    they use capacity that would be given to others. Nothing is concluded about a ``late`` node.
     """
     silent = {n.id for n in snapshot.nodes if n.id not in reachable and n.id not in late}
     gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
@@ -60,7 +59,7 @@ def node_changes(
             and s.placement is not None
             and s.placement.node_id in silent
         ),
-        # Not before the last launch there has come to nothing: until then the word still ends sessions.
+        # Not while a launch there is in progress: GONE has to end that session too.
         gone=tuple(sorted(gone - launched_on)),
         ended=tuple(
             s.id
@@ -74,10 +73,9 @@ def node_changes(
 
 
 def filled_from_store(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
-    """Return the nodes with what the store remembers of those that do not answer, sorted by their ids.
+    """Return the configured nodes by id, with the stored CPU, memory and devices of those that do not answer.
 
-    What is configured of such a node (its resource group) counts; of CPU, memory and devices what was there last. One
-    that was LOST stays so until it has been seen what it still runs.
+    The configured resource group counts. A node stored as LOST stays LOST until what it runs was observed.
     """
     before = {node.id: node for node in stored}
     found = []

@@ -18,7 +18,7 @@ from fgpu_scheduler.store.store import Store
 
 
 class StoreReader(QueueReader):
-    """Reads one store, and forecasts by the policy that its scheduler has. `QueueReader` has the promises."""
+    """Reads a store and forecasts by its scheduler's policy. `QueueReader` documents the methods."""
 
     def __init__(self, store: Store, policy: Policy) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class StoreReader(QueueReader):
         )
 
     def _experience_of(self, snapshot: Snapshot, group: str) -> Experience:
-        """Read it once a version: a form asks for a forecast at every move of a slider."""
+        """Return a group's experience, read once per version: a form forecasts at every move of a slider."""
         version, found = self._experience
         if version != snapshot.version:
             found = {one: self._store.experience(one) for one in snapshot.resource_groups}

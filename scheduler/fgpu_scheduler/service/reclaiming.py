@@ -1,4 +1,4 @@
-"""One round of taking back: who is idle is noted, and who is to be warned, spared or ended is committed."""
+"""One round of reclaiming: record which sessions are idle, then commit warnings, withdrawn warnings and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fgpu_scheduler.store.store import Store
 
 
 class Reclaiming:
-    """Keeps for how long warnings have stood. Its methods use the store, and are for the store's thread."""
+    """Reclaims by the rules, and remembers for how long each warning has stood. For the store's thread."""
 
     def __init__(self, store: Store, policy: Policy, rules: AllRules) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class Reclaiming:
         self._memory, self._clearings = Memory(), Clearings()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
-        """Return the running sessions that are ended when they are idle for long, by their rules."""
+        """Return the running sessions that their rules end for being idle."""
         return tuple(
             session
             for session in self._store.snapshot(now_s).sessions
@@ -34,7 +34,7 @@ class Reclaiming:
     def note_idle(
         self, watched: Sequence[Session], since_s: Mapping[int, int | None], now_s: int
     ) -> tuple[int, ...]:
-        """Commit since when each is idle; what is not known is not idle. Return the ids of those that have changed."""
+        """Commit since when each session is idle and return the changed ids; unknown counts as not idle."""
         changed = []
         for session in watched:
             since = since_s.get(session.id)
@@ -47,12 +47,12 @@ class Reclaiming:
         return tuple(changed)
 
     def round(self, now_s: int, steady_s: float) -> tuple[Session, ...]:
-        """Decide and commit once, again while another write came in between; return who has changed.
+        """Decide and commit, retrying after writes of others; return the changed sessions.
 
-        ``steady_s`` is an instant of a clock that nobody sets.
+        ``steady_s`` is a monotonic time, so that setting the clock shortens no grace period.
 
         Raises:
-            StaleVersion: it is refused, and nothing came in between.
+            StaleVersion: the commit was refused twice for the same version.
         """
         refused = -1
         while True:
@@ -70,7 +70,7 @@ class Reclaiming:
                 refused = snapshot.version
 
     def _planned(self, snapshot: Snapshot) -> Plan:
-        """Return the plan that decides who is pre-empted for whom; nothing else asks for it."""
+        """Return the plan on which pre-emption is decided; without pre-emption an empty plan is enough."""
         if not any(own.preempt for own in (self._rules.default, *self._rules.groups.values())):
             return Plan(snapshot.version, ())
         return plan(snapshot, self._policy, self._memory)

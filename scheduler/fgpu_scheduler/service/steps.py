@@ -1,7 +1,8 @@
-"""What happens to a session, one durable step each, and who is to be told of it.
+"""The durable steps of a session's life, and the notification of callers that wait for them.
 
-While the database does not answer, a step that is marked `patient` is tried again until it is committed. An end is not
-waited for here (`StoreUnavailable`): whoever asks for it tries again.
+While the database does not answer, a step marked `patient` is repeated until it is committed. So a step first checks
+whether an earlier try was committed and only its answer was lost. Ends are not repeated: they raise `StoreUnavailable`,
+and their caller tries again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 S = SessionState
 
 ENDING_STATES = (*ENDED, S.TERMINATING)
-"""The states from which nothing of a session starts any more."""
+"""The states of a session that has ended or is ending."""
 
 
 @contextlib.contextmanager
@@ -46,7 +47,7 @@ def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
 def patient(
     step: Callable[Concatenate[Steps, P], Awaitable[T]],
 ) -> Callable[Concatenate[Steps, P], Coroutine[Any, Any, T]]:
-    """Have a step wait for a database that is away, and go on where it was."""
+    """Make a step repeat itself while the database is away."""
 
     async def patiently(self: Steps, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.thread.patiently(lambda: step(self, *args, **kwargs))
@@ -55,7 +56,7 @@ def patient(
 
 
 class Steps(Queue):
-    """The steps of all sessions. What is committed is logged, and told to those who wait."""
+    """The steps of all sessions. Each committed change is logged and passed to callers that wait for it."""
 
     def __init__(self, store: Store, caps: Caps, clock: Clock) -> None:
         self.store = store
@@ -65,13 +66,18 @@ class Steps(Queue):
         self.call = self.thread.call
         self.on_end: Callable[[Session], None] = lambda session: None
         self.being_launched: Counter[int] = Counter()
-        """Their containers may come though none was seen: for them absence is no sign that shares are free."""
+        """Their containers may appear later: that none is observed does not free their shares."""
         self.being_ended: Counter[int] = Counter()
+        #: The callers of `placed`, by session id.
         self._waiting: dict[int, asyncio.Future[Session]] = {}
+        #: Set to plan again, and to reconcile again.
         self._wake = asyncio.Event()
         self._look = asyncio.Event()
+        #: Replaced at each change: followers of `changes` wait for the one that they saw.
         self._changed = asyncio.Event()
+        #: The loop's time since which each session waits, by session id.
         self._since: dict[int, float] = {}
+        #: Sessions of the last run that no caller has resumed, and the loop's time of the last resumption.
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
 
@@ -134,7 +140,7 @@ class Steps(Queue):
             self._waiting.pop(session_id, None)
             return session
         self.wake()
-        # Shielded: a cancelled spawn must not cancel the future that a next one may wait for.
+        # Shielded: a cancelled spawn must not cancel the future that the next spawn may await.
         return await asyncio.shield(future)
 
     @patient
@@ -184,7 +190,7 @@ class Steps(Queue):
 
     @contextlib.asynccontextmanager
     async def _ended_instead(self, session_id: int) -> AsyncIterator[None]:
-        """Raise SessionEnded in place of InvalidTransition where that is why."""
+        """Turn InvalidTransition into SessionEnded if the session has ended."""
         try:
             yield
         except InvalidTransition:
@@ -197,7 +203,7 @@ class Steps(Queue):
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         session = await self.session(session_id)
         if (session.attempt, session.launched) == (attempt, launched):
-            # Committed, and the answer was lost. It may even have ended since.
+            # Committed, and the answer was lost. It may have ended since.
             if session.state is not S.RUNNING:
                 raise SessionEnded(session)
             return session
@@ -212,7 +218,7 @@ class Steps(Queue):
             try:
                 return await self.move(session, to, expect=(session.state,), cause=cause, message=message)
             except InvalidTransition:
-                # It moved on meanwhile, to a state with another way out.
+                # It has moved to another state, which may end in another way.
                 continue
 
     async def warn(
@@ -232,7 +238,7 @@ class Steps(Queue):
         try:
             return await self.move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
         except InvalidTransition:
-            # Somebody else was first to see that it is gone.
+            # Another caller was first.
             session = await self.session(session_id)
             if session.state in ENDED:
                 return session
@@ -264,11 +270,11 @@ class Steps(Queue):
                     await changed.wait()
 
     def wake(self) -> None:
-        """Plan again soon."""
+        """Have the scheduler plan again."""
         self._wake.set()
 
     def look(self) -> None:
-        """Look at once what the launcher sees: something has changed there."""
+        """Have the scheduler reconcile now: something has changed at the launcher."""
         self._look.set()
 
     async def _newest_id(self) -> int:
@@ -281,10 +287,10 @@ class Steps(Queue):
     async def _already_submitted(
         self, requests: Sequence[Request], after_id: int
     ) -> tuple[Session, ...] | None:
-        """Return the sessions of these requests, if they were committed and only the answer was lost.
+        """Return the sessions of these requests if an earlier try committed them and only its answer was lost.
 
-        They are newer than ``after_id``, whatever became of the clock. Some may have ended since then, or been queued
-        again.
+        Their ids are above ``after_id``; times would not do, as the clock may be set. Some may have ended since, or been
+        queued again, so more rows are read than there are requests.
         """
         latest = await self.call(self.store.latest, user=requests[0].user, limit=2 * len(requests) + 20)
         found = {s.request: s for s in reversed(latest) if s.id > after_id}
@@ -316,7 +322,7 @@ class Steps(Queue):
         return self._announce(session, moved)
 
     def _announce(self, before: Session, session: Session) -> Session:
-        """Say what has been committed, and let those who wait for it know."""
+        """Log a committed change and wake the callers that wait for it."""
         self._say(session, before.state, None)
         if session.state in ENDED:
             self._resolve(session)
@@ -332,7 +338,7 @@ class Steps(Queue):
             return
         if session.state in ENDING_STATES:
             future.set_exception(SessionEnded(session))
-            # Its spawn may have been cancelled; then nobody asks for the exception.
+            # If the spawn was cancelled, no caller reads the exception, and asyncio would log it.
             future.exception()
         else:
             future.set_result(session)

@@ -1,6 +1,13 @@
-"""The store in its one worker thread, and whether its database answers, as far as those who need it now can tell.
+"""Runs the store in one worker thread and detects outages of its database.
 
-So a slow database never stops the event loop, and writes are in the order in which they were asked for.
+A slow database thus never blocks the event loop, and writes keep the order in which they were requested.
+
+An outage is detected only while calls wait:
+
+1. A call that takes longer than `SLOW_AFTER_S` may be long, or wait behind others, or hang.
+2. So a second thread with its own connection reads the store's version, one probe at a time for all slow calls.
+3. If the probe takes longer than `NO_ANSWER_AFTER_S` or fails, the database counts as away until it answers a probe, or
+   until the slow calls are done.
 """
 
 from __future__ import annotations
@@ -20,17 +27,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SLOW_AFTER_S = 2.5
-"""When something has waited for the store for longer than this, the database is asked for a sign of life."""
+"""How long a call may take before the database is probed."""
 NO_ANSWER_AFTER_S = 2.5
-"""A database that takes longer than this for that sign is away, as far as those who wait are told."""
+"""How long a probe may take before the database counts as away."""
 AGAIN_S = 1.0
-"""So often a step is tried again while the database is away."""
+"""How often a step is retried while the database is away."""
 
 
 class Outage:
-    """True while somebody waits for the database in vain. Tells of both turns, once each."""
+    """True while a caller waits for a database that does not answer. Logs and reports each change once."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
+        #: The callers that wait: names of loops, futures of calls, tokens of repeated steps.
         self._waiting: set[object] = set()
         self._changed = changed
 
@@ -38,7 +46,7 @@ class Outage:
         return bool(self._waiting)
 
     def lacks(self, who: object) -> None:
-        """Note that ``who`` needs the database and gets no answer. Idempotent."""
+        """Note that the caller ``who`` gets no answer. Idempotent."""
         before = bool(self)
         self._waiting.add(who)
         if not before:
@@ -46,7 +54,7 @@ class Outage:
             self._changed()
 
     def has(self, who: object) -> None:
-        """Note that ``who`` has had an answer, or waits for none any more. Idempotent."""
+        """Note that the caller ``who`` got an answer or stopped waiting. Idempotent."""
         before = bool(self)
         self._waiting.discard(who)
         if before and not self:
@@ -55,33 +63,33 @@ class Outage:
 
 
 class StoreThread:
-    """Runs functions of a store, one after the other; ``away`` only while its database gives no sign of life."""
+    """Runs functions of a store, one at a time; ``away`` is true while its database does not answer."""
 
     def __init__(self, store: Store, changed: Callable[[], None]) -> None:
         self._store = store
         self.away = Outage(changed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
-        # Its own thread and connection: nothing that is slow in the others is taken for an outage.
+        # Its own thread and connection, so that a slow call is not taken for an outage.
         self._prober = ThreadPoolExecutor(1, thread_name_prefix="fgpu-alive")
         self._answer: asyncio.Future[int] | None = None
         self._probes: set[asyncio.Task[None]] = set()
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
+        """Run a function of the store in its thread. Cancelling the caller does not stop a call that has begun."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
         slow = loop.call_later(SLOW_AFTER_S, self._probe_soon, future)
 
         def answered(done: asyncio.Future[T]) -> None:
             slow.cancel()
-            # Whoever asked may have left: an outage then is nothing that Python need complain of.
+            # The caller may be cancelled: read the exception, so that asyncio does not report it as never retrieved.
             _ = done.cancelled() or done.exception()
 
         future.add_done_callback(answered)
         return await asyncio.shield(future)
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Try a step again, as long as the database is away."""
+        """Await a step, and repeat it while the database is away."""
         who = object()
         try:
             while True:
@@ -95,7 +103,7 @@ class StoreThread:
             self.away.has(who)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Log why a round of one of the loops failed. Of an outage of the database the first time only."""
+        """Log why a round of a loop failed; an outage of the database is a warning only the first time."""
         if not isinstance(error, StoreUnavailable):
             log.error("%s failed; trying again", what, exc_info=error)
             return
@@ -103,7 +111,7 @@ class StoreThread:
         self.away.lacks(what)
 
     async def stop(self) -> None:
-        """Finish what has begun, and begin no more."""
+        """Finish the calls that have begun, and accept no more."""
         for task in self._probes:
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
@@ -111,7 +119,6 @@ class StoreThread:
         self._prober.shutdown(wait=False)
 
     def _probe_soon(self, call: asyncio.Future[T]) -> None:
-        """Find out, while a call goes on, whether the database is away: it may just as well be long, or behind others."""
         task = asyncio.create_task(self._probe_while_running(call))
         self._probes.add(task)
         task.add_done_callback(self._probes.discard)
@@ -120,7 +127,7 @@ class StoreThread:
         try:
             while not call.done():
                 if self._answer is None or self._answer.done():
-                    # Once at a time, for all who doubt.
+                    # One probe at a time, for all slow calls.
                     loop = asyncio.get_running_loop()
                     self._answer = loop.run_in_executor(self._prober, self._store.version)
                     self._answer.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
