@@ -16,8 +16,7 @@ from urllib.parse import quote, urlsplit
 import requests
 
 from fgpu_scheduler import FGPUError
-from fgpuspawner.cli.command import read_secret
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.command import UsageError, read_secret
 from fgpuspawner.scopes import SERVICE
 
 URL, TOKEN = "FGPU_HUB_URL", "JUPYTERHUB_API_TOKEN"

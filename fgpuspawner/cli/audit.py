@@ -1,53 +1,40 @@
-"""The command ``fgpu audit``: who did what, for administrators; of their group for who administers one."""
+"""The command ``fgpu audit``."""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+import click
 
 from fgpuspawner.cli.api import Api
-from fgpuspawner.cli.command import JsonReport
+from fgpuspawner.cli.command import Report
 from fgpuspawner.cli.completion import administered, offers
-from fgpuspawner.cli.sessions import add_users_command
+from fgpuspawner.cli.sessions import users_command
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
 
-FILTERS = {
-    "group": "of this resource group",
-    "actor": "of who did it",
-    "action": "of what was done; node finds all of machines",
-    "text": "with this in the target or the details",
-    "before": "older than the line of this number",
-    "limit": "so many at most, 500 or less; default: 50",
-}
-"""What the API calls each option, and its help."""
+SHOWN = ("actor", "action", "resource_group", "target", "details")
 
 
-def add_to(commands: Any) -> None:
-    about = "Show the audit log, newest first. Who administers a resource group sees that group's lines."
-    parser = add_users_command(commands, audit, "audit", "who did what, for administrators", about)
-    for name, what in FILTERS.items():
-        option = parser.add_argument(f"--{name}", metavar="VALUE", help=what)
-        if name == "group":
-            offers(option, administered)
+@users_command("audit")
+@click.option(
+    "--group", metavar="GROUP", shell_complete=offers(administered), help="lines of this resource group"
+)
+@click.option("--actor", metavar="NAME", help="lines of who did it")
+@click.option("--action", metavar="ACTION", help="lines of what was done; node finds all of machines")
+@click.option("--text", metavar="WORDS", help="lines with this in the target or the details")
+@click.option("--before", metavar="NUMBER", help="lines older than the line of this number")
+@click.option("--limit", metavar="NUMBER", help="how many at most, 500 or less; default: 50")
+def audit_command(api: Api, **filters: str | None) -> list[str]:
+    """Show the audit log, newest first.
 
-
-def audit(given: argparse.Namespace, api: Api) -> list[str]:
-    """Return the lines of the log that the caller may read."""
-    asked = {name: value for name in FILTERS if (value := getattr(given, name)) is not None}
+    Administrators of a resource group see that group's lines.
+    """
+    asked = {name: value for name, value in filters.items() if value is not None}
     found = api.service_call("GET", "admin/audit", **asked)
-    if given.json:
-        return JsonReport(found)
     rows = [
-        (
-            str(line["id"]),
-            instant(line["at_s"]),
-            *(
-                printable(line[name] or "-")
-                for name in ("actor", "action", "resource_group", "target", "details")
-            ),
-        )
+        (str(line["id"]), instant(line["at_s"]), *(printable(line[name] or "-") for name in SHOWN))
         for line in found["lines"]
     ]
     lines = table(("NUMBER", "WHEN", "WHO", "ACTION", "GROUP", "TARGET", "DETAILS"), rows)
-    return lines if found["next"] is None else [*lines, f"older: --before {found['next']}"]
+    return Report(
+        [*lines, *([f"older: --before {found['next']}"] if found["next"] is not None else [])], found
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import os
@@ -13,8 +12,8 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import click
 import jupyterhub
 
 from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable, lock_file
@@ -22,9 +21,16 @@ from fgpuspawner import __version__
 from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file, pack, unpacked
 from fgpuspawner.backup.databases import BackupFailed, check_free, dump, kind_of, put_back
 from fgpuspawner.backup.secrets import opened, sealed
-from fgpuspawner.cli.command import add_command, add_config, loaded, read_only, read_secret
+from fgpuspawner.cli.command import (
+    FILE,
+    UsageError,
+    command,
+    config_option,
+    read_only,
+    read_secret,
+)
+from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.cli.units import as_hub_user
-from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.settings import FGPU
 
 SCHEDULER, HUB = "scheduler", "hub"
@@ -45,61 +51,50 @@ class Here:
     cookie: Path
 
 
-def add_to(commands: Any) -> None:
-    about = "Write databases, configuration and catalogue into one file, while the Hub runs. It has no homes, no images."
-    backup = add_command(
-        commands, run_backup, "backup", "write what an installation knows into one file", about
-    )
-    backup.add_argument(
-        "to", metavar="FILE", help="the new file; or a folder, in which it is named by the time"
-    )
-    backup.add_argument(
-        "--secrets",
-        action="store_true",
-        help="with the cookie secret, encrypted, so that nobody logs in again",
-    )
-    backup.add_argument(
-        "--keep", type=int, metavar="N", help="in a folder: remove all but the newest N backups"
-    )
-    backup.add_argument(
-        "--verify", action="store_true", help="make none: say whether this one can be restored"
-    )
-    _add_passphrase(backup)
-    add_config(backup)
-    about = (
-        "Put the databases of a backup where this machine's configuration has them, while no Hub runs. What was there is "
-        "kept beside it."
-    )
-    restore = add_command(commands, run_restore, "restore", "put back what a backup holds", about)
-    restore.add_argument("file", metavar="FILE", help="the backup")
-    restore.add_argument(
-        "--files", metavar="FOLDER", help="only write its configuration and catalogue into this folder"
-    )
-    _add_passphrase(restore)
-    add_config(restore)
+passphrase_option = click.option(
+    "--passphrase-file",
+    metavar="FILE",
+    type=FILE,
+    help="a file with the passphrase of the secrets, for its owner alone; without it you are asked",
+)
 
 
-def _add_passphrase(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--passphrase-file",
-        metavar="FILE",
-        help="a file with the passphrase of the secrets, for its owner alone; without it you are asked",
-    )
+@command("backup")
+@click.argument("to", metavar="FILE", type=FILE)
+@click.option(
+    "--secrets", is_flag=True, help="with the cookie secret, encrypted, so that nobody logs in again"
+)
+@click.option("--keep", type=int, metavar="N", help="in a folder: remove all but the newest N backups")
+@click.option("--verify", is_flag=True, help="make none: say whether this one can be restored")
+@passphrase_option
+@config_option
+def backup_command(
+    to: str, secrets: bool, keep: int | None, verify: bool, passphrase_file: str | None, config: str
+) -> list[str]:
+    """Write databases, configuration and catalogue into one file, while the Hub runs.
 
-
-def run_backup(given: argparse.Namespace) -> list[str]:
-    """Make or verify a backup, and return what is in it."""
-    to = Path(given.to)
-    if given.verify:
-        with unpacked(to) as (folder, manifest):
-            _, words = _opened(folder, given)
+    FILE is the new file; or a folder, in which the file is named by the time. It has no homes and no images.
+    """
+    if verify:
+        with unpacked(Path(to)) as (folder, manifest):
+            _, words = _opened(folder, passphrase_file)
             return [f"OK: {to} can be restored", *_contents(manifest), *words]
-    if given.keep is not None and (given.keep < 1 or not to.is_dir()):
+    if keep is not None and (keep < 1 or not Path(to).is_dir()):
         raise UsageError("--keep: a number of at least 1, with a folder")
-    here = here_of(given.config)
+    here = here_of(config)
     secret = None
-    if given.secrets and here.cookie.exists():
-        secret = sealed(here.cookie.read_bytes(), _passphrase(given, new=True))
+    if secrets and here.cookie.exists():
+        secret = sealed(here.cookie.read_bytes(), _passphrase(passphrase_file, new=True))
+    file, manifest = _back_up(here, Path(to), secret)
+    lines = [f"OK: {file}, {file.stat().st_size // 1024} KiB", *_contents(manifest)]
+    if keep is not None:
+        for old in sorted(Path(to).glob(PATTERN))[:-keep]:
+            old.unlink()
+            lines.append(f"  removed {old.name}")
+    return lines
+
+
+def _back_up(here: Here, to: Path, secret: bytes | None) -> tuple[Path, Manifest]:
     now = datetime.now(UTC)
     file = to / now.strftime(NAMED) if to.is_dir() else to
     if not file.absolute().parent.is_dir():
@@ -129,25 +124,32 @@ def run_backup(given: argparse.Namespace) -> list[str]:
             installation=installation,
             databases=kinds,
         )
-        manifest = pack(folder, manifest, file)
-    lines = [f"OK: {file}, {file.stat().st_size // 1024} KiB", *_contents(manifest)]
-    if given.keep is not None:
-        for old in sorted(to.glob(PATTERN))[: -given.keep]:
-            old.unlink()
-            lines.append(f"  removed {old.name}")
-    return lines
+        return file, pack(folder, manifest, file)
 
 
-def run_restore(given: argparse.Namespace) -> list[str]:
-    """Put a backup back, and return what follows."""
-    with unpacked(Path(given.file)) as (folder, manifest):
-        cookie, left_out = _opened(folder, given)
-        if given.files is not None:
-            return [*_files(folder, Path(given.files), cookie), *left_out]
-        here = here_of(given.config)
+@command("restore")
+@click.argument("file", type=FILE)
+@click.option(
+    "--files",
+    metavar="FOLDER",
+    type=FILE,
+    help="only write its configuration and catalogue into this folder",
+)
+@passphrase_option
+@config_option
+def restore_command(file: str, files: str | None, passphrase_file: str | None, config: str) -> list[str]:
+    """Put the databases of a backup where this machine's configuration has them, while no Hub runs.
+
+    What was there is kept beside it.
+    """
+    with unpacked(Path(file)) as (folder, manifest):
+        cookie, left_out = _opened(folder, passphrase_file)
+        if files is not None:
+            return [*_files(folder, Path(files), cookie), *left_out]
+        here = here_of(config)
         lacking = here.databases.keys() - manifest.databases.keys()
         if lacking:
-            raise BackupFailed(f"{given.file} has no database {', '.join(sorted(lacking))}")
+            raise BackupFailed(f"{file} has no database {', '.join(sorted(lacking))}")
         data = here.settings.data_path()
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
@@ -166,8 +168,8 @@ def run_restore(given: argparse.Namespace) -> list[str]:
             lines = [f"OK: restored the backup of {manifest.made_at}"]
             aside = time.strftime(".before-%Y%m%dT%H%M%S")
             for name, (url, setting) in here.databases.items():
-                file = folder / database_file(name, manifest.databases[name])
-                kept = put_back(file, url, setting=setting, aside=aside)
+                own_file = folder / database_file(name, manifest.databases[name])
+                kept = put_back(own_file, url, setting=setting, aside=aside)
                 lines.append(f"  database {name}" + (f"; what was there is {kept}" if kept else ""))
             if cookie is not None and not here.cookie.exists():
                 _write(here.cookie, cookie)
@@ -191,10 +193,10 @@ def here_of(config: str) -> Here:
     )
 
 
-def _passphrase(given: argparse.Namespace, *, new: bool) -> str:
+def _passphrase(path: str | None, *, new: bool) -> str:
     """Return the passphrase, of a file or as it is typed; "" where nobody can be asked."""
-    if given.passphrase_file:
-        return read_secret(given.passphrase_file, "passphrase")
+    if path:
+        return read_secret(path, "passphrase")
     if not sys.stdin.isatty():
         if new:
             raise UsageError("--secrets: name a file with a passphrase: --passphrase-file FILE")
@@ -205,7 +207,7 @@ def _passphrase(given: argparse.Namespace, *, new: bool) -> str:
     return typed
 
 
-def _opened(folder: Path, given: argparse.Namespace) -> tuple[bytes | None, list[str]]:
+def _opened(folder: Path, passphrase_file: str | None) -> tuple[bytes | None, list[str]]:
     """Return the cookie secret of a backup, and what is to be said where it has one that is left out.
 
     Raises:
@@ -214,7 +216,7 @@ def _opened(folder: Path, given: argparse.Namespace) -> tuple[bytes | None, list
     secret = folder / SECRETS / SEALED
     if not secret.exists():
         return None, []
-    passphrase = _passphrase(given, new=False)
+    passphrase = _passphrase(passphrase_file, new=False)
     if not passphrase:
         return None, ["  cookie secret: left out, as no passphrase was given (--passphrase-file FILE)"]
     return opened(secret.read_bytes(), passphrase), []

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import make_url
 from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
 from fgpuspawner.cli import clock
-from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, one_line, read_only
+from fgpuspawner.cli.command import Report, command, config_option, in_json, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.cli.hub_traits import wrong_in_the_hub
 from fgpuspawner.cli.units import as_hub_user
@@ -32,24 +31,20 @@ NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 """How the store ends its words on a database that no Hub has used so far."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
-    about = "Load a Hub's configuration without starting the Hub, and say whether it can work."
-    parser = add_command(commands, run, "check", "try a Hub's configuration", about)
-    add_config(parser)
-
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Return what a configuration gives, as lines or as JSON, which also says what is wrong."""
-    if not given.json:
-        lines = examined(given.config)
-        return Report(lines, status=int(lines[0].startswith(FAIL)))
+@command("check")
+@config_option
+def check_command(config: str) -> list[str]:
+    """Load a Hub's configuration without starting the Hub, and say whether it can work."""
     try:
-        found = [{"level": _level(line), "text": line.strip()} for line in examined(given.config)]
+        lines = examined(config)
     except FGPUError as e:
-        found = [{"level": FAIL, "text": one_line(str(e))}]
+        if not in_json():
+            raise
+        lines, found = [], [{"level": FAIL, "text": one_line(str(e))}]
+    else:
+        found = [{"level": _level(line), "text": line.strip()} for line in lines]
     worst = max((line["level"] for line in found), key=(OK, WARN, FAIL).index)
-    return JsonReport({"version": 1, "level": worst, "lines": found}, status=int(worst == FAIL))
+    return Report(lines, {"version": 1, "level": worst, "lines": found}, status=int(worst == FAIL))
 
 
 def _level(line: str) -> str:

@@ -1,114 +1,100 @@
-"""What the commands share: how one is added, which installation it is about, and opening that.
+"""What the commands share: their class and common options, and opening the installation that a command is about.
 
-A command of users needs nothing of an installation: what opens one is loaded where it is asked for.
+A command for users needs no installation, so the functions that open one import what they need themselves.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import getpass
-import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fgpuspawner.cli.usage import CONFIG, CONFIG_OF_SETUP, UsageError, default_config
+import click
+
+from fgpu_scheduler import FGPUError
 from fgpuspawner.text.tables import printable
 
 if TYPE_CHECKING:
-    from traitlets.config import Config
-
-    from fgpu_scheduler import Policy, Store
+    from fgpu_scheduler import Store
     from fgpuspawner.settings import FGPU
 
 INTERRUPTED = 130
-"""The status of what Ctrl-C has ended, as shells tell it."""
+"""The exit status after Ctrl-C, as shells report it."""
+CONFIG, CONFIG_OF_SETUP = "jupyterhub_config.py", "/etc/jupyterhub/jupyterhub_config.py"
+"""The Hub's configuration unless a file is named: in the working folder, or else as `fgpu setup` writes it."""
+FILE = click.Path()
+
+
+class UsageError(FGPUError):
+    """The command was used wrongly."""
+
+    code = "usage"
 
 
 class Report(list[str]):
-    """Lines that are all printed, and the exit status after them."""
+    """The lines that a command prints, the value that it prints with ``--json``, and its exit status.
 
-    def __init__(self, lines: Iterable[str], *, status: int = 0) -> None:
+    ``found=None`` prints the lines as JSON.
+    """
+
+    def __init__(self, lines: Iterable[str] = (), found: object = None, *, status: int = 0) -> None:
         super().__init__(lines)
+        self.found = found
         self.status = status
 
 
-class JsonReport(Report):
-    """One value as JSON, in place of lines."""
+class Command(click.Command):
+    """A command whose function returns its lines, or a `Report`. Of the ``exclusive`` options it takes one at most."""
 
-    def __init__(self, found: object, *, status: int = 0) -> None:
-        super().__init__([json.dumps(found, indent=2)], status=status)
+    def __init__(self, *args: Any, speaks_json: bool = True, exclusive: tuple[str, ...] = (), **more: Any):
+        super().__init__(*args, **more)
+        self.exclusive = exclusive
+        if speaks_json:
+            what = "print JSON, of errors too"
+            self.params.append(click.Option(["--json"], is_flag=True, expose_value=False, help=what))
 
-
-def add_command(
-    commands: Any,
-    run: Callable[..., list[str]],
-    name: str,
-    what: str,
-    about: str = "",
-    *,
-    speaks_json: bool = True,
-    **more: Any,
-) -> argparse.ArgumentParser:
-    """Add one command, run by this: ``what`` it does in the list of all, and in its own help where ``about`` is not.
-
-    With ``--json`` it returns a `JsonReport`; the lines of one that returns others are printed as JSON.
-    """
-    about = about or f"{what[0].upper()}{what[1:]}."
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=about)
-    if speaks_json:
-        parser.add_argument("--json", action="store_true", help="print JSON, of errors too")
-    parser.set_defaults(run=run, **more)
-    return parser
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        typed = click.core.ParameterSource.COMMANDLINE
+        given = [f"--{n.replace('_', '-')}" for n in self.exclusive if ctx.get_parameter_source(n) is typed]
+        if len(given) > 1:
+            ctx.fail(f"{' and '.join(given)} exclude each other, give one")
+        return left
 
 
-def add_commands(commands: Any, name: str, what: str, about: str, *, metavar: str = "WHAT") -> Any:
-    """Add a command that has commands of its own, and return what these are added to."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=about)
-    return parser.add_subparsers(dest="what", metavar=metavar, required=True, parser_class=type(parser))
+class Group(click.Group):
+    """A command that has commands of its own."""
+
+    command_class = Command
 
 
-def add_config(parser: argparse.ArgumentParser, what: str = "default: ") -> None:
-    """Add the option that names the Hub's configuration."""
-    words = f"{what}{CONFIG}, or else {CONFIG_OF_SETUP}"
-    parser.add_argument("--config", metavar="FILE", default=default_config(), help=words)
+command = functools.partial(click.command, cls=Command)
 
 
-def add_config_or_db(parser: argparse.ArgumentParser) -> None:
+def in_json() -> bool:
+    """Return whether the command prints JSON."""
+    return bool(click.get_current_context().obj)
+
+
+def default_config() -> str:
+    return CONFIG_OF_SETUP if not Path(CONFIG).is_file() and Path(CONFIG_OF_SETUP).is_file() else CONFIG
+
+
+_CONFIG_HELP = f"the Hub's configuration; default: {CONFIG}, or else {CONFIG_OF_SETUP}"
+config_option = click.option("--config", metavar="FILE", type=FILE, default=default_config, help=_CONFIG_HELP)
+
+
+def config_or_db_options(does: Any) -> Any:
     """Add the options that name an installation: its Hub's configuration, or its database."""
-    where = parser.add_mutually_exclusive_group()
-    words = f"the Hub's configuration; default: {CONFIG}, or else {CONFIG_OF_SETUP}"
-    where.add_argument("--config", metavar="FILE", help=words)
-    where.add_argument("--db", metavar="URL", help="the scheduler's database, instead of a configuration")
-
-
-def loaded(path: str) -> tuple[Config, FGPU]:
-    """Return a Hub's configuration and its settings, checked; no engine is asked, and so none has to run.
-
-    Raises:
-        UsageError, BadSettings: there is no such file, or it cannot work.
-    """
-    from fgpuspawner.cli.hub_config import load_config
-    from fgpuspawner.settings import FGPU
-    from fgpuspawner.settings.offline import without_engine
-
-    with without_engine():
-        config = load_config(path)
-        return config, FGPU.from_config(config).checked()
-
-
-def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
-    """Return the database's URL and the policy of the installation that is named; the settings where these are known."""
-    from fgpu_scheduler import Policy
-
-    if given.db:
-        return given.db, Policy(), None
-    _, settings = loaded(given.config or default_config())
-    return settings.database_url(), settings.policy(), settings
+    what = "the scheduler's database, instead of a configuration"
+    does = click.option("--db", metavar="URL", help=what)(does)
+    return click.option("--config", metavar="FILE", type=FILE, help=_CONFIG_HELP)(does)
 
 
 @contextlib.contextmanager
@@ -116,7 +102,7 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
     """Open a scheduler's database for reading.
 
     Raises:
-        StoreUnavailable: it cannot be read, or no Hub has used it so far.
+        StoreUnavailable: it cannot be read, or no Hub has used it yet.
     """
     from fgpu_scheduler import Store
 
@@ -127,10 +113,10 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def writable(settings: FGPU) -> Iterator[Store]:
-    """Open an installation's database for reading and writing, beside its Hub.
+    """Open an installation's database for reading and writing, while its Hub may run.
 
     Raises:
-        StoreUnavailable: it cannot be used, or no Hub has used it so far.
+        StoreUnavailable: it cannot be used, or no Hub has used it yet.
     """
     from fgpu_scheduler import Store
 
@@ -143,7 +129,7 @@ def read_secret(path: str, what: str) -> str:
     """Return the one secret that a file holds.
 
     Raises:
-        UsageError: others can read it.
+        UsageError: others can read the file.
     """
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
@@ -152,14 +138,14 @@ def read_secret(path: str, what: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return what is wrong as one line: whatever the words are and wherever they are from, no URL has a password."""
-    # Python's own form of what the system says: [Errno 2] No such file or directory: 'NAME'
+    """Return a message as one printable line, without the passwords of URLs."""
+    # Python writes an error of the system as: [Errno 2] No such file or directory: 'NAME'
     message = re.sub(r"\[Errno \d+\] ([^:']+): '([^']*)'", r"\2: \1", message)
     return printable(re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split())))
 
 
 def who() -> str:
-    """Return who runs this, for the record."""
+    """Return the name of the user who runs this, for the audit log."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

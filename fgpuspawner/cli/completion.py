@@ -1,100 +1,75 @@
-"""The command ``fgpu completion``, and what is offered where somebody presses Tab.
+"""The command ``fgpu completion``, and what the Hub says where somebody presses Tab.
 
-Each press starts ``fgpu`` itself, which finds in the environment that it is to complete a line: so what is offered is
-what this version takes. Sessions, images and groups are asked of the Hub, where there is a token, for two seconds at
-most; whatever fails, nothing is offered and nothing is said.
+Each press starts ``fgpu``, so a shell offers what this version takes. Sessions, images and groups are asked of the Hub,
+where there is a token, for two seconds at most. After any failure nothing is offered and nothing is printed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fgpuspawner.cli.command import add_command
+import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-SHELLS = ("bash", "zsh", "fish")
-ASKED = "_ARGCOMPLETE"
-"""What the shell sets where it asks for completions."""
+from fgpuspawner.cli.command import command
+
 WITHIN_S = 2.0
 
-Offered = dict[str, str]
-"""What can be typed, each with words about it; bash shows none."""
+
+@command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> list[str]:
+    """Print the lines with which a shell completes fgpu's commands, options, sessions and images.
+
+    bash, in ~/.bashrc: eval "$(fgpu completion bash)"
+
+    zsh, in ~/.zshrc after compinit: eval "$(fgpu completion zsh)"
+
+    fish: fgpu completion fish > ~/.config/fish/completions/fgpu.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    return kind(ctx.find_root().command, {}, "fgpu", "_FGPU_COMPLETE").source().strip("\n").splitlines()
 
 
-def add_to(commands: Any) -> None:
-    about = (
-        "Print the lines with which a shell completes fgpu's commands, options, sessions and images. "
-        'bash, in ~/.bashrc: eval "$(fgpu completion bash)"; zsh, in ~/.zshrc after compinit: '
-        'eval "$(fgpu completion zsh)"; fish: fgpu completion fish > ~/.config/fish/completions/fgpu.fish'
-    )
-    parser = add_command(commands, run, "completion", "completion for bash, zsh or fish", about)
-    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+def offers(what: Callable[[Any], dict[str, str]]) -> Callable[..., list[CompletionItem]]:
+    """Return a completer of what the Hub says; ``what`` gets its API, and returns each value with words about it."""
 
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Return the lines for a shell."""
-    from argcomplete.shell_integration import shellcode
-
-    return shellcode(["fgpu"], shell=given.shell).strip("\n").splitlines()
-
-
-def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Tell the shell that asks what can be typed, and end; the parser made is that of the words typed so far."""
-    import argcomplete
-
-    line = os.environ.get("COMP_LINE", "")
-    try:
-        words = shlex.split(line)[1:]
-    except ValueError:
-        # A quote is still open.
-        words = line.split()[1:]
-    # Where no command is typed yet no module of one is loaded.
-    argcomplete.autocomplete(make_parser(words or [""]), always_complete_options=False)
-
-
-def offers(action: argparse.Action, what: Callable[[Any], Offered]) -> None:
-    """Have what the Hub says offered as the value of an option or argument; ``what`` is given its API."""
-
-    def completer(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Offered:
-        # Whatever it is: somebody is typing.
+    def completer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         with contextlib.suppress(Exception), _at_most(WITHIN_S):
             from fgpuspawner.cli.api import Api
 
-            return what(Api.from_environment(getattr(parsed_args, "token_file", None)))
-        return {}
+            found = what(Api.from_environment(ctx.params.get("token_file")))
+            return [CompletionItem(n, help=words) for n, words in found.items() if n.startswith(incomplete)]
+        return []
 
-    action.completer = completer  # type: ignore[attr-defined]
+    return completer
 
 
-def sessions(api: Any) -> Offered:
-    """Return the caller's live sessions by number."""
+def sessions(api: Any) -> dict[str, str]:
     found = api.service_call("GET", "sessions")["sessions"]
     return {str(s["id"]): f"{s['display_name']}, {s['image']}, {s['state']}" for s in found}
 
 
-def images(api: Any) -> Offered:
-    """Return the images that the caller may start."""
+def images(api: Any) -> dict[str, str]:
     return {image["slug"]: image["name"] for image in api.service_call("GET", "images")["images"]}
 
 
-def groups(api: Any) -> Offered:
-    """Return the resource groups that the caller may use."""
+def groups(api: Any) -> dict[str, str]:
     return dict.fromkeys(api.service_call("GET", "me")["groups"], "resource group")
 
 
-def administered(api: Any) -> Offered:
-    """Return the resource groups that the caller administers."""
+def administered(api: Any) -> dict[str, str]:
     return dict.fromkeys(api.service_call("GET", "me")["administers"], "resource group")
 
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer, whatever it waits for."""
+    """Raise TimeoutError in code that takes longer."""
 
     def late(_signal: int, _frame: object) -> None:
         raise TimeoutError

@@ -12,10 +12,14 @@ import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import click
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner.cli.command import FILE, Report
 from fgpuspawner.service.csv_file import plain
-from fgpuspawner.text.tables import printable
+from fgpuspawner.text.tables import printable, table
 
 MOST_BYTES = 16 * 2**20
 MOST_TOLD = 10
@@ -109,13 +113,35 @@ def read_rows(path: str, *, columns: Sequence[str], needed: Collection[str] = ()
     return rows
 
 
+output_option = click.option(
+    "--output", metavar="FILE", type=FILE, help="write it here, where there is no file yet"
+)
+
+
+def apply_options(does: Any) -> Any:
+    """Add ``--apply``, and ``--dry-run`` for its absence."""
+    what = "only say what would change; this is the default"
+    does = click.option("--dry-run", is_flag=True, expose_value=False, help=what)(does)
+    return click.option("--apply", is_flag=True, help="change it")(does)
+
+
 def printed(text: str, output: str | None, what: str) -> list[str]:
-    """Return a CSV file's lines; or write them into the new file ``output``, and return that ``what`` is in it."""
+    """Return a file's lines; or write them into the new file ``output``, and return that ``what`` is in it."""
     if output is None:
         return text.rstrip("\n").splitlines()
     with Path(output).open("x", encoding="utf-8", newline="") as file:
         file.write(text)
     return [f"wrote {what} to {output}"]
+
+
+def changes_report(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], changes: list[dict[str, Any]], *, applied: bool
+) -> Report:
+    """Return what a file changes, and whether it was done."""
+    many = f"{len(rows)} change{'' if len(rows) == 1 else 's'}"
+    lines = [*table(heading, rows), "", f"{many} made" if applied else f"{many}; --apply makes them"]
+    found = {"version": 1, "applied": applied, "changes": changes}
+    return Report(lines if rows else ["nothing to change: all of it is so already"], found)
 
 
 def _nearest(name: str, columns: Sequence[str]) -> str:

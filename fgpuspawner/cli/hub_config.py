@@ -16,9 +16,10 @@ from traitlets import TraitError
 from traitlets.config import Config
 from traitlets.config.loader import ConfigError, PyFileConfigLoader
 
-from fgpu_scheduler import BadSettings, FGPUError
-from fgpuspawner.cli.usage import UsageError
+from fgpu_scheduler import BadSettings, FGPUError, Policy
+from fgpuspawner.cli.command import UsageError, default_config
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.offline import without_engine
 
 
 def load_config(path: str) -> Config:
@@ -42,6 +43,25 @@ def load_config(path: str) -> Config:
     except Exception as e:
         # The file is a program: it can raise anything.
         raise BadSettings(f"{_place(e, file)}: {type(e).__name__}: {e}") from None
+
+
+def loaded(path: str) -> tuple[Config, FGPU]:
+    """Return a Hub's configuration and its checked settings, without connecting to an engine.
+
+    Raises:
+        UsageError, BadSettings: there is no such file, or it cannot work.
+    """
+    with without_engine():
+        config = load_config(path)
+        return config, FGPU.from_config(config).checked()
+
+
+def named(config: str | None, db: str | None) -> tuple[str, Policy, FGPU | None]:
+    """Return an installation's database URL and policy, and its settings where a configuration names it."""
+    if db:
+        return db, Policy(), None
+    _, settings = loaded(config or default_config())
+    return settings.database_url(), settings.policy(), settings
 
 
 def _place(error: Exception, file: Path) -> str:

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import click
 
 from fgpuspawner import __version__
-from fgpuspawner.cli.command import add_command
+from fgpuspawner.cli.command import command
 from fgpuspawner.settings.images import recipes
 
 
-def add_to(own: Any) -> None:
-    """Add the command to those of ``fgpu images``."""
-    parser = add_command(
-        own, run_build, "build", "build a session image, for the engine of this machine", speaks_json=False
-    )
-    parser.add_argument("name", metavar="NAME", help="a recipe, such as base or pytorch, or a folder: ./ours")
-    parser.add_argument(
-        "arguments",
-        nargs=argparse.REMAINDER,
-        metavar="...",
-        help="what images/README.md lists; NAME --help shows it",
-    )
+@command(
+    "build",
+    speaks_json=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("name")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def build(name: str, arguments: tuple[str, ...]) -> NoReturn:
+    """Build a session image, for the engine of this machine.
 
-
-def run_build(given: argparse.Namespace) -> NoReturn:
-    """Become the script that builds.
-
-    Raises:
-        OSError: there is no bash.
+    NAME is a recipe, such as base or pytorch, or a folder: ./ours. The arguments are those that images/README.md lists;
+    fgpu images build NAME --help shows them.
     """
-    # Its tools are those of this environment: uv, and a Python with pip, which fetches the extension of this version.
+    # The script finds this environment's uv and its Python with pip, which fetches the extension of this version.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     sys.stdout.flush()
     os.execvpe(
         "bash",
-        ["bash", str(recipes() / "build.sh"), given.name, *given.arguments],
+        ["bash", str(recipes() / "build.sh"), name, *arguments],
         {**os.environ, "PATH": path, "FGPU_VERSION": __version__},
     )

@@ -1,18 +1,16 @@
-"""What the commands of ``fgpu images`` share: their option, and the catalogue with its database, open."""
+"""What the commands of ``fgpu images`` share: the catalogue with its database, open."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Node, Store, amounts_that_fit
-from fgpuspawner.cli.command import add_command, add_config, writable
+from fgpuspawner.cli.command import writable
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
 from fgpuspawner.images.catalogue import CatalogueError
@@ -23,15 +21,6 @@ from fgpuspawner.images.needs import between_steps, never_held
 from fgpuspawner.images.values import shown
 from fgpuspawner.meter.told import AVAILABLE
 from fgpuspawner.settings import FGPU
-
-
-def command(
-    own: Any, run: Callable[..., list[str]], name: str, what: str, **more: Any
-) -> argparse.ArgumentParser:
-    """Add one command of ``fgpu images``, which takes the Hub's configuration."""
-    parser = add_command(own, run, name, what, **more)
-    add_config(parser, "the Hub's configuration; default: ")
-    return parser
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import click
+
 from fgpu_scheduler import BadSettings
-from fgpuspawner.cli import image_build, private_images
-from fgpuspawner.cli.command import JsonReport, add_commands, who
-from fgpuspawner.cli.image_catalogue import Opened, command, opened
+from fgpuspawner.cli import private_images
+from fgpuspawner.cli.command import FILE, Group, Report, UsageError, command, config_option, who
+from fgpuspawner.cli.csv_rows import output_option, printed
+from fgpuspawner.cli.image_build import build
+from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.engines.base import ImageStore
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
 from fgpuspawner.images.edits import Action, Listed
@@ -32,42 +35,21 @@ DONE = {
 }
 
 
-def add_to(commands: Any) -> None:
-    about = "Look at the image catalogue, and change it. The Hub and the service follow within seconds."
-    own = add_commands(commands, "images", "the images that sessions are started from", about)
-    command(
-        own, run_list, "list", "the images, their state, where file and database differ, and who has them"
-    )
-    check = command(
-        own, run_check, "check", "whether the catalogue can be used, and what of it has no effect"
-    )
-    check.add_argument("file", nargs="?", metavar="FILE", help="another catalogue's file, checked alone")
-    scan = command(own, run_scan, "scan", "what the labels of the engines' images propose for the catalogue")
-    scan.add_argument(
-        "--add", nargs="*", metavar="SLUG", help="add these to the catalogue; without a slug all new ones"
-    )
-    export = command(own, run_export, "export", "the catalogue in force, as the file that says the same")
-    export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
-    of_one = [command(own, run_pin, "pin", "keep an image to what the engines have of it now")]
-    for action, said in DONE.items():
-        of_one.append(command(own, run_action, action.value, f"the image {said}", action=action))
-    for one in of_one:
-        one.add_argument("slug", metavar="SLUG", help="which image")
-    command(own, run_file_order, "file-order", "the order is the file's again")
-    for more in (private_images, image_build):
-        more.add_to(own)
+@click.group(cls=Group)
+def images_command() -> None:
+    """Look at the image catalogue, and change it. The Hub and the service follow within seconds."""
 
 
 # --- Looking ---
 
 
-def run_list(given: argparse.Namespace) -> list[str]:
-    """Return every image with its state, or all of it as JSON."""
-    with opened(given.config) as own, own.stores() as stores:
+@images_command.command("list")
+@config_option
+def list_images(config: str) -> list[str]:
+    """List the images: their state, where file and database differ, and which machines have them."""
+    with opened(config) as own, own.stores() as stores:
         found = [_listed(one, own, stores) for one in own.images.listed.listed]
         problems = own.problems()
-    if given.json:
-        return JsonReport({"version": 1, "images": found, "problems": problems})
     lines = []
     for one in found:
         lines.append(f"{one['slug']}: {one['name']}, {one['reference']}")
@@ -75,7 +57,8 @@ def run_list(given: argparse.Namespace) -> list[str]:
         lines.extend(f"  differs: {said}" for said in one["differences"])
         if one["engines"] is not None:
             lines.append(f"  on: {'; '.join(one['engines']) or 'no engine yet'}")
-    return lines + [f"problem: {problem}" for problem in problems]
+    lines += [f"problem: {problem}" for problem in problems]
+    return Report(lines, {"version": 1, "images": found, "problems": problems})
 
 
 def _listed(one: Listed, own: Opened, stores: Sequence[ImageStore] | None) -> dict[str, Any]:
@@ -97,16 +80,15 @@ def _found(image: Image, stores: Sequence[ImageStore]) -> dict[str, FoundImage]:
     return {store.name: one for store in stores if (one := store.find(image.reference)) is not None}
 
 
-def run_check(given: argparse.Namespace) -> list[str]:
-    """Return that a catalogue can be used; of an installation's also what of it has no effect.
-
-    Raises:
-        CatalogueError: it cannot be used, or a part of it has no effect.
-    """
-    if given.file is not None:
-        path, images = given.file, load_catalogue(given.file).images
+@images_command.command()
+@click.argument("file", required=False, type=FILE)
+@config_option
+def check(file: str | None, config: str) -> list[str]:
+    """Check whether the catalogue can be used, and what of it has no effect; or only the catalogue in FILE."""
+    if file is not None:
+        path, images = file, load_catalogue(file).images
     else:
-        with opened(given.config) as own:
+        with opened(config) as own:
             path, images = own.images.path, own.catalogue.images
             if problems := own.problems():
                 raise CatalogueError("; ".join(problems))
@@ -114,52 +96,62 @@ def run_check(given: argparse.Namespace) -> list[str]:
     return [f"OK: {path}: {count} ({', '.join(image.slug for image in images)})"]
 
 
-def run_export(given: argparse.Namespace) -> list[str]:
-    """Return the catalogue in force as a file's lines, or write the file."""
-    with opened(given.config) as own:
+@images_command.command()
+@output_option
+@config_option
+def export(output: str | None, config: str) -> list[str]:
+    """Print the catalogue in force, as the file that says the same."""
+    with opened(config) as own:
         if own.images.problem is not None:
             raise CatalogueError(own.images.problem)
-        text = written(own.catalogue)
-    if given.output is None:
-        return [text.rstrip("\n")]
-    with Path(given.output).open("x", encoding="utf-8") as file:
-        file.write(text)
-    return [f"wrote {given.output}"]
+        return printed(written(own.catalogue), output, f"{len(own.catalogue.images)} images")
 
 
 # --- Changing ---
 
 
-def run_action(given: argparse.Namespace) -> list[str]:
-    """Do one thing with one image."""
-    with opened(given.config) as own:
-        own.editor().do(given.action, given.slug, by=who())
+def _act(action: Action, slug: str, config: str) -> list[str]:
+    with opened(config) as own:
+        own.editor().do(action, slug, by=who())
         own.images.refresh()
-        image = own.catalogue.entry(given.slug)
-        unfit = own.unfit(image) if image is not None and given.action is Action.ENABLE else None
-    return [f"image {given.slug} {DONE[given.action]}", *([f"problem: {unfit}"] if unfit else [])]
+        image = own.catalogue.entry(slug)
+        unfit = own.unfit(image) if image is not None and action is Action.ENABLE else None
+    return [f"image {slug} {DONE[action]}", *([f"problem: {unfit}"] if unfit else [])]
 
 
-def run_file_order(given: argparse.Namespace) -> list[str]:
+for _action, _said in DONE.items():
+    _one = config_option(click.argument("slug")(partial(_act, _action)))
+    images_command.add_command(command(_action.value, help=f"The image {_said}.")(_one))
+
+
+@images_command.command()
+@config_option
+def file_order(config: str) -> list[str]:
     """Take the order of the file again."""
-    with opened(given.config) as own:
+    with opened(config) as own:
         own.editor().file_order(by=who())
     return ["the images are in the file's order"]
 
 
-def run_scan(given: argparse.Namespace) -> list[str]:
-    """Return what the images on the engines propose, and add it where that is asked for."""
-    with opened(given.config) as own, own.stores() as stores:
+@images_command.command()
+@click.argument("slugs", nargs=-1, metavar="[SLUG]...")
+@click.option("--add", is_flag=True, help="add these to the catalogue; without a slug all new ones")
+@config_option
+def scan(slugs: tuple[str, ...], add: bool, config: str) -> list[str]:
+    """Print what the labels of the engines' images propose for the catalogue."""
+    if slugs and not add:
+        raise UsageError(f"{slugs[0]}: name images only with --add")
+    with opened(config) as own, own.stores() as stores:
         if stores is None:
-            raise BadSettings(f"{given.config}: sessions are local processes; there is no engine to look at")
+            raise BadSettings(f"{config}: sessions are local processes; there is no engine to look at")
         lines, new = _proposals([(store.name, found) for store in stores for found in store.labelled()], own)
-        if given.add is None:
+        if not add:
             return lines or ["no image on any engine has the label fgpu.slug"]
-        for slug in given.add:
+        for slug in slugs:
             if slug not in new:
                 there = ", ".join(new) or "none"
                 raise CatalogueError(f"no new image is proposed as {shown(slug)}; there are {there}")
-        chosen = [new[slug] for slug in given.add or new]
+        chosen = [new[slug] for slug in slugs or new]
         own.editor().add([entry_of(image) for image in chosen], by=who())
         return [*lines, *(f"added {image.slug}" for image in chosen)]
 
@@ -191,15 +183,22 @@ def _proposals(found: Sequence[tuple[str, FoundImage]], own: Opened) -> tuple[li
     return lines, new
 
 
-def run_pin(given: argparse.Namespace) -> list[str]:
-    """Write into an image's entry what the engines have under its reference."""
-    with opened(given.config) as own, own.stores() as stores:
+@images_command.command()
+@click.argument("slug")
+@config_option
+def pin(slug: str, config: str) -> list[str]:
+    """Keep an image to what the engines have of it now."""
+    with opened(config) as own, own.stores() as stores:
         if stores is None:
-            raise BadSettings(f"{given.config}: sessions are local processes; there is nothing to pin")
-        image = own.catalogue.entry(given.slug)
+            raise BadSettings(f"{config}: sessions are local processes; there is nothing to pin")
+        image = own.catalogue.entry(slug)
         if image is None:
             there = ", ".join(i.slug for i in own.catalogue.images)
-            raise CatalogueError(f"there is no image {shown(given.slug)}; there are {there}")
+            raise CatalogueError(f"there is no image {shown(slug)}; there are {there}")
         entry, said = pinned(image, _found(image, stores))
-        own.editor().edit(given.slug, entry, by=who())
-        return [f"image {given.slug}: {said}"]
+        own.editor().edit(slug, entry, by=who())
+        return [f"image {slug}: {said}"]
+
+
+for _own in (*private_images.COMMANDS, build):
+    images_command.add_command(_own)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from fgpuspawner.cli.command import Report, add_command, add_commands, add_config
+import click
+
+from fgpuspawner.cli.command import FILE, Group, Report, UsageError, config_option
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
-from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE, write_files_image
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
@@ -29,60 +29,29 @@ NAMED = re.compile(
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def add_to(commands: Any) -> None:
-    about = "Make what sessions on Kubernetes need beside the Hub."
-    own = add_commands(commands, "kube", "what sessions on Kubernetes need", about)
-    image = add_command(
-        own,
-        run_image,
-        "image",
-        "write the image that puts libfgpu and its files into sessions",
-        "Write the files image, with which a pod gets libfgpu and what goes with it, as a file that docker, skopeo and "
-        "ctr can load. It is of this version of fgpuspawner: after an update write and push it again.",
-    )
-    image.add_argument("file", metavar="FILE", help="the file to write, such as files.tar")
-    image.add_argument(
-        "--reference", metavar="NAME", default=REFERENCE, help=f"its name; default: {REFERENCE}"
-    )
-    rights = add_command(
-        own,
-        run_manifests,
-        "manifests",
-        "print what gives a Hub its rights in a cluster",
-        "Print the Role and the ClusterRole with what a Hub needs and no more, bound to its service account, for "
-        "`kubectl apply -f -`.",
-    )
-    rights.add_argument(
-        "--namespace", metavar="NAME", required=True, help="where the Hub and its sessions are"
-    )
-    rights.add_argument("--account", metavar="NAME", default="hub", help="its service account; default: hub")
-    rights.add_argument(
-        "--dialect",
-        metavar="NAME",
-        default="lease",
-        choices=[kind.name for kind in DIALECTS],
-        help="c.KubernetesFGPUSpawner.dialect; default: lease",
-    )
-    check = add_command(
-        own,
-        run_check,
-        "check",
-        "ask a cluster whether it is as the Hub needs it",
-        "Ask a cluster whether it is as the Hub needs it, with your rights: in the Hub's pod with the Hub's, else by "
-        "KUBECONFIG. Nothing is made or changed.",
-    )
-    add_config(check)
+@click.group(cls=Group)
+def kube_command() -> None:
+    """Make what sessions on Kubernetes need beside the Hub."""
 
 
-def run_image(given: argparse.Namespace) -> list[str]:
-    """Write the files image, and return how it gets to the cluster."""
-    path, reference = Path(given.file), given.reference
+@kube_command.command("image")
+@click.argument("file", type=FILE)
+@click.option(
+    "--reference", metavar="NAME", default=REFERENCE, help=f"the image's name; default: {REFERENCE}"
+)
+def write_image(file: str, reference: str) -> list[str]:
+    """Write the image that puts libfgpu and its files into sessions.
+
+    FILE, such as files.tar, is one that docker, skopeo and ctr can load. The image is of this version of fgpuspawner:
+    after an update write and push it again.
+    """
+    path = Path(file)
     if NAMED.fullmatch(reference) is None:
         raise UsageError(
             f"--reference {reference!r}: use a name with a tag, such as registry.example.org/{REFERENCE}"
         )
     write_files_image(native.FOLDER, path, reference=reference)
-    file = quote(str(path))
+    file = quote(file)
     return [
         f"wrote {path}: the image {reference}",
         "Push it to a registry that the cluster's machines can pull from, with one of these:",
@@ -93,31 +62,49 @@ def run_image(given: argparse.Namespace) -> list[str]:
     ]
 
 
-def run_manifests(given: argparse.Namespace) -> list[str]:
-    """Return the manifests of the Hub's rights."""
+@kube_command.command("manifests")
+@click.option("--namespace", metavar="NAME", required=True, help="where the Hub and its sessions are")
+@click.option("--account", metavar="NAME", default="hub", help="its service account; default: hub")
+@click.option(
+    "--dialect",
+    default="lease",
+    type=click.Choice([kind.name for kind in DIALECTS]),
+    help="c.KubernetesFGPUSpawner.dialect; default: lease",
+)
+def print_manifests(namespace: str, account: str, dialect: str) -> list[str]:
+    """Print what gives a Hub its rights in a cluster.
+
+    It is the Role and the ClusterRole with what a Hub needs and no more, bound to its service account, for
+    `kubectl apply -f -`.
+    """
     import yaml
 
-    for option in ("namespace", "account"):
-        if LABEL.fullmatch(getattr(given, option)) is None:
-            raise UsageError(f"--{option} {getattr(given, option)!r}: use small letters, digits and dashes")
-    rights = rights_of(given.dialect)
+    for option, value in (("namespace", namespace), ("account", account)):
+        if LABEL.fullmatch(value) is None:
+            raise UsageError(f"--{option} {value!r}: use small letters, digits and dashes")
+    rights = rights_of(dialect)
     with_own = {right.dialect for right in RIGHTS} - {""}
-    made = manifests(rights, namespace=given.namespace, account=given.account)
+    made = manifests(rights, namespace=namespace, account=account)
     return [
-        f"# What a Hub needs in namespace {given.namespace}, with dialect {given.dialect}.",
-        *(f"# Another one for --dialect {name}." for name in sorted(with_own - {given.dialect})),
+        f"# What a Hub needs in namespace {namespace}, with dialect {dialect}.",
+        *(f"# Another one for --dialect {name}." for name in sorted(with_own - {dialect})),
         *yaml.safe_dump_all(made, sort_keys=False, width=120).splitlines(),
     ]
 
 
-def run_check(given: argparse.Namespace) -> list[str]:
-    """Return what was found in the cluster; status 1 where sessions cannot start."""
+@kube_command.command("check")
+@config_option
+def check_cluster(config: str) -> list[str]:
+    """Ask a cluster whether it is as the Hub needs it; the status is 1 where sessions cannot start.
+
+    It asks with your rights: in the Hub's pod with the Hub's, else by KUBECONFIG. Nothing is made or changed.
+    """
     from fgpuspawner.engines.kubernetes.check import Grade, findings
 
-    config, settings, kind = _loaded(given.config)
-    reached = kind.reached(config)
+    hub_config, settings, kind = _loaded(config)
+    reached = kind.reached(hub_config)
     with quiet():
-        found = asyncio.run(findings(kind, config, settings, reached))
+        found = asyncio.run(findings(kind, hub_config, settings, reached))
     return Report(map(str, found), status=int(any(one.grade is Grade.FAIL for one in found)))
 
 

@@ -1,114 +1,138 @@
-"""The command ``fgpu``: an installation's state and configuration for administrators, and their sessions for users.
+"""The command ``fgpu``: sessions for users, and the state and configuration of an installation for administrators.
 
-Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
-wrongly. With ``--json`` it is on standard output, too, as the API has it. Only ``fgpu node``, ``fgpu images``,
-``fgpu quota`` and ``fgpu restore`` write to a database themselves. No password is shown.
+Every error is one line on standard error, with status 1, or 2 where the command was used wrongly. With ``--json``
+the error is also on standard output, in the words of the API. Only ``fgpu node``, ``fgpu images``, ``fgpu quota`` and
+``fgpu restore`` write to a database. The command shows no password.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, one_line
-from fgpuspawner.cli.completion import ASKED as COMPLETES
-from fgpuspawner.cli.completion import complete
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.command import INTERRUPTED, Report, UsageError, one_line
 
-COMMANDS = {
-    "run": "sessions",
-    "list": "sessions",
-    "show": "sessions",
-    "end": "sessions",
-    "forecast": "sessions",
-    "grow": "grow",
-    "setup": "setup.command",
-    "status": "status",
-    "check": "check",
-    "report": "report",
-    "firewall": "firewall",
-    "node": "node",
-    "backup": "backup",
-    "restore": "backup",
-    "images": "images",
-    "kube": "kube",
-    "replay": "replay",
-    "quota": "quota",
-    "members": "members",
-    "audit": "audit",
-    "completion": "completion",
+COMPLETES = "_FGPU_COMPLETE"
+"""The variable that a shell sets to ask for completions."""
+
+SECTIONS = {
+    "Your sessions": {
+        "run": ("sessions", "start sessions, or queue them"),
+        "list": ("sessions", "your sessions"),
+        "show": ("sessions", "everything about one session"),
+        "grow": ("grow", "give a running session more of its GPU, or less"),
+        "end": ("sessions", "end a session, or cancel its request"),
+        "forecast": ("sessions", "when a request would start"),
+        "completion": ("completion", "completion for bash, zsh or fish"),
+    },
+    "For administrators": {
+        "setup": ("setup.command", "set up a Hub on this machine, or take it back"),
+        "status": ("status", "Hub, capacity, sessions and queue"),
+        "check": ("check", "try a Hub's configuration"),
+        "report": ("report", "what a support request needs, in one file"),
+        "firewall": ("firewall", "close this machine to sessions in containers"),
+        "node": ("node", "take a machine or a GPU out of use, and back"),
+        "backup": ("backup", "write an installation's data into one file"),
+        "restore": ("backup", "put back what a backup holds"),
+        "images": ("images", "the images that sessions start from"),
+        "kube": ("kube", "what sessions on Kubernetes need"),
+        "replay": ("replay", "what another policy or quota would have done"),
+        "quota": ("quota", "all quotas as a CSV file"),
+        "members": ("members", "the members of JupyterHub's groups as a CSV file"),
+        "audit": ("audit", "who did what"),
+    },
 }
-"""Each command, and the module of this package that adds it: of those of one module all stand together."""
+"""Every command with the module that has it, and its line in the help. A module is imported when its command runs."""
 
-ABOUT = """Start and end your GPU sessions (run, list, show, end, forecast, grow), or look after an installation (the
-others)."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+COMMANDS = {name: module for own in SECTIONS.values() for name, (module, _) in own.items()}
 
 
-def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command; the docs are checked against it.
+class Commands(click.Group):
+    """The commands of `SECTIONS`."""
 
-    With the ``words`` that are to be read it has the options of their command alone, and loads what that one needs.
-    """
-    parser = Parser(prog="fgpu", description=ABOUT)
-    parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    named = None if words is None else next((word for word in words if not word.startswith("-")), None)
-    every = named is None and (words is None or "--version" not in words)
-    loaded = set(COMMANDS.values()) if every else {COMMANDS.get(named or "")}
-    for name, module in COMMANDS.items():
-        if module not in loaded:
-            commands.add_parser(name)
-        elif name not in commands.choices:
-            importlib.import_module(f"fgpuspawner.cli.{module}").add_to(commands)
-    return parser
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"fgpuspawner.cli.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, own in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, what) for name, (_, what) in own.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        known = [(name, what) for own in SECTIONS.values() for name, (_, what) in own.items()]
+        found = [CompletionItem(name, help=what) for name, what in known if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(cls=Commands, no_args_is_help=False)
+@click.version_option(__version__, message="fgpu %(version)s")
+def cli() -> None:
+    """Start and end your GPU sessions, or look after an installation."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     if COMPLETES in os.environ:
-        complete(make_parser)
+        sys.exit(shell_complete(cli, {}, "fgpu", COMPLETES, os.environ[COMPLETES]))
     words = sys.argv[1:] if arguments is None else list(arguments)
     in_json = "--json" in words
     try:
-        given = make_parser(words).parse_args(words)
-        lines = given.run(given)
-        if in_json and not isinstance(lines, JsonReport):
-            lines = JsonReport({"lines": lines}, status=lines.status if isinstance(lines, Report) else 0)
+        with cli.make_context("fgpu", words, obj=in_json) as context:
+            report = cli.invoke(context)
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.UsageError as e:
+        where = e.ctx.command_path if e.ctx else "fgpu"
+        return _fail(UsageError(f"{e.format_message().rstrip('.')}; see {where} --help"), 2, in_json=in_json)
     except (FGPUError, OSError) as e:
-        return _fail(e, str(e), 2 if isinstance(e, UsageError) else 1, in_json=in_json)
-    except KeyboardInterrupt as e:
-        return _fail(e, "interrupted", INTERRUPTED, in_json=in_json)
+        return _fail(e, 2 if isinstance(e, UsageError) else 1, in_json=in_json)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted"), INTERRUPTED, in_json=in_json)
     except Exception as e:
         said = _said_by_the_database(e)
         if said is None:
             raise
-        return _fail(e, f"the scheduler's database cannot be read: {said}", 1, in_json=in_json)
+        return _fail(FGPUError(f"the scheduler's database cannot be read: {said}"), 1, in_json=in_json)
+    return _print(report, in_json=in_json)
+
+
+class Interrupted(FGPUError):
+    """Ctrl-C ended the command."""
+
+    code = "interrupted"
+
+
+def _print(report: Sequence[str], *, in_json: bool) -> int:
+    found: Any = report.found if isinstance(report, Report) else None
+    lines = [json.dumps({"lines": report} if found is None else found, indent=2)] if in_json else report
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        # Its reader (``| head``) has seen enough. Python would complain once more while it ends.
+        # A reader such as ``| head`` has closed the pipe; Python would report that again at exit.
         sys.stdout = None
-    return lines.status if isinstance(lines, Report) else 0
+    return report.status if isinstance(report, Report) else 0
 
 
 def _said_by_the_database(error: Exception) -> str | None:
-    """Return what a database says that the store does not tell apart, such as of a damaged file; None of other errors.
+    """Return the database driver's own words, for example about a damaged file; None for other errors.
 
-    Only the driver's words: the rest of the text can hold the statement and the URL.
+    The rest of the text can hold the statement and the URL.
     """
     if "sqlalchemy" not in sys.modules:
         return None
@@ -117,12 +141,11 @@ def _said_by_the_database(error: Exception) -> str | None:
     return str(getattr(error, "orig", None) or "see the Hub") if isinstance(error, SQLAlchemyError) else None
 
 
-def _fail(error: BaseException, message: str, status: int, *, in_json: bool) -> int:
-    line = one_line(message)
+def _fail(error: Exception, status: int, *, in_json: bool) -> int:
+    line = one_line(str(error))
     if in_json:
-        code = "interrupted" if status == INTERRUPTED else getattr(error, "code", "error")
-        said = {"code": code, "field": getattr(error, "field", None), "message": line}
-        print(json.dumps({"error": said}, indent=2), flush=True)
+        code, field = getattr(error, "code", "error"), getattr(error, "field", None)
+        print(json.dumps({"error": {"code": code, "field": field, "message": line}}, indent=2), flush=True)
     print(f"fgpu: {line}", file=sys.stderr)
     return status
 

@@ -6,15 +6,25 @@ JupyterHub does not tell whether its authenticator brings groups: one that does 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import click
+
 from fgpuspawner.cli.api import TOKEN, URL, Api
-from fgpuspawner.cli.command import JsonReport, add_command, add_commands
-from fgpuspawner.cli.csv_rows import BadFile, Mistake, Row, printed, read_rows, refuse
-from fgpuspawner.cli.quota import add_apply, told
+from fgpuspawner.cli.command import FILE, Group, Report
+from fgpuspawner.cli.csv_rows import (
+    BadFile,
+    Mistake,
+    Row,
+    apply_options,
+    changes_report,
+    output_option,
+    printed,
+    read_rows,
+    refuse,
+)
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.text.tables import printable
 
@@ -25,68 +35,60 @@ AT_ONCE = 500
 Members = dict[str, set[str]]
 
 
-def add_to(commands: Any) -> None:
-    about = "Write who is in which group of JupyterHub into a CSV file, and read one."
-    own = add_commands(commands, "members", "the members of JupyterHub's groups as a CSV file", about)
-    where = f"{URL} is the Hub's address, {TOKEN} an administrator's token."
-    what = "print the members of all groups as a CSV file"
-    export = add_command(
-        own, run_export, "export", what, f"Print the members of all groups as a CSV file. {where}"
-    )
-    export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
-    reading = add_command(
-        own,
-        run_import,
-        "import",
-        "make the members of groups those of a CSV file",
-        "Make the members of the groups that a CSV file names those that it has; other groups stay as they are. "
-        f"Without --apply it only says what it would change. {where}",
-    )
-    reading.add_argument("file", metavar="FILE.csv", help="the file, as export writes it")
-    add_apply(reading)
-    reading.add_argument("--add-users", action="store_true", help="add users that the Hub does not know")
-    for one in (export, reading):
-        one.add_argument("--token-file", metavar="FILE", help=f"a file with the token, instead of {TOKEN}")
+token_option = click.option(
+    "--token-file", metavar="FILE", type=FILE, help=f"a file with the token, instead of {TOKEN}"
+)
 
 
-def run_export(given: argparse.Namespace) -> list[str]:
-    """Return the members of every group as a file's lines, or write the file."""
-    found = members(Api.from_environment(given.token_file))
+@click.group(cls=Group, epilog=f"{URL} is the Hub's address, {TOKEN} an administrator's token.")
+def members_command() -> None:
+    """Write who is in which group of JupyterHub into a CSV file, and read one."""
+
+
+@members_command.command()
+@output_option
+@token_option
+def export(output: str | None, token_file: str | None) -> list[str]:
+    """Print the members of all groups as a CSV file."""
+    found = members(Api.from_environment(token_file))
     rows = [(group, user) for group in sorted(found) for user in sorted(found[group]) or [""]]
-    if given.json:
-        return JsonReport({"version": 1, "groups": {group: sorted(found[group]) for group in sorted(found)}})
-    return printed(csv_text(COLUMNS, rows), given.output, f"{len(found)} groups")
+    groups = {group: sorted(found[group]) for group in sorted(found)}
+    lines = printed(csv_text(COLUMNS, rows), output, f"{len(found)} groups")
+    return Report(lines, {"version": 1, "groups": groups})
 
 
-def run_import(given: argparse.Namespace) -> list[str]:
-    """Return what the file changes, and change it where that is asked for.
+@members_command.command("import", exclusive=("dry_run", "apply"))
+@click.argument("file", type=FILE)
+@apply_options
+@click.option("--add-users", is_flag=True, help="add users that the Hub does not know")
+@token_option
+def import_members(file: str, apply: bool, add_users: bool, token_file: str | None) -> list[str]:
+    """Make the members of the groups that a CSV file names those that it has.
 
-    Raises:
-        BadFile: it cannot be read, or names users that there are not; nothing is changed.
+    FILE is as export writes it. Other groups stay as they are. Without --apply the command only says what it would
+    change.
     """
-    rows = read_rows(given.file, columns=COLUMNS, needed=COLUMNS)
-    wanted = _wanted(given.file, rows)
-    api = Api.from_environment(given.token_file)
+    rows = read_rows(file, columns=COLUMNS, needed=COLUMNS)
+    wanted = _wanted(file, rows)
+    api = Api.from_environment(token_file)
     now = members(api)
     lines = {row.cells["user"]: row.line for row in reversed(rows) if "user" in row.cells}
     known = {str(user["name"]) for user in _pages(api, "users")}
     unknown = sorted(lines.keys() - known, key=lines.__getitem__)
-    if not given.add_users:
+    if not add_users:
         said = "JupyterHub knows no such user; have them log in once, or give --add-users"
-        refuse(given.file, [Mistake(lines[u], "user", f"{printable(u[:40])!r}: {said}") for u in unknown])
+        refuse(file, [Mistake(lines[u], "user", f"{printable(u[:40])!r}: {said}") for u in unknown])
     changes = [("new user", "", user) for user in unknown]
     for group in wanted:
         if group not in now:
             changes.append(("new group", group, ""))
         changes += [("add", group, user) for user in sorted(wanted[group] - now.get(group, set()))]
         changes += [("remove", group, user) for user in sorted(now.get(group, set()) - wanted[group])]
-    if given.apply:
+    if apply:
         _apply(api, changes)
-    if given.json:
-        found = [{"change": change, "hub_group": g or None, "user": u or None} for change, g, u in changes]
-        return JsonReport({"version": 1, "applied": bool(given.apply), "changes": found})
+    found = [{"change": change, "hub_group": g or None, "user": u or None} for change, g, u in changes]
     shown = [[printable(cell) for cell in change] for change in changes]
-    return told(["change", *COLUMNS], shown, applied=given.apply)
+    return changes_report(["change", *COLUMNS], shown, found, applied=apply)
 
 
 def _wanted(path: str, rows: list[Row]) -> Members:

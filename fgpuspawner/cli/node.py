@@ -1,39 +1,33 @@
-"""The command ``fgpu node``: what is to become of a node, or of one of its GPUs."""
+"""The command ``fgpu node``."""
 
 from __future__ import annotations
 
-import argparse
 import time
-from typing import Any
+
+import click
 
 from fgpu_scheduler import BadSettings, NodeAction, act_on_gpu, act_on_node
-from fgpuspawner.cli.command import add_command, add_config, loaded, who, writable
+from fgpuspawner.cli.command import command, config_option, who, writable
+from fgpuspawner.cli.hub_config import loaded
 
 
-def add_to(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        run,
-        "node",
-        "take a machine or a GPU out of use, or say that a machine is gone",
-        "Take a machine, or with --gpu one of its GPUs, out of use and back. cordon: it takes no more sessions, and "
-        "keeps those that it has. uncordon: it takes sessions again. gone: the machine does not answer, and you know "
-        "that nothing runs on it any more; its sessions are ended, and their shares are free.",
-    )
-    parser.add_argument("node", metavar="NODE", help="the node's name")
-    parser.add_argument("action", choices=sorted(map(str, NodeAction)), help="what becomes of it")
-    parser.add_argument("--gpu", metavar="GPU", help="only this GPU of it: its index or UUID")
-    parser.add_argument("--reason", default="", help="why this GPU is cordoned, for the other administrators")
-    add_config(parser)
+@command("node")
+@click.argument("node")
+@click.argument("action", type=click.Choice(sorted(map(str, NodeAction))))
+@click.option("--gpu", metavar="GPU", help="only this GPU of it: its index or UUID")
+@click.option("--reason", default="", help="why this GPU is cordoned, for the other administrators")
+@config_option
+def node_command(node: str, action: str, gpu: str | None, reason: str, config: str) -> list[str]:
+    """Take a machine, or with --gpu one of its GPUs, out of use and back.
 
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Set the state of a node or of a GPU, and return what follows."""
-    if given.reason and given.gpu is None:
+    cordon: it takes no more sessions, and keeps those that it has. uncordon: it takes sessions again. gone: the machine
+    does not answer, and you know that nothing runs on it; its sessions are ended, and their shares are free.
+    """
+    if reason and gpu is None:
         raise BadSettings("--reason: only with --gpu")
-    with writable(loaded(given.config)[1]) as store:
-        action, by, now_s = NodeAction(given.action), f"{who()} (fgpu)", int(time.time())
-        if given.gpu is None:
-            return [f"node {given.node}: {act_on_node(store, given.node, action, by=by, now_s=now_s)}"]
-        follows = act_on_gpu(store, given.node, given.gpu, action, reason=given.reason, by=by, now_s=now_s)
-        return [f"GPU {given.gpu} of node {given.node}: {follows}"]
+    with writable(loaded(config)[1]) as store:
+        to, by, now_s = NodeAction(action), f"{who()} (fgpu)", int(time.time())
+        if gpu is None:
+            return [f"node {node}: {act_on_node(store, node, to, by=by, now_s=now_s)}"]
+        follows = act_on_gpu(store, node, gpu, to, reason=reason, by=by, now_s=now_s)
+        return [f"GPU {gpu} of node {node}: {follows}"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
+
+import click
 
 from fgpu_scheduler import (
     Audit,
@@ -22,9 +23,8 @@ from fgpu_scheduler import (
     in_use_words,
     shown_mib,
 )
-from fgpuspawner.cli.command import JsonReport, who
-from fgpuspawner.cli.image_catalogue import Opened, command, opened
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.command import Report, UsageError, command, config_option, who
+from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.text.tables import printable
 
 LOOK_EVERY_S = 0.3
@@ -38,41 +38,20 @@ class NotSaved(FGPUError):
     code = "not_saved"
 
 
-def add_to(own: Any) -> None:
-    """Add the commands to those of ``fgpu images``."""
-    command(own, run_private, "private", "everybody's private images")
-    commit = command(own, run_commit, "commit", "save a running session as a private image of its owner")
-    commit.add_argument(
-        "session", metavar="SESSION", help="its number, or USER/SERVER; USER/ is the default server"
-    )
-    commit.add_argument("--name", required=True, help="what the image is called, such as torch-more")
-    commit.add_argument("--tag", help="its tag; default: the next number")
-    commit.add_argument("--later", action="store_true", help="do not wait until the Hub has made it")
-    rename = command(own, run_rename, "rename", "give a private image another name")
-    share = command(own, run_share, "share", "say who may see and start a private image beside its owner")
-    delete = command(own, run_delete, "delete", "remove a private image")
-    recipe = command(own, run_recipe, "recipe", "print a private image's Dockerfile")
-    for one in (rename, share, delete, recipe):
-        one.add_argument("image", metavar="IMAGE", help="its full name, such as alice/torch-more:2")
-    rename.add_argument("--name", required=True, help="its new name, without its owner")
-    rename.add_argument("--tag", help="its new tag; default: the next number")
-    share.add_argument("--users", default="", help="users, with commas between them; default: nobody")
-    share.add_argument("--groups", default="", help="Hub groups, with commas between them; default: none")
+image_argument = click.argument("image")
 
 
-# --- Looking ---
-
-
-def run_private(given: argparse.Namespace) -> list[str]:
-    """Return every private image, as lines or as JSON."""
-    with opened(given.config) as own:
+@command("private")
+@config_option
+def private(config: str) -> list[str]:
+    """List the private images of all users."""
+    with opened(config) as own:
         found = PrivateImages(own.store).all()
-    if given.json:
-        images = [{**asdict(image), "state": image.state.value} for image in found]
-        for image in images:
-            del image["facts"]
-        return JsonReport({"version": 1, "images": images})
-    return [printable(line) for image in found for line in _lines(image)] or ["there is no private image"]
+    images = [{**asdict(image), "state": image.state.value} for image in found]
+    for image in images:
+        del image["facts"]
+    lines = [printable(line) for image in found for line in _lines(image)] or ["there is no private image"]
+    return Report(lines, {"version": 1, "images": images})
 
 
 def _lines(image: PrivateImage) -> list[str]:
@@ -91,33 +70,42 @@ def _shared_with(image: PrivateImage) -> str:
     return ", ".join([*image.shared_users, *(f"group {name}" for name in image.shared_groups)])
 
 
-def run_recipe(given: argparse.Namespace) -> list[str]:
-    """Return an image's Dockerfile."""
-    with opened(given.config) as own:
-        found = PrivateImages(own.store).by_name(given.image)
+@command("recipe")
+@image_argument
+@config_option
+def recipe(image: str, config: str) -> list[str]:
+    """Print a private image's Dockerfile."""
+    with opened(config) as own:
+        found = PrivateImages(own.store).by_name(image)
         text = PrivateImages(own.store).recipe(found.id)
     if text is None:
         raise BadSettings(f"there is no recipe of {found.name}, which is {found.state}")
     return text.rstrip("\n").split("\n")
 
 
-# --- Changing ---
+@command("commit")
+@click.argument("session")
+@click.option("--name", required=True, help="what the image is called, such as torch-more")
+@click.option("--tag", help="its tag; default: the next number")
+@click.option("--later", is_flag=True, help="do not wait until the Hub has made it")
+@config_option
+def commit(session: str, name: str, tag: str | None, later: bool, config: str) -> list[str]:
+    """Save a running session as a private image of its owner.
 
-
-def run_commit(given: argparse.Namespace) -> list[str]:
-    """Ask that a session be saved, and wait until the Hub has done so."""
-    with opened(given.config) as own:
+    SESSION is its number, or USER/SERVER; USER/ is the default server.
+    """
+    with opened(config) as own:
         images = PrivateImages(own.store)
         wished = images.request(
-            _session(own, given.session).id,
-            name=given.name,
-            tag=given.tag,
+            _session(own, session).id,
+            name=name,
+            tag=tag,
             asked_by=who(),
             quota=own.settings.image_quota(),
             now_s=int(time.time()),
         )
         _noted(own, "commit", f"session {wished.session_id} as {wished.name}")
-        if given.later:
+        if later:
             return [f"the Hub is going to save it as {wished.name}"]
         found = _made(images, wished)
     if found.state is ImageState.FAILED:
@@ -159,35 +147,49 @@ def _noted(own: Opened, action: str, target: str) -> None:
     )
 
 
-def _changed(given: argparse.Namespace, action: str, change: Callable[..., Any], **to: Any) -> Any:
-    """Change an image with a function of `PrivateImages`; who uses it is named: administrators may know."""
-    with opened(given.config) as own:
+def _changed(config: str, image: str, action: str, change: Callable[..., Any], **to: Any) -> Any:
+    """Change an image with a function of `PrivateImages`; an error may name the users who keep it in use."""
+    with opened(config) as own:
         images = PrivateImages(own.store)
         try:
-            found = change(images, images.by_name(given.image).id, **to, now_s=int(time.time()))
+            found = change(images, images.by_name(image).id, **to, now_s=int(time.time()))
         except ImageInUse as e:
             raise BadSettings(in_use_words(e.name, e.sessions, user=None, admin=True)) from None
-        _noted(own, action, given.image)
+        _noted(own, action, image)
         return found
 
 
-def run_rename(given: argparse.Namespace) -> list[str]:
-    """Give an image another name."""
-    found = _changed(given, "rename", PrivateImages.rename, name=given.name, tag=given.tag)
-    return [f"{given.image} is now {found.name}"]
+@command("rename")
+@image_argument
+@click.option("--name", required=True, help="its new name, without its owner")
+@click.option("--tag", help="its new tag; default: the next number")
+@config_option
+def rename(config: str, image: str, name: str, tag: str | None) -> list[str]:
+    """Give a private image another name."""
+    found = _changed(config, image, "rename", PrivateImages.rename, name=name, tag=tag)
+    return [f"{image} is now {found.name}"]
 
 
-def run_share(given: argparse.Namespace) -> list[str]:
-    """Set with whom an image is shared."""
-    users, groups = (
-        [name for part in text.split(",") if (name := part.strip())] for text in (given.users, given.groups)
-    )
-    found = _changed(given, "share", PrivateImages.share, users=users, groups=groups)
-    return [f"{given.image} is shared with {_shared_with(found) or 'nobody'}"]
+@command("share")
+@image_argument
+@click.option("--users", default="", help="users, with commas between them; default: nobody")
+@click.option("--groups", default="", help="Hub groups, with commas between them; default: none")
+@config_option
+def share(config: str, image: str, **texts: str) -> list[str]:
+    """Say who may see and start a private image beside its owner."""
+    to = {name: [part.strip() for part in text.split(",") if part.strip()] for name, text in texts.items()}
+    found = _changed(config, image, "share", PrivateImages.share, **to)
+    return [f"{image} is shared with {_shared_with(found) or 'nobody'}"]
 
 
-def run_delete(given: argparse.Namespace) -> list[str]:
-    """Remove an image."""
-    left = _changed(given, "delete", PrivateImages.delete)
+@command("delete")
+@image_argument
+@config_option
+def delete(config: str, image: str) -> list[str]:
+    """Remove a private image."""
+    left = _changed(config, image, "delete", PrivateImages.delete)
     follows = "is gone" if left is None else "the Hub removes it from the engines within seconds"
-    return [f"{given.image}: {follows}"]
+    return [f"{image}: {follows}"]
+
+
+COMMANDS = (private, commit, rename, share, delete, recipe)

@@ -6,12 +6,13 @@ What no line is for stays as it is.
 
 from __future__ import annotations
 
-import argparse
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from fgpu_scheduler import (
     LARGEST_MILLI,
@@ -23,40 +24,30 @@ from fgpu_scheduler import (
     limits_words,
     quota_words,
 )
-from fgpuspawner.cli.command import JsonReport, add_command, add_commands, add_config, loaded, who, writable
-from fgpuspawner.cli.csv_rows import Mistake, Row, printed, read_rows, refuse
+from fgpuspawner.cli.command import FILE, Group, Report, config_option, who, writable
+from fgpuspawner.cli.csv_rows import (
+    Mistake,
+    Row,
+    apply_options,
+    changes_report,
+    output_option,
+    printed,
+    read_rows,
+    refuse,
+)
+from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.service.admin.quotas_view import key_of, spec_of
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
-from fgpuspawner.text.tables import printable, table
+from fgpuspawner.text.tables import printable
 
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 
 
-def add_to(commands: Any) -> None:
-    about = "Write the quotas in force into a CSV file, and read one."
-    own = add_commands(commands, "quota", "all quotas as a CSV file", about)
-    export = add_command(own, run_export, "export", "print the quotas in force as a CSV file")
-    export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
-    reading = add_command(
-        own,
-        run_import,
-        "import",
-        "put the quotas of a CSV file in force",
-        "Put the quotas of a CSV file in force, all or none. Without --apply it only says what it would change.",
-    )
-    reading.add_argument("file", metavar="FILE.csv", help="the file, as export writes it")
-    add_apply(reading)
-    for one in (export, reading):
-        add_config(one, "the Hub's configuration; default: ")
-
-
-def add_apply(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say whether anything is changed."""
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--dry-run", action="store_true", help="only say what would change; this is the default")
-    how.add_argument("--apply", action="store_true", help="change it")
+@click.group(cls=Group)
+def quota_command() -> None:
+    """Write the quotas in force into a CSV file, and read one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +65,16 @@ class Change:
         return {"line": self.line, "for": key_of(self.quota), "before": before, "after": after}
 
 
-def run_export(given: argparse.Namespace) -> list[str]:
-    """Return the quotas in force as a file's lines, or write the file."""
-    _, settings = loaded(given.config)
+@quota_command.command()
+@output_option
+@config_option
+def export(output: str | None, config: str) -> list[str]:
+    """Print the quotas in force as a CSV file."""
+    _, settings = loaded(config)
     with writable(settings) as store:
         quotas = in_force(settings.quotas_given(), QuotaEdits(store).all())
-    if given.json:
-        return JsonReport({"version": 1, "quotas": [spec_of(quota) for quota in quotas]})
-    return printed(written(quotas), given.output, f"{len(quotas)} quotas")
+    lines = printed(written(quotas), output, f"{len(quotas)} quotas")
+    return Report(lines, {"version": 1, "quotas": [spec_of(quota) for quota in quotas]})
 
 
 def written(quotas: Sequence[Quota]) -> str:
@@ -89,42 +82,35 @@ def written(quotas: Sequence[Quota]) -> str:
     return csv_text(QUOTA_KEYS, [[spec_of(quota).get(key) for key in QUOTA_KEYS] for quota in quotas])
 
 
-def run_import(given: argparse.Namespace) -> list[str]:
-    """Return what the file changes, and change it where that is asked for.
+@quota_command.command("import", exclusive=("dry_run", "apply"))
+@click.argument("file", type=FILE)
+@apply_options
+@config_option
+def import_quotas(file: str, apply: bool, config: str) -> list[str]:
+    """Put the quotas of a CSV file in force, all or none.
 
-    Raises:
-        BadFile: it cannot be read; nothing is changed.
+    FILE is as export writes it. Without --apply the command only says what it would change.
     """
-    _, settings = loaded(given.config)
-    rows = read_rows(given.file, columns=QUOTA_KEYS)
-    quotas = read_quotas(given.file, rows, settings)
-    file = settings.quotas_given()
+    _, settings = loaded(config)
+    rows = read_rows(file, columns=QUOTA_KEYS)
+    quotas = read_quotas(file, rows, settings)
+    configured = settings.quotas_given()
     with writable(settings) as store:
         edits = QuotaEdits(store)
-        changes = changed(rows, quotas, in_force(file, edits.all()))
-        if given.apply and changes:
+        changes = changed(rows, quotas, in_force(configured, edits.all()))
+        if apply and changes:
             edits.put_all(
                 [c.after for c in changes if c.after is not None],
                 without=[c.before for c in changes if c.after is None and c.before is not None],
-                file=file,
+                file=configured,
                 by=f"{who()} (fgpu)",
                 now_s=int(time.time()),
             )
-    if given.json:
-        found = {"version": 1, "applied": bool(given.apply), "changes": [c.as_json() for c in changes]}
-        return JsonReport(found)
     words = [
         (str(c.line), printable(quota_words(c.quota)), _words(c.before), _words(c.after)) for c in changes
     ]
-    return told(["line", "quota of", "now", "then"], words, applied=given.apply)
-
-
-def told(heading: Sequence[str], changes: Sequence[Sequence[str]], *, applied: bool) -> list[str]:
-    """Return what a file changes as a table, and whether it was done."""
-    if not changes:
-        return ["nothing to change: all of it is so already"]
-    many = f"{len(changes)} change{'' if len(changes) == 1 else 's'}"
-    return [*table(heading, changes), "", f"{many} made" if applied else f"{many}; --apply makes them"]
+    heading = ["line", "quota of", "now", "then"]
+    return changes_report(heading, words, [c.as_json() for c in changes], applied=apply)
 
 
 def read_quotas(path: str, rows: Sequence[Row], settings: FGPU) -> list[Quota]:

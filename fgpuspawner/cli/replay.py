@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+import click
 
 from fgpu_scheduler import Node, Outcome, Policy, least_milli, replay
-from fgpuspawner.cli.command import JsonReport, add_command, add_config_or_db, named, read_only
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.command import FILE, UsageError, command, config_or_db_options, read_only
+from fgpuspawner.cli.command import Report as Answer
+from fgpuspawner.cli.hub_config import named
 from fgpuspawner.replay.history import History, read_history
 from fgpuspawner.replay.report import HAPPENED, Report, Run, as_json, as_lines
 from fgpuspawner.replay.trace import read_trace
@@ -19,73 +20,73 @@ from fgpuspawner.replay.words import NO_QUOTA, QUOTA_FORM, gpus_of, policy_of, q
 DAY_S = 86400
 
 
-def add_to(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        run,
-        "replay",
-        "what another policy or quota would have done",
-        "Run this installation's requests, or those of a trace file, again under other policies and quotas, and "
-        "compare waits, use and fairness with what happened. Nothing is changed.",
-    )
-    for name, what in (
-        (
-            "policy",
-            "an order, or order=...,placement=...,backfill=...; may be given again; default: the configured one",
-        ),
-        (
-            "quota",
-            f"{QUOTA_FORM}, in place of the installation's; may be given again; {NO_QUOTA}: without any",
-        ),
-    ):
-        parser.add_argument(f"--{name}", action="append", default=[], metavar="WORDS", help=what)
-    parser.add_argument("--trace", metavar="FILE.csv", help="requests from a file instead of the database")
-    parser.add_argument(
-        "--gpus", metavar="NUMBER[xFGPU]", help="so many GPUs of so much fGPU, instead of the installation's"
-    )
-    parser.add_argument("--days", type=int, metavar="N", help="figures of the last N days only")
-    add_config_or_db(parser)
+@command("replay", exclusive=("config", "db"))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="WORDS",
+    help="an order, or order=...,placement=...,backfill=...; may be given again; default: the configured one",
+)
+@click.option(
+    "--quota",
+    "limits",
+    multiple=True,
+    metavar="WORDS",
+    help=f"{QUOTA_FORM}, in place of the installation's; may be given again; {NO_QUOTA}: without any",
+)
+@click.option("--trace", metavar="FILE.csv", type=FILE, help="requests from a file instead of the database")
+@click.option("--gpus", metavar="NUMBER[xFGPU]", help="GPUs, each of FGPU, instead of the installation's")
+@click.option("--days", type=click.IntRange(1), metavar="N", help="figures of the last N days only")
+@config_or_db_options
+def replay_command(
+    policies: tuple[str, ...],
+    limits: tuple[str, ...],
+    trace: str | None,
+    gpus: str | None,
+    days: int | None,
+    config: str | None,
+    db: str | None,
+) -> list[str]:
+    """Run this installation's requests, or those of a trace file, again under other policies and quotas.
 
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Replay, and return the report as lines or as JSON."""
-    if given.days is not None and given.days < 1:
-        raise UsageError(f"argument --days: {given.days} is not 1 or more")
-    chosen = [(words, policy_of(words)) for words in given.policy]
-    if NO_QUOTA in given.quota and len(given.quota) > 1:
+    It compares waits, use and fairness with what happened. Nothing is changed.
+    """
+    chosen = [(words, policy_of(words)) for words in policies]
+    if NO_QUOTA in limits and len(limits) > 1:
         raise UsageError(f"argument --quota: {NO_QUOTA} goes with no other")
-    tried = tuple(words for words in given.quota if words != NO_QUOTA)
+    tried = tuple(words for words in limits if words != NO_QUOTA)
     quotas = tuple(quota_of(words) for words in tried)
     policy, installation = Policy(), None
-    if not given.trace or given.db or given.config:
-        url, policy, _ = named(given)
+    if not trace or db or config:
+        url, policy, _ = named(config, db)
         with read_only(url) as store:
             installation = read_history(store, now_s=int(time.time()))
-    history = read_trace(given.trace) if given.trace else installation
+    history = read_trace(trace) if trace else installation
     assert history is not None
     if not history.jobs:
         raise UsageError("no session was ever submitted here; --trace FILE.csv replays a file")
-    nodes = _nodes(given, history, installation)
-    if not given.quota:
+    nodes = _nodes(gpus, history, installation)
+    if not limits:
         quotas = installation.quotas if installation else ()
     if not chosen:
         chosen = [("as configured" if installation else "default", policy)]
     runs = [Run(words, replay(history.jobs, nodes, policy, quotas=quotas)) for words, policy in chosen]
     if history.happened is not None:
         runs.insert(0, Run(HAPPENED, tuple(_worth(o, nodes) for o in history.happened)))
-    report = _report(runs, nodes, given.days, tried if given.quota else None)
-    return JsonReport(as_json(report)) if given.json else as_lines(report)
+    report = _report(runs, nodes, days, tried if limits else None)
+    return Answer(as_lines(report), as_json(report))
 
 
-def _nodes(given: argparse.Namespace, history: History, installation: History | None) -> tuple[Node, ...]:
+def _nodes(gpus: str | None, history: History, installation: History | None) -> tuple[Node, ...]:
     groups = sorted({job.request.resource_group for job in history.jobs})
-    if given.gpus:
+    if gpus:
         if len(groups) > 1:
             raise UsageError(
                 f"argument --gpus: the sessions are of several resource groups ({', '.join(groups)}); "
                 "--config or --db says which GPUs are whose"
             )
-        return (gpus_of(given.gpus, groups[0]),)
+        return (gpus_of(gpus, groups[0]),)
     if installation is None:
         raise UsageError("a trace tells no GPUs: give --gpus 8, or --config or --db of an installation")
     return installation.nodes

@@ -6,7 +6,6 @@ secret, and of the rest that it is set. What is a secret here, and who the users
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import re
@@ -18,13 +17,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import click
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError, StoreUnavailable
 from fgpuspawner.cli import check
-from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpuspawner.cli.command import FILE, command, config_option, read_only
 from fgpuspawner.cli.hub_config import load_config, quiet
 from fgpuspawner.cli.units import HUB, PROXY
 from fgpuspawner.settings import FGPU
@@ -89,54 +89,49 @@ SHORTEST_SECRET = 6
 """What is shorter is no secret worth its name, and may be part of any word."""
 
 
-def add_to(commands: Any) -> None:
-    about = "Write what a support request needs into one new file: versions, check, settings, queue, logs. No secrets."
-    parser = add_command(commands, run, "report", "what a support request needs, in one file", about)
-    parser.add_argument("file", metavar="FILE", help="the new file")
-    parser.add_argument("--users", action="store_true", help="with the names of users")
-    add_config(parser)
-
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Write the file, and return what is in it."""
+@command("report")
+@click.argument("file", type=FILE)
+@click.option("--users", "named", is_flag=True, help="with the names of users")
+@config_option
+def report_command(file: str, named: bool, config: str) -> list[str]:
+    """Write what a support request needs into one new FILE: versions, check, settings, queue, logs. No secrets."""
     parts: dict[str, list[str]] = {"versions": _versions()}
-    config, settings, known = Config(), None, {v for n, v in os.environ.items() if SECRET.search(n)}
+    found, settings, known = Config(), None, {v for n, v in os.environ.items() if SECRET.search(n)}
     users: set[str] = set()
     try:
         with without_engine(), quiet():
-            config = load_config(given.config)
-            settings = FGPU.from_config(config).checked()
+            found = load_config(config)
+            settings = FGPU.from_config(found).checked()
     except FGPUError as e:
         parts["configuration cannot be used"] = [str(e)]
-    known |= set(_of_config(config))
+    known |= set(_of_config(found))
     # Last, as it loads the configuration as the Hub does.
-    parts["check"] = _said(lambda: check.examined(given.config))
-    parts["settings"] = list(_settings(config))
+    parts["check"] = _said(lambda: check.examined(config))
+    parts["settings"] = list(_settings(found))
     if settings is not None:
         data = settings.data_path()
         known |= set(_of_files(data))
         database = settings.database_url()
         parts["queue"] = _said(lambda: _queue(database))
         parts[LOGS] = _said(lambda: _logs(data))
-        if not given.users:
+        if not named:
             try:
-                users = _users(database, str(config.JupyterHub.db_url))
+                users = _users(database, str(found.JupyterHub.db_url))
             except (FGPUError, SQLAlchemyError, ImportError):
                 parts[LOGS] = [
                     "left out: who the users are cannot be read, and so not be hidden; see --users"
                 ]
-    hide = Hiding(known, users, named=given.users)
+    hide = Hiding(known, users, named=named)
     lines = [
         line
         for title, own in parts.items()
         for line in (f"== {title}", *(hide(line, is_log=title == LOGS) for line in own), "")
     ]
     # A new file, that only its owner reads until they have.
-    with os.fdopen(
-        os.open(given.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.write("\n".join(lines))
-    return [f"OK: {given.file}, {len(lines)} lines: {', '.join(parts)}", "  read it before you send it"]
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+        written.write("\n".join(lines))
+    return [f"OK: {file}, {len(lines)} lines: {', '.join(parts)}", "  read it before you send it"]
 
 
 class Hiding:
@@ -220,15 +215,8 @@ def _logs(data: Path) -> list[str]:
     """
     if (data / LOG).is_file():
         return (data / LOG).read_text(errors="replace").splitlines()[-LINES:]
-    words = [
-        "journalctl",
-        "--output=cat",
-        "--no-pager",
-        f"--lines={LINES}",
-        f"--unit={HUB}",
-        f"--unit={PROXY}",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    words = f"journalctl --output=cat --no-pager --lines={LINES} --unit={HUB} --unit={PROXY}"
+    done = subprocess.run(words.split(), capture_output=True, text=True, errors="replace", check=False)
     return (done.stdout or done.stderr).splitlines()
 
 

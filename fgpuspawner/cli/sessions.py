@@ -1,11 +1,10 @@
-"""The commands ``fgpu run``, ``list``, ``show``, ``end`` and ``forecast``: one's own sessions, through the APIs.
+"""The commands ``fgpu run``, ``list``, ``show``, ``end`` and ``forecast``: the user's own sessions, through the APIs.
 
 They need no configuration and no database: an address and a token, on any machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import functools
 import json
@@ -18,11 +17,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import click
+
 from fgpu_scheduler import memory_words
 from fgpuspawner.cli import completion
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
-from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, add_command
-from fgpuspawner.cli.completion import offers
+from fgpuspawner.cli.command import FILE, INTERRUPTED, Command, Report, command, in_json
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import duration, instant
 
@@ -32,9 +32,8 @@ RUNNING, ENDING = "RUNNING", "TERMINATING"
 ENDED = frozenset({"TERMINATED", "ERROR", "CANCELLED"})
 LOOK_EVERY_S = 2.0
 FOUND_WITHIN_S = 60.0
-ACCEPTED = "accept_image"
 AS_OPTION = {"count": "sessions"}
-"""Fields that are called otherwise on the command line."""
+"""Fields that have another name on the command line."""
 
 OFFERED = {"image": completion.images, "group": completion.groups}
 """Fields whose values a shell completes."""
@@ -57,111 +56,94 @@ ASKED = {
 """Fields that have an option, with what it takes: ``gpu_models`` says all that one model could."""
 
 
-def add_to(commands: Any) -> None:
-    where = f"{URL} is the Hub's address, {TOKEN} your token."
-    starting = add_users_command(
-        commands, run, "run", "start sessions, or queue them", f"Start sessions, or queue them. {where}"
-    )
-    _add_fields(starting)
-    starting.add_argument(
-        "--accept-image", metavar="DIGEST", help="accept somebody else's image, by its digest"
-    )
-    starting.add_argument("--name", default=None, help="the server's name; default: the first free one")
-    starting.add_argument("--wait", action="store_true", help="wait until all run; 1 if one does not")
-    listing = add_users_command(commands, list_, "list", "your sessions", f"List your live sessions. {where}")
-    listing.add_argument(
-        "--all", action="store_true", help="everybody's, for administrators; or their group's"
-    )
-    listing.add_argument("--ended", action="store_true", help="also the last that have ended")
-    for name, does, what in (
-        ("show", show, "all that is known of one session"),
-        ("end", end, "end a session, or cancel its request"),
-    ):
-        parser = add_users_command(commands, does, name, what, f"{what[0].upper()}{what[1:]}. {where}")
-        number = parser.add_argument("session", type=session_number, metavar="SESSION", help="its number")
-        offers(number, completion.sessions)
-    about = f"Say what would become of a request, without making it. {where}"
-    _add_fields(add_users_command(commands, forecast, "forecast", "when a request would start", about))
+def users_command(name: str) -> Callable[[Callable[..., list[str]]], Command]:
+    """Make a command that asks the Hub and the service; its function gets their `Api` first."""
+
+    def made(does: Callable[..., list[str]]) -> Command:
+        @functools.wraps(does)
+        def called(token_file: str | None, **given: Any) -> list[str]:
+            api = Api.from_environment(token_file)
+            try:
+                return does(api, **given)
+            except (KeyError, TypeError, AttributeError):
+                # JSON of another program, or of a version with other names.
+                words = f"what {URL} names does not answer as this version of fgpu expects"
+                raise CallFailed(NO_HUB, words) from None
+
+        parsed = command(name, epilog=f"{URL} is the Hub's address, {TOKEN} your token.")(called)
+        what = f"a file with the token, instead of {TOKEN}"
+        parsed.params.append(click.Option(["--token-file"], metavar="FILE", type=FILE, help=what))
+        return parsed
+
+    return made
 
 
-def add_users_command(
-    commands: Any, does: Callable[[argparse.Namespace, Api], list[str]], name: str, what: str, about: str
-) -> argparse.ArgumentParser:
-    """Add a command that asks the Hub and the service, and return its parser for more."""
-
-    def called(given: argparse.Namespace) -> list[str]:
-        api = Api.from_environment(given.token_file)
-        try:
-            return does(given, api)
-        except (KeyError, TypeError, AttributeError):
-            # JSON, but of something else, or of a version that has it otherwise.
-            raise CallFailed(
-                NO_HUB, f"what {URL} names does not answer as this version of fgpu expects"
-            ) from None
-
-    parser = add_command(commands, called, name, what, about)
-    parser.add_argument("--token-file", metavar="FILE", help=f"a file with the token, instead of {TOKEN}")
-    return parser
-
-
-def _add_fields(parser: argparse.ArgumentParser) -> None:
-    for name, (value, what) in ASKED.items():
+def fields(does: Any) -> Any:
+    """Add an option for each field of a request."""
+    for name, (value, what) in reversed(ASKED.items()):
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
-        field = parser.add_argument(option, dest=name, metavar=value, help=what)
-        if name in OFFERED:
-            offers(field, OFFERED[name])
+        offered = completion.offers(OFFERED[name]) if name in OFFERED else None
+        does = click.option(option, name, metavar=value, help=what, shell_complete=offered)(does)
+    return does
 
 
-def session_number(text: str) -> int:
-    """Return the number of a session, as an argument."""
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise argparse.ArgumentTypeError(
-            f"{printable(text[:40])!r} is not the number of a session; fgpu list has them"
-        )
-    return int(text)
+class SessionNumber(click.ParamType):
+    name = "session"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
+            self.fail(f"{value[:40]!r} is not the number of a session; fgpu list has them", param, ctx)
+        return int(value)
 
 
-def _asked(given: argparse.Namespace) -> Json:
-    return {name: value for name in ASKED if (value := getattr(given, name)) is not None}
+session_argument = click.argument(
+    "session", type=SessionNumber(), shell_complete=completion.offers(completion.sessions)
+)
+
+
+def _said(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def list_(given: argparse.Namespace, api: Api) -> list[str]:
-    """Return the caller's sessions."""
-    more = {name: 1 for name in ("all", "ended") if getattr(given, name)}
+@users_command("list")
+@click.option("--all", "everybody", is_flag=True, help="everybody's, for administrators; or their group's")
+@click.option("--ended", is_flag=True, help="also the last that have ended")
+def list_command(api: Api, everybody: bool, ended: bool) -> list[str]:
+    """List your live sessions."""
+    more = {name: 1 for name, given in (("all", everybody), ("ended", ended)) if given}
     found = api.service_call("GET", "sessions", **more)
-    return JsonReport(found) if given.json else _table(found["sessions"], users=given.all)
+    return Report(_table(found["sessions"], users=everybody), found)
 
 
-def show(given: argparse.Namespace, api: Api) -> list[str]:
-    """Return all that is known of one session."""
-    found = api.service_call("GET", f"sessions/{given.session}")
-    if given.json:
-        return JsonReport(found)
-    return [
+@users_command("show")
+@session_argument
+def show_command(api: Api, session: int) -> list[str]:
+    """Print everything about one session."""
+    found = api.service_call("GET", f"sessions/{session}")
+    lines = [
         f"{'' if n else _label(name):24}{printable(text)}"
         for name, value in found["session"].items()
         if value not in (None, [], "")
         for n, text in enumerate(_lines(name, value))
     ]
+    return Report(lines, found)
 
 
-def forecast(given: argparse.Namespace, api: Api) -> list[str]:
-    """Return what would become of a request."""
-    found = _foreseen(_asked(given), api)
-    if given.json:
-        return JsonReport(found, status=1 if found["refusals"] else 0)
+@users_command("forecast")
+@fields
+def forecast_command(api: Api, **fields: str | None) -> list[str]:
+    """Say when a request would start, without making it."""
+    found = api.service_call("GET", "forecast", **_said(fields))
+    if found["refusals"] and in_json():
+        return Report(found=found, status=1)
     _raise_refusals(found)
     lines = [printable(found["text"])]
     if found["largest_now"] and not found["starts_now"]:
         lines.append(f"{found['largest_now']} fGPU would start now")
-    return lines
-
-
-def _foreseen(asked: Json, api: Api) -> Json:
-    return api.service_call("GET", "forecast", **asked)
+    return Report(lines, found)
 
 
 def _raise_refusals(found: Json) -> None:
@@ -174,38 +156,43 @@ def _raise_refusals(found: Json) -> None:
 # -- starting and ending ------------------------------------------------------------------------------
 
 
-def end(given: argparse.Namespace, api: Api) -> list[str]:
+@users_command("end")
+@session_argument
+def end_command(api: Api, session: int) -> list[str]:
     """End a session, or cancel its request."""
-    found = api.service_call("DELETE", f"sessions/{given.session}")
-    session = found["session"]
-    became = "has ended" if session["state"] in ENDED else "is being ended"
-    return JsonReport(found) if given.json else [f"session {session['id']} {became}"]
+    found = api.service_call("DELETE", f"sessions/{session}")
+    became = "has ended" if found["session"]["state"] in ENDED else "is being ended"
+    return Report([f"session {found['session']['id']} {became}"], found)
 
 
-def run(given: argparse.Namespace, api: Api) -> list[str]:
-    """Start sessions, and return them as they then are; with ``--wait`` as they are when they run."""
-    asked = _asked(given)
-    # Never without an option: the Hub would take those of the last start.
-    asked.setdefault("count", "1")
+@users_command("run")
+@fields
+@click.option("--accept-image", metavar="DIGEST", help="accept somebody else's image, by its digest")
+@click.option("--name", help="the server's name; default: the first free one")
+@click.option("--wait", is_flag=True, help="wait until all run; 1 if one does not")
+def run_command(
+    api: Api, accept_image: str | None, name: str | None, wait: bool, **fields: str | None
+) -> list[str]:
+    """Start sessions, or queue them."""
+    # Without any option the Hub would take those of the last start.
+    asked = {"count": "1"} | _said(fields)
     user = api.service_call("GET", "me")["user"]
     if user is None:
         raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Tokens")
-    _raise_refusals(_foreseen(asked, api))
-    accepted = {ACCEPTED: given.accept_image} if given.accept_image else {}
+    _raise_refusals(api.service_call("GET", "forecast", **asked))
+    accepted = {"accept_image": accept_image} if accept_image else {}
     with _one_at_a_time():
         before = _mine(api)
         taken = {s["server_name"] for s in before.values() if s["state"] not in ENDED}
-        name = _free_name(taken) if given.name is None else given.name
+        name = _free_name(taken) if name is None else name
         if name in taken:
             message = f"server {printable(name)!r} has a session; choose another --name, or leave it out"
             raise CallFailed("session_exists", message)
         api.start_server(user, name, asked | accepted)
         found = _new(api, name, max(before, default=0), int(asked["count"]))
-    status = _wait(found, api) if given.wait else 0
+    status = _wait(found, api) if wait else 0
     sessions = list(found.values())
-    if given.json:
-        return JsonReport({"sessions": sessions}, status=status)
-    return Report(_table(sessions), status=status)
+    return Report(_table(sessions), {"sessions": sessions}, status=status)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,15 +19,8 @@ from fgpu_scheduler import (
     free,
     outlook,
 )
-from fgpuspawner.cli.command import (
-    JsonReport,
-    Report,
-    add_command,
-    add_config_or_db,
-    named,
-    one_line,
-    read_only,
-)
+from fgpuspawner.cli.command import Report, command, config_or_db_options, one_line, read_only
+from fgpuspawner.cli.hub_config import named
 from fgpuspawner.cli.units import unit_states
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of
@@ -38,21 +30,17 @@ from fgpuspawner.text.times import instant
 Json = dict[str, Any]
 
 
-def add_to(commands: Any) -> None:
-    about = "Print whether Hub and proxy run under systemd, capacity, sessions and the queue."
-    parser = add_command(commands, run, "status", "Hub, capacity, sessions and queue", about)
-    add_config_or_db(parser)
-
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Return Hub and proxy, capacity, sessions and queue, as lines or as JSON.
+@command("status", exclusive=("config", "db"))
+@config_or_db_options
+def status_command(config: str | None, db: str | None) -> list[str]:
+    """Print whether Hub and proxy run under systemd, capacity, sessions and the queue.
 
     The status is 1 where the unit of Hub or proxy fails or is stopped.
     """
-    units = [] if given.db else unit_states()
+    units = [] if db else unit_states()
     well = all(u.state in ("running", "starting") for u in units)
     try:
-        url, policy, settings = named(given)
+        url, policy, settings = named(config, db)
         found = read_status(url, policy, now_s=int(time.time()))
         if settings is not None:
             found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
@@ -65,7 +53,7 @@ def run(given: argparse.Namespace) -> list[str]:
     if units:
         found["services"] = [asdict(unit) for unit in units]
         lines = ["Services", *(f"  {unit.words()}" for unit in units), "", *lines]
-    return JsonReport(found, status=not well) if given.json else Report(lines, status=not well)
+    return Report(lines, found, status=not well)
 
 
 def read_status(url: str, policy: Policy, *, now_s: int) -> Json:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from jupyterhub.app import JupyterHub
@@ -24,8 +25,7 @@ from oauthenticator.generic import GenericOAuthenticator
 from traitlets import HasTraits
 from traitlets.config import Config, LazyConfigValue
 
-from fgpuspawner.cli.main import make_parser
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.main import cli
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
@@ -56,7 +56,6 @@ OWNERS: dict[str, type[HasTraits]] = {
     )
 }
 NOBODY = HasTraits()
-PARSER = make_parser()
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 TYPED = re.compile(r"^ {4,}(?:sudo )?(?:\S*/)?(fgpu .*)$", re.MULTILINE)
 """A command in a block of its own."""
@@ -97,16 +96,26 @@ def words_of(command: str) -> list[str]:
 
 def wrong(words: list[str], *, whole: bool = True) -> str:
     """Return what the command says is wrong with these words; that some are missing, of a ``whole`` command only."""
+    context = click.Context(cli, info_name="fgpu")
+    parser: click.Command = cli
     try:
-        given = PARSER.parse_args(words)
-    except UsageError as e:
-        return "" if not whole and "arguments are required" in str(e) else str(e)
-    except SystemExit as e:
-        return "" if e.code == 0 else "it ends"  # --version
+        while True:
+            context = parser.make_context(parser.name, list(words), parent=context)
+            if not isinstance(parser, click.Group):
+                break
+            words = [*context._protected_args, *context.args]
+            _, found, words = parser.resolve_command(context, words)
+            assert found is not None
+            parser = found
+    except click.exceptions.Exit:
+        return ""
+    except click.UsageError as e:
+        missing = isinstance(e, click.MissingParameter) or "Missing command" in e.message
+        return "" if missing and not whole else e.format_message()
     recipe = text_of(ROOT / "images/build.sh")
     return ", ".join(
         f"images build has no {word}"
-        for word in getattr(given, "arguments", [])
+        for word in (context.params.get("arguments") or ())
         if word.startswith("--") and word not in recipe
     )
 

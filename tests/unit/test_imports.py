@@ -45,21 +45,24 @@ def test_a_hub_of_local_processes_loads_nothing_of_docker(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "without"),
+    ("words", "status", "without"),
     [
-        (["--version"], {*HEAVY, "requests"}),
-        (["nothing"], {*HEAVY, "requests"}),
-        (["list"], HEAVY),
-        (["run", "--fgpu", "0.5"], HEAVY),
+        (["--version"], 0, {*HEAVY, "requests"}),
+        (["--help"], 0, {*HEAVY, "requests"}),
+        (["nothing"], 2, {*HEAVY, "requests"}),
+        (["list"], 2, HEAVY),
+        (["run", "--fgpu", "0.5"], 2, HEAVY),
     ],
 )
-def test_a_command_of_users_loads_nothing_that_only_a_hub_needs(words: list[str], without: set[str]) -> None:
+def test_a_command_of_users_loads_nothing_that_only_a_hub_needs(
+    words: list[str], status: int, without: set[str]
+) -> None:
     lines = f"""
 import contextlib, os, sys
 from fgpuspawner.cli.main import main
 os.environ.pop("JUPYTERHUB_API_TOKEN", None)
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
-    assert main({words!r}) == 2
+with contextlib.redirect_stdout(sys.stderr):
+    assert main({words!r}) == {status}
 print(*{{name.partition(".")[0] for name in sys.modules}})
 """
     found = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fgpu_scheduler import parse_milli
-from fgpuspawner.cli.usage import UsageError
+from fgpuspawner.cli.command import UsageError
 
 RUNTIMES = ("docker", "local")
 TLS = ("proxy", "caddy", "nginx", "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import sys
@@ -11,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from fgpu_scheduler import BadSettings, StoreUnavailable
 from fgpuspawner.cli.check import NOT_YET
-from fgpuspawner.cli.command import Report, add_command, loaded, read_only
+from fgpuspawner.cli.command import FILE, Report, UsageError, command, read_only
+from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.cli.setup.answers import LOGINS, RUNTIMES, TLS, Answers, ask, from_json
 from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration, program
 from fgpuspawner.cli.setup.files import CONFIG, PASSWORDS, TOKEN, Programs, files
 from fgpuspawner.cli.setup.machine import RECORD, Machine, Record, read_record
 from fgpuspawner.cli.setup.writer import Setup, Step
-from fgpuspawner.cli.usage import UsageError
 
 TOKEN_NAME = "CONFIGPROXY_AUTH_TOKEN"
 ROOT_BY_THE_ENGINE = (
@@ -37,114 +38,102 @@ READS_PASSWORDS = (
 )
 
 
-def add_to(commands: Any) -> None:
-    about = (
-        "Set this machine up: configuration, systemd units, a user, firewall, backup, first image. Shows a plan first. "
-        "Run it again to change something; options that are left out stay as they were."
-    )
-    what = "set up a Hub on this machine, or take it back"
-    # It shows what it is about to do, and asks.
-    parser = add_command(commands, run, "setup", what, about, speaks_json=False)
-    parser.add_argument("--yes", action="store_true", help="ask nothing")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
-    parser.add_argument("--remove", action="store_true", help="take it all back but the data")
-    parser.add_argument(
-        "--root", metavar="FOLDER", default="/", help="write below this folder, and start nothing"
-    )
-    parser.add_argument("--host", metavar="NAME", help="the Hub's name in browsers, such as hub.example")
-    parser.add_argument(
-        "--tls", choices=TLS, help="who encrypts; none: only this machine reaches it; default: proxy"
-    )
-    parser.add_argument("--cert", metavar="FILE", help="the certificate with its chain, for proxy and nginx")
-    parser.add_argument("--key", metavar="FILE", help="its key")
-    parser.add_argument(
-        "--subdomains",
-        action=argparse.BooleanOptionalAction,
-        help="a domain for each user: needs a wildcard name and certificate",
-    )
-    parser.add_argument(
-        "--login", choices=LOGINS, help="accounts of this machine, or one password for all; default: pam"
-    )
-    parser.add_argument(
-        "--group", dest="groups", metavar="NAME", action="append", help="with pam: only its members"
-    )
-    parser.add_argument("--admin", dest="admins", metavar="NAME", action="append", help="an administrator")
-    parser.add_argument("--runtime", choices=RUNTIMES, help="what sessions run in; default: docker")
-    parser.add_argument("--unit", metavar="NUMBER", help="how many fGPU one GPU is; default: 2")
-    parser.add_argument(
-        "--simulated", metavar="NUMBER", help="so many simulated GPUs, for trying; default: 0"
-    )
-    parser.add_argument(
-        "--image", dest="images", metavar="NAME", action="append", help="a first image; default: base"
-    )
-    parser.add_argument(
-        "--labextension", metavar="WHEEL", default="", help="the JupyterLab extension for the images"
-    )
-    parser.add_argument("--user", metavar="NAME", help="the Hub's system user; default: fgpu")
-    parser.add_argument("--data", metavar="FOLDER", help="the data; default: /var/lib/fgpu")
-    parser.add_argument(
-        "--port", type=int, metavar="NUMBER", help="the proxy's port; default: 443, or 8000 behind another"
-    )
-    parser.add_argument(
-        "--ports", type=int, metavar="NUMBER", help="the first of three ports of the Hub's own"
-    )
+@command("setup", speaks_json=False)
+@click.option("--yes", is_flag=True, help="ask nothing")
+@click.option("--dry-run", is_flag=True, help="show the plan, and change nothing")
+@click.option("--remove", is_flag=True, help="take it all back but the data")
+@click.option("--root", metavar="FOLDER", default="/", help="write below this folder, and start nothing")
+@click.option("--labextension", metavar="WHEEL", default="", help="the JupyterLab extension for the images")
+@click.option("--host", metavar="NAME", help="the Hub's name in browsers, such as hub.example")
+@click.option(
+    "--tls", type=click.Choice(TLS), help="who encrypts; none: only this machine reaches it; default: proxy"
+)
+@click.option("--cert", metavar="FILE", type=FILE, help="the certificate with its chain, for proxy and nginx")
+@click.option("--key", metavar="FILE", type=FILE, help="its key")
+@click.option(
+    "--subdomains/--no-subdomains",
+    default=None,
+    help="a domain for each user: needs a wildcard name and certificate",
+)
+@click.option(
+    "--login",
+    type=click.Choice(LOGINS),
+    help="accounts of this machine, or one password for all; default: pam",
+)
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="with pam: only its members")
+@click.option("--admin", "admins", metavar="NAME", multiple=True, help="an administrator")
+@click.option("--runtime", type=click.Choice(RUNTIMES), help="what sessions run in; default: docker")
+@click.option("--unit", metavar="NUMBER", help="how many fGPU one GPU is; default: 2")
+@click.option("--simulated", metavar="NUMBER", help="simulated GPUs, for trying; default: 0")
+@click.option("--image", "images", metavar="NAME", multiple=True, help="a first image; default: base")
+@click.option("--user", metavar="NAME", help="the Hub's system user; default: fgpu")
+@click.option("--data", metavar="FOLDER", help="the data; default: /var/lib/fgpu")
+@click.option(
+    "--port", type=int, metavar="NUMBER", help="the proxy's port; default: 443, or 8000 behind another"
+)
+@click.option("--ports", type=int, metavar="NUMBER", help="the first of three ports of the Hub's own")
+def setup_command(
+    yes: bool, dry_run: bool, remove: bool, root: str, labextension: str, **said: Any
+) -> list[str]:
+    """Set this machine up: configuration, systemd units, a user, firewall, backup, first image.
 
-
-def run(given: argparse.Namespace) -> list[str]:
-    """Show the plan and do it."""
-    machine = Machine(Path(given.root).absolute())
+    It shows a plan first. Run it again to change something; options that are left out stay as they were.
+    """
+    machine = Machine(Path(root).absolute())
     known = read_record(machine)
     setup = Setup(machine, known or Record(), time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-    answers = _answers(given, known)
-    if given.remove:
+    answers = _answers(said, known)
+    if remove:
         if known is None:
             raise UsageError(f"nothing is set up: there is no {machine.at(RECORD)}")
         answers = from_json(known.answers)
         steps = setup.back(answers, _installation_without_sessions(machine))
-        return _carry_out(given, setup, steps, [], done=[f"Removed. The data is in {answers.data}."])
-    if known is None and not given.yes and not given.dry_run and sys.stdin.isatty():
+        done = [f"Removed. The data is in {answers.data}."]
+        return _carry_out(setup, steps, [], done=done, yes=yes, dry_run=dry_run)
+    if known is None and not yes and not dry_run and sys.stdin.isatty():
         answers = ask(answers, input)
     answers = answers.checked()
     programs, known_secrets = _programs(), _secrets(machine)
     wanted = files(answers, programs, known_secrets)
-    steps = setup.steps(answers, wanted, given.labextension)
+    steps = setup.steps(answers, wanted, labextension)
     new = any(step.what == CONFIG and step.do for step in steps)
     found = look(machine, answers, programs, again=known is not None)
     if new and not any(f.level == FAIL for f in found):
         # Loading a configuration makes the engine's network.
-        if given.dry_run and answers.runtime == "docker":
-            found.append(
-                Finding(WARN, "fgpu check: not run (--dry-run), as it would make the engine's network fgpu")
-            )
+        if dry_run and answers.runtime == "docker":
+            words = "fgpu check: not run (--dry-run), as it would make the engine's network fgpu"
+            found.append(Finding(WARN, words))
         else:
             (text,) = (file.text for file in wanted if file.path == CONFIG)
             found += of_the_configuration(machine, answers, text, known_secrets)
     head = ["Checked:", *(f"  {f.level:<5} {f.words}" for f in found), *_words(answers)]
     if any(f.level == FAIL for f in found):
         return Report([*head, *_plan(steps), "", "Nothing was changed: mend what FAIL says first."], status=1)
-    return _carry_out(given, setup, steps, head, done=_done(answers, machine), answers=answers)
+    done = _done(answers, machine)
+    return _carry_out(setup, steps, head, done=done, yes=yes, dry_run=dry_run, answers=answers)
 
 
 def _carry_out(
-    given: argparse.Namespace,
     setup: Setup,
     steps: list[Step],
     head: list[str],
     *,
     done: list[str],
+    yes: bool,
+    dry_run: bool,
     answers: Answers | None = None,
 ) -> list[str]:
     shown = [*head, *_plan(steps)]
-    if given.dry_run:
+    if dry_run:
         return [*shown, "", "Nothing was changed (--dry-run)."]
     to_do = [step for step in steps if step.do]
     if not to_do:
         return [*shown, "", "Nothing to do.", *done]
-    if not given.yes and not sys.stdin.isatty():
+    if not yes and not sys.stdin.isatty():
         raise UsageError("nobody can be asked here: say --yes, or --dry-run to see the plan")
     # Before anything is done, as a step may take minutes, or fail.
     print("\n".join(shown), flush=True)
-    if not given.yes and input("\nDo this? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not yes and input("\nDo this? [y/N] ").strip().lower() not in ("y", "yes"):
         return ["Nothing was changed."]
     if answers is not None:
         setup.remember(answers)
@@ -154,18 +143,15 @@ def _carry_out(
     return ["", *done]
 
 
-def _answers(given: argparse.Namespace, known: Record | None) -> Answers:
-    """Return what was said before, with what is said now over it."""
+def _answers(options: dict[str, Any], known: Record | None) -> Answers:
+    """Return the answers of the last setup, with the options that are given now in their place."""
     answers = from_json(known.answers) if known else Answers()
-    names = ("host", "tls", "cert", "key", "subdomains", "login", "groups", "admins", "runtime", "unit")
-    more = ("simulated", "images", "user", "data", "port")
-    said: dict[str, Any] = {n: v for n in (*names, *more) if (v := getattr(given, n)) is not None}
+    said = {name: value for name, value in options.items() if value not in (None, ())}
     for name in ("cert", "key"):
         if said.get(name):
             said[name] = os.path.abspath(said[name])
-    if given.ports is not None:
-        said["ports"] = tuple(range(given.ports, given.ports + 3))
-    said |= {n: tuple(v) for n, v in said.items() if isinstance(v, list)}
+    if "ports" in said:
+        said["ports"] = tuple(range(said["ports"], said["ports"] + 3))
     return replace(answers, **said)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import fgpuspawner
+from fgpuspawner.cli.command import CONFIG_OF_SETUP
 from fgpuspawner.cli.setup.answers import Answers
 from fgpuspawner.cli.units import HUB, PROXY
-from fgpuspawner.cli.usage import CONFIG_OF_SETUP
 
 OURS = Path(fgpuspawner.__file__).parent
 ETC, UNITS, BACKUPS = "/etc/jupyterhub", "/etc/systemd/system", "/var/lib/fgpu-backup"
