@@ -69,9 +69,12 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A command that has commands of its own."""
+    """A command that has commands of its own. Used without one it is an error of one line, not its help."""
 
     command_class = Command
+
+    def __init__(self, name: str | None = None, **more: Any) -> None:
+        super().__init__(name, no_args_is_help=False, **more)
 
 
 command = functools.partial(click.command, cls=Command)

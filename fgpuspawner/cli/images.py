@@ -86,14 +86,14 @@ def _found(image: Image, stores: Sequence[ImageStore]) -> dict[str, FoundImage]:
 def check(file: str | None, config: str) -> list[str]:
     """Check whether the catalogue can be used, and what of it has no effect; or only the catalogue in FILE."""
     if file is not None:
-        path, images = file, load_catalogue(file).images
+        where, images = file, load_catalogue(file).images
     else:
         with opened(config) as own:
-            path, images = own.images.path, own.catalogue.images
+            where, images = str(own.images.path), own.catalogue.images
             if problems := own.problems():
                 raise CatalogueError("; ".join(problems))
     count = f"{len(images)} image{'' if len(images) == 1 else 's'}"
-    return [f"OK: {path}: {count} ({', '.join(image.slug for image in images)})"]
+    return [f"OK: {where}: {count} ({', '.join(image.slug for image in images)})"]
 
 
 @images_command.command()

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli.command import INTERRUPTED, Report, UsageError, one_line
+from fgpuspawner.cli.command import INTERRUPTED, Group, Report, UsageError, one_line
 
 COMPLETES = "_FGPU_COMPLETE"
 """The variable that a shell sets to ask for completions."""
@@ -56,7 +56,7 @@ SECTIONS = {
 COMMANDS = {name: module for own in SECTIONS.values() for name, (module, _) in own.items()}
 
 
-class Commands(click.Group):
+class Commands(Group):
     """The commands of `SECTIONS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -80,7 +80,7 @@ class Commands(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=Commands, no_args_is_help=False)
+@click.group(cls=Commands)
 @click.version_option(__version__, message="fgpu %(version)s")
 def cli() -> None:
     """Start and end your GPU sessions, or look after an installation."""

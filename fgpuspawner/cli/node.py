@@ -13,7 +13,7 @@ from fgpuspawner.cli.hub_config import loaded
 
 @command("node")
 @click.argument("node")
-@click.argument("action", type=click.Choice(sorted(map(str, NodeAction))))
+@click.argument("action", metavar="ACTION", type=click.Choice(sorted(map(str, NodeAction))))
 @click.option("--gpu", metavar="GPU", help="only this GPU of it: its index or UUID")
 @click.option("--reason", default="", help="why this GPU is cordoned, for the other administrators")
 @config_option

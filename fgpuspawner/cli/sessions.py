@@ -70,7 +70,7 @@ def users_command(name: str) -> Callable[[Callable[..., list[str]]], Command]:
                 words = f"what {URL} names does not answer as this version of fgpu expects"
                 raise CallFailed(NO_HUB, words) from None
 
-        parsed = command(name, epilog=f"{URL} is the Hub's address, {TOKEN} your token.")(called)
+        parsed: Command = command(name, epilog=f"{URL} is the Hub's address, {TOKEN} your token.")(called)
         what = f"a file with the token, instead of {TOKEN}"
         parsed.params.append(click.Option(["--token-file"], metavar="FILE", type=FILE, help=what))
         return parsed
@@ -87,17 +87,14 @@ def fields(does: Any) -> Any:
     return does
 
 
-class SessionNumber(click.ParamType):
-    name = "session"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not (value.isascii() and value.isdigit() and len(value) < 19):
-            self.fail(f"{value[:40]!r} is not the number of a session; fgpu list has them", param, ctx)
-        return int(value)
+def _number(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise click.BadParameter(f"{value[:40]!r} is not the number of a session; fgpu list has them")
+    return int(value)
 
 
 session_argument = click.argument(
-    "session", type=SessionNumber(), shell_complete=completion.offers(completion.sessions)
+    "session", callback=_number, shell_complete=completion.offers(completion.sessions)
 )
 
 
@@ -175,7 +172,7 @@ def run_command(
 ) -> list[str]:
     """Start sessions, or queue them."""
     # Without any option the Hub would take those of the last start.
-    asked = {"count": "1"} | _said(fields)
+    asked: Json = {"count": "1"} | _said(fields)
     user = api.service_call("GET", "me")["user"]
     if user is None:
         raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Tokens")

@@ -213,17 +213,11 @@ def test_a_shell_is_told_the_sessions_images_and_groups_of_who_has_the_token(
     number = alice.json("run", "--fgpu", "0.5", *SMALL)["sessions"][0]["id"]
 
     def offered(person: Person, line: str) -> list[str]:
-        """Return what the command says to a shell, on the descriptor where it listens."""
-        asked = {
-            "_ARGCOMPLETE": "1",
-            "_ARGCOMPLETE_IFS": "\n",
-            "COMP_LINE": line,
-            "COMP_POINT": str(len(line)),
-        }
-        # With bash's own way to ask, as `fgpu completion bash` has it.
-        words = ["bash", "-c", 'exec 9>/dev/null; "$0" 8>&1', FGPU]
-        env = person.environment(**asked)
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60).stdout.split()
+        """Return what the command says to a bash, which asks as the lines of `fgpu completion bash` do."""
+        last = str(len(line.split(" ")) - 1)
+        env = person.environment(_FGPU_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=last)
+        said = subprocess.run([FGPU], env=env, capture_output=True, text=True, timeout=60).stdout
+        return [found.partition(",")[2] for found in said.split()]
 
     assert offered(alice, "fgpu end ") == [str(number)]
     assert offered(bob, "fgpu end ") == []

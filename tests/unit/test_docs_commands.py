@@ -104,14 +104,15 @@ def wrong(words: list[str], *, whole: bool = True) -> str:
             if not isinstance(parser, click.Group):
                 break
             words = [*context._protected_args, *context.args]
+            if not words:
+                return "Missing command" if whole else ""
             _, found, words = parser.resolve_command(context, words)
             assert found is not None
             parser = found
     except click.exceptions.Exit:
         return ""
     except click.UsageError as e:
-        missing = isinstance(e, click.MissingParameter) or "Missing command" in e.message
-        return "" if missing and not whole else e.format_message()
+        return "" if isinstance(e, click.MissingParameter) and not whole else e.format_message()
     recipe = text_of(ROOT / "images/build.sh")
     return ", ".join(
         f"images build has no {word}"

@@ -118,7 +118,7 @@ def test_what_is_exported_is_what_is_in_force(lab: Lab, tmp_path: Path) -> None:
     lab.fgpu("disable", "torch")
     lab.fgpu("up", "torch")
     out = tmp_path / "new.toml"
-    assert lab.fgpu("export", "--output", str(out)) == (0, f"wrote {out}\n")
+    assert lab.fgpu("export", "--output", str(out)) == (0, f"wrote 2 images to {out}\n")
     found = load_catalogue(out)
     assert [(image.slug, image.enabled, image.groups) for image in found.images] == [
         ("torch", False, ("vision",)),

@@ -44,12 +44,17 @@ def test_help_shows_what_a_user_can_do_before_what_an_administrator_can(
         ([], "Missing command; see fgpu --help"),
         (["start"], "No such command 'start'; see fgpu --help"),
         (["status", "--jsn"], "No such option '--jsn'. Did you mean '--json'?; see fgpu status --help"),
-        (["status", "--db"], "Option '--db' requires an argument; see fgpu status --help"),
+        (["status", "--db"], "Option '--db' requires an argument; see fgpu --help"),
         (
             ["status", "--db", "sqlite://", "--config", "x"],
             "--config and --db exclude each other, give one; see fgpu status --help",
         ),
-        (["show", "twelve"], "x"),
+        (["quota"], "Missing command; see fgpu quota --help"),
+        (
+            ["show", "twelve"],
+            "Invalid value for 'SESSION': 'twelve' is not the number of a session; fgpu list has them; "
+            "see fgpu show --help",
+        ),
         (
             ["check", "--config", "none.py"],
             "there is no file none.py; --config names the Hub's configuration",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
 def test_what_there_is_to_do_is_told_in_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, said = fgpu(capsys, "node", "local", "drain")
     assert (status, "NodeAction" in said) == (2, False)
-    assert re.search("choose from '?cordon'?, '?gone'?, '?uncordon'?", said)
+    assert "is not one of 'cordon', 'gone', 'uncordon'; see fgpu node --help" in said
 
 
 def test_one_gpu_is_cordoned_by_its_index_with_a_reason_that_status_tells(

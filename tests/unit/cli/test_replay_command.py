@@ -250,7 +250,10 @@ def test_days_choose_what_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = runs(capsys, "--trace", path, "--gpus", "1", "--days", "2", "--policy", "fifo")
     assert [run["sessions"] for run in found.values()] == [1, 1]
     status, said = failure(capsys, "--trace", path, "--gpus", "1", "--days", "0")
-    assert (status, said) == (2, "argument --days: 0 is not 1 or more")
+    assert (status, said) == (
+        2,
+        "Invalid value for '--days': 0 is not in the range x>=1; see fgpu replay --help",
+    )
 
 
 def test_without_a_policy_it_is_the_configured_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
