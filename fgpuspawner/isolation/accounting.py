@@ -1,6 +1,6 @@
-"""The file in which libfgpu counts what the processes of a session hold. isolation/libfgpu/region.h has its bytes.
+"""The accounting file, in which libfgpu counts what a session's processes hold. Layout: isolation/libfgpu/region.h.
 
-The session can write it: whatever is read here is a claim of the session, for display. What the driver says counts.
+The session can write the file, so its content is a claim, for display only. Enforcement asks the driver.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ CELL_BYTES = 64
 
 
 class BadAccounting(FGPUError):
-    """An accounting file that cannot be read."""
+    """An accounting file cannot be read."""
 
     code = "bad_accounting"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessAccount:
-    """A living process of the session. ``pid`` is its id where it runs, so two in different containers can share it.
+    """A living process of the session.
 
-    ``committed_bytes`` has as many entries as libfgpu can have devices, in the order of the limits file.
+    ``pid`` is its number in its own container, so processes of different containers can share it. ``committed_bytes``
+    has an entry for each possible device, in the order of the limits file.
     """
 
     pid: int
@@ -44,7 +45,7 @@ class ProcessAccount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAccount:
-    """What all living processes of the session hold of a device, and the most that was ever held at once."""
+    """What all living processes of the session hold of a device, and the most that they ever held at once."""
 
     committed_bytes: int
     peak_bytes: int
@@ -52,17 +53,17 @@ class DeviceAccount:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What a session says that it holds, by the order of the devices in its limits file."""
+    """What a session claims to hold; devices in the order of its limits file."""
 
     devices: tuple[DeviceAccount, ...]
     processes: tuple[ProcessAccount, ...]
 
 
 def create(path: Path, *, mode: int = 0o666) -> Path:
-    """Make the file, of zeros, in place of an older one, and return its path.
+    """Make the file, filled with zeros, in place of an older one; return its path.
 
-    Its blocks are taken at once: were the file system full later, who writes would be killed. The session's user
-    is not the one who makes it, hence ``mode``; the folder keeps others out.
+    Its blocks are allocated at once: on a full file system a later write would kill the writer. The session's user is
+    another than the file's owner, hence ``mode``; the folder keeps other users out.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -79,10 +80,10 @@ def create(path: Path, *, mode: int = 0o666) -> Path:
 def read(path: Path) -> Accounting:
     """Return what living processes hold.
 
-    It is no snapshot: what moves while it is read may count twice or not at all.
+    Not an atomic snapshot: amounts that change during the read may count twice or not at all.
 
     Raises:
-        BadAccounting: there is no such file, or it is none that libfgpu would use.
+        BadAccounting: the file is missing, or not one that libfgpu would use.
     """
     try:
         data = read_bounded(path, REGION_BYTES)
@@ -112,7 +113,7 @@ def _committed(data: bytes, device: int, slot: int) -> int:
 
 
 def _locked(path: Path, slots: int) -> list[int]:
-    """Return the slots whose byte somebody has locked for writing: those of living processes."""
+    """Return the slots with a write lock on their byte: those of living processes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return [slot for slot in range(slots) if _is_locked(descriptor, slot)]

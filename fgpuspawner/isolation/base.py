@@ -1,4 +1,4 @@
-"""What holds sessions to their slices: what every backend is made of, and the values that it speaks of."""
+"""The base class of the isolation backends, and the values that they exchange."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fgpuspawner.isolation.native import SIMULATED_COMMAND, Native
 from fgpuspawner.isolation.report import Report
 
 IN_CONTAINER = "/run/fgpu"
-"""The session's folder, in a container."""
+"""The session's folder in a container."""
 
 WRITTEN = "written"
-"""In it, in a container, where libfgpu makes the files that the session's processes write: its log and its account."""
+"""Folder below `IN_CONTAINER` for the files that the session's processes write: libfgpu's log and accounting file."""
 WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
 
 MIG_PREFIX = "MIG-"
 MOST_OF_SHARE = 4
-"""The code of a process is charged a quarter of the slice at most."""
+"""Kernel code is charged at most a quarter of the slice for each process."""
 
 
 class CannotPrepare(FGPUError):
-    """A session's isolation cannot be set up; the message is for its owner."""
+    """The isolation of a session cannot be set up. The message is for the session's owner."""
 
     code = "cannot_isolate"
 
@@ -44,11 +44,11 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a session needs so that its limits are in force, however it is launched.
+    """What a launch must give a session so that its limits are in force.
 
-    ``search_paths`` go before what the session has in these variables otherwise. ``files`` are what was written for this
-    session alone. ``in_memory`` are folders of a container that are file systems in memory of its own, with their mount
-    options. ``hosts_ipc``: it needs the host's shared memory.
+    Each of ``search_paths`` goes before the session's own value of that variable. ``files`` were written for this
+    session alone. ``in_memory`` has the mount options of a container's tmpfs folders. ``hosts_ipc``: the session needs
+    the host's shared memory.
     """
 
     backend: str
@@ -63,13 +63,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What there is on this machine, found once when the Hub starts.
+    """What this machine offers for isolation, found once when the Hub starts.
 
-    ``own_root``: sessions have a root file system of their own, as containers do. ``memory_limits`` is whether the driver
-    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID, and ``code`` what is known of
-    the code of kernels that is charged with it. ``elsewhere`` is another machine, of which only that is known what its
-    engine says. ``opencl``: sessions may use NVIDIA's. ``lends``: sessions that are idle lend others their compute, of
-    which each has ``most_percent`` at most.
+    ``own_root``: sessions have their own root file system, as containers do. ``memory_limits``: the driver can limit
+    the memory of a cgroup. ``context_mib`` is the size of a CUDA context by UUID; ``code`` knows what kernel code takes
+    beside it. ``elsewhere``: this is another machine, known only from its engine. ``opencl``: sessions may use NVIDIA's
+    OpenCL. ``lends``: idle sessions lend their compute; with it a session gets at most ``most_percent``.
     """
 
     data: Path
@@ -91,48 +90,48 @@ class Host:
     elsewhere: bool = False
 
     def gpu_name(self, model: str) -> str:
-        """Return what tells GPUs apart that take differently much for contexts and code."""
+        """Return the name under which the sizes of contexts and code are stored: they differ by model and driver."""
         return f"{model}, driver {self.driver}"
 
     def charged_mib(self, device: Device, request: Request, share_mib: int) -> int:
-        """Return what a context of a session is charged, with its code; 0 if contexts are charged nothing."""
+        """Return what each CUDA context of a session is charged, with its code, in MiB; 0 if contexts are free."""
         context = self.context_mib.get(device.uuid, 0)
         if not context or self.code is None:
             return context
         code = self.code.charged_mib(self.gpu_name(device.model), request.image, request.user)
-        # Whatever was learnt, most of the slice is the program's.
+        # Learnt figures may be wrong: they never take most of the slice from the program.
         return context + min(code, share_mib // MOST_OF_SHARE)
 
 
 class Backend:
-    """One way of holding sessions to their slices.
+    """One way to hold sessions to their slices; the base of all others.
 
-    This one holds nobody: it writes the session's folder, for information, and gives it its simulated GPUs. All others
-    are made of it.
+    This one enforces nothing. It writes the session's folder, for information, and gives the session its simulated
+    GPUs.
     """
 
     name = "none"
     verified = False
-    """Whether a session is verified after its start."""
+    """Whether the probe verifies each session after its start."""
     watched = False
-    """Whether the watchdog looks at its sessions: wherever a session could get around it."""
+    """Whether the watchdog checks its sessions: true wherever a session could get around the backend."""
     limits_compute = True
-    """Whether the limits file is what holds compute."""
+    """Whether libfgpu limits compute by the limits file."""
     lends_compute = False
     """Whether sessions can lend each other compute."""
     resizes = False
-    """Whether the slice of a session can change while it runs."""
+    """Whether a session's slice can change while it runs."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
 
     def available(self, devices: Sequence[Device]) -> str | None:
-        """Return why it cannot be used for these devices, or None if it can."""
+        """Return why this backend cannot be used for these devices, or None if it can."""
         return None
 
     @property
     def fixed(self) -> str:
-        """Why a slice cannot change while a session runs, in words for its owner; empty where it can."""
+        """The reason why a running session's slice cannot change, in words for its owner; empty if it can."""
         if self.host.elsewhere:
             return "on this machine a session keeps the slice that it started with, as its files are copies"
         if not self.resizes:
@@ -140,23 +139,25 @@ class Backend:
         return ""
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
-        """Return what a probe's report from inside the session says against these limits; empty if nothing.
+        """Return how a probe's report from inside the session contradicts these limits; empty if it does not.
 
-        ``static`` is of the probe that has no code of the image in it; None where there is no image.
+        ``static`` is the report of the probe that runs no code of the image; None for sessions without an image.
         """
         return []
 
     async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
-        """Return where the driver itself does not hold the session's cgroup, a path below the file system's root."""
+        """Return where the driver does not enforce the limits of the session's cgroup, a path below the cgroup root."""
         return []
 
     @property
     def lends(self) -> bool:
-        """Whether sessions have their share of compute at least: what others leave idle is lent."""
+        """Whether a session's share of compute is a minimum: what other sessions leave idle is lent to it."""
         return self.lends_compute and self.host.lends and self.host.accounting is not None
 
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
-        """Write what the session needs, beside its ``neighbours`` on the same devices. Before every launch.
+        """Write the session's files, with slots beside those of its ``neighbours`` on the same devices.
+
+        Runs before every launch.
 
         Raises:
             CannotPrepare: with words for the owner.
@@ -196,21 +197,20 @@ class Backend:
         return {d.uuid: self.host.charged_mib(d, session.request, shares[d.uuid]) for d in own}
 
     def teardown(self, session_id: int) -> None:
-        """Remove what `prepare` wrote. Doing so twice is fine."""
+        """Remove what `prepare` wrote; idempotent."""
         remove_folder(self.folder(session_id))
 
     def folder(self, session_id: int) -> Path:
-        """Return where a session's folder is."""
         return self.host.data / "limits" / str(session_id)
 
     def _with_folder(self, prepared: Prepared, own: Path) -> Prepared:
-        """Return ``prepared`` with the limits, the place of the log, and the commands."""
+        """Return ``prepared`` with the limits file, the log and the commands."""
         if not self.host.own_root:
             for name, source in self._commands().items():
                 link(own / name, source)
             paths = {"PATH": str(self.host.commands)} if self.host.commands else {}
             return with_more(prepared, search_paths=paths)
-        # The folder is a mount as well: in an image where /run is the user's it could be moved away otherwise.
+        # Mount the folder too: where the image's user owns /run, the user could otherwise rename it.
         mounts = [Mount(own, IN_CONTAINER)]
         if not (own / limits_file.REVISION).exists():
             mounts.append(Mount(own / limits_file.NAME, f"{IN_CONTAINER}/{limits_file.NAME}"))
@@ -219,8 +219,8 @@ class Backend:
                 Mount(source, in_folder(own, name)),
                 Mount(source, f"/usr/local/bin/{name}"),
             ]
-        # Nothing that a session writes is a file of the host's: who fills it harms themselves only.
-        # The mode is the mount's, too: engines take it from what they mount over.
+        # Sessions write into a tmpfs, not into a file of the host: a session that fills it harms only itself. Engines
+        # take the mode from the folder that they mount over.
         make_folder(own / WRITTEN, mode=0o777)
         prepared = replace(prepared, in_memory={f"{IN_CONTAINER}/{WRITTEN}": WRITTEN_OPTIONS})
         return with_more(prepared, mounts=mounts)
@@ -231,7 +231,7 @@ class Backend:
         return {path.name: path for path in sorted(self.host.commands.iterdir()) if path.is_file()}
 
     def _with_machine(self, prepared: Prepared, own: Path, node_id: str) -> Prepared:
-        """Return ``prepared`` with the simulated driver, and nvidia-smi for it."""
+        """Return ``prepared`` with the simulated driver and its nvidia-smi."""
         machine_folder = machine.folder_of(self.host.data, node_id)
         smi = self.host.commands / "simulated" / SIMULATED_COMMAND if self.host.commands else None
         has_smi = smi is not None and smi.is_file()
@@ -243,7 +243,7 @@ class Backend:
                 paths["PATH"] = str(smi.parent)
             return with_more(prepared, search_paths=paths)
         make_folder(own / "simulated", mode=0o755)
-        # One by one: nothing can be mounted over the link that the ledger is in the machine's folder.
+        # Mount each file: the ledger in the machine's folder is a link, and nothing can be mounted over a link.
         mounts = [
             Mount(
                 (machine_folder / name).resolve(), in_folder(own, f"simulated/{name}"), name != machine.LEDGER
@@ -259,7 +259,7 @@ class Backend:
 
 
 def in_folder(own: Path, name: str) -> str:
-    """Return the path in a container of a file in the session's folder, where there now is a place to mount it on."""
+    """Make an empty file in the session's folder to mount over, and return its path in the container."""
     make_empty(own / name, mode=0o444)
     return f"{IN_CONTAINER}/{name}"
 
@@ -272,7 +272,7 @@ def with_more(
     mounts: Sequence[Mount] = (),
     files: Sequence[Path] = (),
 ) -> Prepared:
-    """Return ``prepared`` with these too; a search path comes before those that are there."""
+    """Return ``prepared`` with these added; a new search path goes before the ones already there."""
     paths = dict(prepared.search_paths)
     for name, path in (search_paths or {}).items():
         paths[name] = f"{path}:{paths[name]}" if name in paths else path

@@ -1,4 +1,4 @@
-"""Which backend holds the sessions of a node, and why. It only asks the backends."""
+"""The choice of a node's isolation backend, and its reason."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fgpuspawner.isolation.files import write_whole
 
 AUTO = "auto"
 STRONGEST_FIRST = ("mig", "driver-cgroup", "interposer")
-"""What `auto` tries on real GPUs. Not mps, whose sessions can end each other, nor none."""
+"""The order in which `auto` tries backends on real GPUs. mps is not in it, as its sessions can end each other."""
 
 WRITTEN = "isolation.json"
-"""In ``data_dir``: each node's backend, and why; for the service and the command line."""
+"""File in ``data_dir`` with each node's backend and reason, for the service and the command line."""
 
 WORDS = {
     "mig": "its GPUs are MIG instances, held by the hardware; sessions that share one are held by libfgpu",
@@ -29,7 +29,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backend of a node, and why it is this one. ``loud`` where an administrator should not miss it."""
+    """A node's backend and the reason for it. ``loud``: logged as a warning."""
 
     node_id: str
     backend: Backend
@@ -41,8 +41,8 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
     """Return the backend of a node under ``c.FGPU.isolation = setting``.
 
     Raises:
-        BadSettings: one line that says what would work: the one that was set cannot be had here, or nothing
-            isolates and it was not said that this is meant.
+        BadSettings: the chosen backend does not work here, or none does and "none" was not set. The message names what
+            would work.
     """
     if setting != AUTO:
         chosen = backends[setting]
@@ -67,7 +67,7 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
         if trouble is None:
             return Choice(node.id, backends[name], "; ".join([WORDS[name], *passed]))
         passed.append(f"not {name}: {trouble}")
-    # The last is what every machine can have.
+    # The last one needs the least of a machine.
     raise BadSettings(
         f"nothing isolates the sessions of node {node.id!r}: {trouble}; or set c.FGPU.isolation = 'none', knowing "
         "that nothing then holds a session to its slice"
@@ -76,7 +76,7 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A node's backend and why, as the Hub wrote them down; and why a slice cannot change there, if it cannot."""
+    """A node's backend and reason as `write_choices` stored them. ``fixed`` says why a slice cannot change there."""
 
     node_id: str
     backend: str
@@ -85,7 +85,7 @@ class Chosen:
 
 
 def write_choices(data: Path, choices: Iterable[Choice]) -> None:
-    """Write each node's backend and reason where `read_choices` finds them."""
+    """Store each node's backend and reason for `read_choices`."""
     found = {
         c.node_id: {"backend": c.backend.name, "reason": c.reason, "fixed": c.backend.fixed} for c in choices
     }
@@ -93,7 +93,7 @@ def write_choices(data: Path, choices: Iterable[Choice]) -> None:
 
 
 def read_choices(data: Path) -> tuple[Chosen, ...]:
-    """Return each node's backend, as of the Hub's last start; empty where none is known."""
+    """Return each node's backend as of the Hub's last start; empty if unknown."""
     try:
         found = json.loads((data / WRITTEN).read_text())
         return tuple(

@@ -1,4 +1,4 @@
-"""What the code of kernels takes of a GPU, by image: learnt from its sessions, as nothing can tell it before."""
+"""The GPU memory that kernel code takes, by image: learnt from its sessions, since it cannot be known before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("fgpu.isolation")
 
 NAME = "code.json"
 MOST_MIB = 1024
-"""What is above is something else: a program that took memory between two questions, or got around libfgpu."""
+"""Larger figures have another cause: memory taken between two questions, or allocations that bypassed libfgpu."""
 KEPT = 3
 MOST_USERS = 15
 MOST_IMAGES = 500
@@ -29,10 +29,10 @@ _FIGURES = TypeAdapter(Figures)
 
 
 class CodeMemory:
-    """One for the Hub, safe to use from several threads. ``fixed_mib``: learn nothing, it is this for every image.
+    """The learnt sizes of kernel code; thread-safe, one for the Hub. With ``fixed_mib`` it learns nothing.
 
-    Figures are of a user's sessions, the last ones. Who has some is charged by them, who has none the middle of the
-    others', of two at least: nobody pays for what a single stranger's programs did, or made it look like.
+    It keeps the last figures of each user's sessions. Users with figures are charged their own median; others the
+    median of at least two other users, so no single user sets what others pay.
     """
 
     def __init__(self, data: Path, *, fixed_mib: int | None = None) -> None:
@@ -43,11 +43,10 @@ class CodeMemory:
 
     @property
     def learns(self) -> bool:
-        """Whether figures are of use."""
         return self._fixed_mib is None
 
     def charged_mib(self, gpu: str, image: str, user: str) -> int:
-        """Return what each context is charged for code; 0 where that is not known yet."""
+        """Return what each context is charged for code, in MiB; 0 if unknown."""
         if self._fixed_mib is not None:
             return self._fixed_mib
         with self._lock:
@@ -59,7 +58,7 @@ class CodeMemory:
         return median_low(others) if len(others) > 1 else 0
 
     def learn(self, gpu: str, image: str, user: str, mib: int) -> None:
-        """Note what a process of a session held beyond what it was charged. Blocks."""
+        """Record what a session's process held beyond its charges, in MiB. Blocks."""
         if not 0 <= mib <= MOST_MIB:
             return
         with self._lock:
@@ -102,5 +101,5 @@ def _key(gpu: str, image: str) -> str:
 
 
 def _mark(user: str) -> str:
-    """Return what tells users apart, without saying who they are."""
+    """Return a pseudonym of the user: stored figures contain no names."""
     return hashlib.sha256(user.encode()).hexdigest()[:16]

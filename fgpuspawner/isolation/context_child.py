@@ -1,6 +1,6 @@
-"""Measure what a CUDA context takes of a GPU: make one, and read this process's memory from NVML. Standard library only.
+"""Measure a CUDA context: make one, then read this process's memory from NVML. Standard library only.
 
-context_child.py UUID    prints MiB, or why it cannot be measured, and then ends with 1
+context_child.py UUID    prints MiB; or prints why it cannot be measured, and exits with 1
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ MIB = 2**20
 
 
 def main() -> int:
-    """Measure once."""
-    # Before anything of CUDA is loaded: this process is to see one device, as number 0.
+    # Before CUDA is loaded: this process must see only this device, as number 0.
     os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
     sys.path.insert(0, str(Path(__file__).parent))
     from nvml_child import Nvml, NvmlFailed  # type: ignore[import-not-found]

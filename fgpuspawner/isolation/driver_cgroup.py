@@ -1,4 +1,4 @@
-"""The driver's own memory limits for cgroups (r615 and newer), set by the NVIDIA container toolkit's hook."""
+"""The driver's own memory limits for cgroups (r615 and newer), set by the hook of the NVIDIA container toolkit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ MIB = 2**20
 
 
 class DriverCgroup(Interposer):
-    """Memory is held by the driver; libfgpu holds what that leaves out: managed memory and compute."""
+    """The driver limits memory; libfgpu limits managed memory and compute, which the driver leaves out."""
 
     name = "driver-cgroup"
     resizes = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
-        """Return why the driver cannot hold sessions on these devices, or None if it can."""
         if any(d.simulated for d in devices):
             return "the GPUs are simulated"
         if any(d.uuid.startswith(MIG_PREFIX) for d in devices):
@@ -39,21 +38,21 @@ class DriverCgroup(Interposer):
         return super().available(devices)
 
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
-        """Prepare for libfgpu, and ask the toolkit's hook for the driver's limit."""
+        """Prepare for libfgpu, and request the driver's limit from the toolkit's hook."""
         prepared = super().prepare(session, devices, neighbours)
         parts = [limit.memory_mib for limit in prepared.limits.devices if not limit.whole]
         if not parts:
-            # Whole devices: there is nothing to hold, and the hook knows one amount for all of them.
+            # Whole devices need no limit, and the hook takes one amount for all devices.
             return prepared
         amount = str(min(parts))
-        # Nothing happens unless both are set.
+        # The hook does nothing unless both are set.
         both = {"NVIDIA_GPU_MEMORY_REQUEST": amount, "NVIDIA_GPU_MEMORY_LIMIT": amount}
         return with_more(prepared, environment=both)
 
     async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
-        """Ask the driver: libfgpu shows the session its limits in any case, so that the probe inside cannot tell.
+        """Ask the driver: the probe cannot tell, since libfgpu shows the session its limits in any case.
 
-        Where the driver does not say it is logged: libfgpu is in force all the same.
+        An unanswered question is only logged, because libfgpu limits the session too.
         """
         reader = NvmlReader(NVML)
         try:

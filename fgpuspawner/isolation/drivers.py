@@ -1,4 +1,4 @@
-"""The GPU drivers of all machines: each asked through one child process, and whose processes use them."""
+"""The GPU drivers of all machines: one child process for each driver, and the sessions of the processes that use it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader
 
 
 class Machines(Protocol):
-    """The engine, as far as it is asked here. What it does blocks."""
+    """What is used of the engine here. Its methods block."""
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        """Return the session of each of these processes of a node's machine, as far as it is one of ours."""
+        """Return the sessions of those of these processes that belong to one, on a node's machine."""
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        """Return what reads the GPUs of a node on another machine."""
+        """Return the reader of the GPUs of a node on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An NVML library, of this machine or of another node's."""
+    """The NVML library of this machine, of a simulated machine, or of another machine's node."""
 
     library: str
     node_id: str | None = None
@@ -36,12 +36,12 @@ class Place:
 
     @property
     def has_no_driver(self) -> bool:
-        """Whether no program can use the GPUs there: simulated ones that nothing simulates."""
+        """Whether no program can use its GPUs: they are simulated, and the simulated driver is not built."""
         return self.simulated and self.node_id is None and not Path(self.library).exists()
 
 
 class Drivers:
-    """One for the Hub: whoever asks the same driver asks the same child."""
+    """Keeps one child process for each library, shared by all callers. One for the Hub."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Drivers:
         self._readers: dict[Place, NvmlReader] = {}
 
     def places(self) -> dict[Place, list[str]]:
-        """Return the configured devices by the library that knows them."""
+        """Return the configured devices by the library that reads them; close readers of removed nodes."""
         found: dict[Place, list[str]] = {}
         for node in self._isolation.nodes:
             elsewhere = self._isolation.is_elsewhere(node.id)
@@ -70,10 +70,10 @@ class Drivers:
         return found
 
     def reader(self, place: Place) -> NvmlReader:
-        """Return what reads the GPUs at a place.
+        """Return the reader of a library.
 
         Raises:
-            FGPUError: its node is not configured any more.
+            FGPUError: its node is no longer configured.
         """
         if place not in self._readers:
             self._readers[place] = (
@@ -84,14 +84,13 @@ class Drivers:
         return self._readers[place]
 
     def owners(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return the session of each of these processes of a place, as far as it is one of ours. Blocks.
+        """Return the sessions of those of these processes that belong to one. Blocks.
 
         Raises:
-            FGPUError: it cannot be told.
+            FGPUError: the engine cannot tell.
         """
         return self._machines.sessions_of(pids, place.node_id)
 
     def close(self) -> None:
-        """Ask no more."""
         for reader in self._readers.values():
             reader.close()

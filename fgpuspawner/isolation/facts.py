@@ -1,4 +1,4 @@
-"""What there is on this machine for isolation: asked once, when the Hub starts. Blocks."""
+"""What this machine offers for isolation, asked once when the Hub starts. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ log = logging.getLogger("fgpu.isolation")
 HERE = Path(__file__).parent
 NVML = "libnvidia-ml.so.1"
 CHILD_TIMEOUT_S = 60
-"""A driver that nothing uses takes seconds to wake."""
+"""An idle driver takes seconds to initialise."""
 CONTEXT_GUESS_MIB = 512
-"""For a GPU whose context could not be measured: today's take 200 to 500 MiB."""
+"""Used where a context cannot be measured; today's contexts take 200 to 500 MiB."""
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would load something else into a child."""
+    """Return this process's environment without variables that would load other code into a child."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "CUDA_", "FGPU_", "PYTHON"))}
 
 
 def child_command(name: str, *arguments: str) -> list[str]:
-    """Return the command of one of the programs here: Python alone, nothing of the environment's."""
+    """Return the command of a child program in this folder: isolated Python without site packages."""
     return [sys.executable, "-I", "-S", str(HERE / name), *arguments]
 
 
 def driver_facts(library: str = NVML) -> dict[str, Any]:
-    """Return the driver's version and what it can do; empty where it does not say, which is logged."""
+    """Return the driver's version and abilities; empty, with a warning in the log, if it does not answer."""
     try:
         done = subprocess.run(
             child_command("nvml_child.py", library),
@@ -59,9 +59,9 @@ def driver_facts(library: str = NVML) -> dict[str, Any]:
 
 
 def measure_contexts(devices: Iterable[Device], *, driver: str, cache: Path) -> dict[str, int]:
-    """Return what a CUDA context takes, in MiB by UUID: measured once for each model and driver, then remembered.
+    """Return the size of a CUDA context in MiB, by UUID: measured once for each model and driver, then cached.
 
-    Where it cannot be measured it is guessed, with a warning, and tried again at the next start.
+    A context that cannot be measured is guessed, with a warning, and measured again at the next start.
     """
     known = _read_cache(cache)
     found: dict[str, int] = {}
@@ -88,7 +88,7 @@ def measure_contexts(devices: Iterable[Device], *, driver: str, cache: Path) -> 
 
 
 def measure_context(uuid: str) -> int | str:
-    """Return what a context takes of a device, in MiB, or why that cannot be told."""
+    """Return the size of a CUDA context on a device, in MiB, or why it cannot be measured."""
     try:
         done = subprocess.run(
             child_command("context_child.py", uuid),
@@ -120,7 +120,7 @@ def _read_cache(cache: Path) -> dict[str, int]:
 
 
 def mps_trouble(pipe: Path) -> str | None:
-    """Return why there is no MPS daemon at this pipe directory, None if there is one."""
+    """Return why no MPS daemon uses this pipe directory, or None if one does."""
     start = "start it with nvidia-cuda-mps-control -d"
     control = pipe / "control"
     try:
@@ -134,7 +134,7 @@ def mps_trouble(pipe: Path) -> str | None:
 
 
 def memory_place(installation: str, given: str) -> Path | None:
-    """Return the folder for what sessions write all the time; None: the session's own folder."""
+    """Return the folder in memory for files that sessions write all the time; None: use the session's own folder."""
     if given:
         return Path(given).absolute() / f"fgpu-{installation}"
     shm = Path("/dev/shm")

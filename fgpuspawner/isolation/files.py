@@ -1,4 +1,4 @@
-"""Files and folders for sessions: with the modes that are meant, whatever the umask, and following no links."""
+"""Files and folders for sessions, with exact modes whatever the umask, and without following links."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fgpu_scheduler import FGPUError
 
 
 class UnsafeFolder(FGPUError):
-    """A folder is not this user's own, so that somebody else could change what is in it."""
+    """A folder belongs to another user, who could change its content."""
 
     code = "unsafe_folder"
 
 
 def make_folder(path: Path, *, mode: int) -> Path:
-    """Make a folder, or take the one that is there if it is this user's own and no link; set its mode.
+    """Make a folder, or use the existing one if it is this user's own and no link; set its mode.
 
     Raises:
-        UnsafeFolder: it is a link, no folder, or somebody else's.
+        UnsafeFolder: it is a link, no folder, or another user's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=mode)
-    # By descriptor: what a name leads to can be exchanged between two looks at it.
+    # Check by descriptor: the name could be pointed elsewhere between the check and the use.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
@@ -41,12 +41,12 @@ def make_folder(path: Path, *, mode: int) -> Path:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int) -> Path:
-    """Write a file that appears whole or not at all, in place of what was there."""
+    """Write a file atomically, in place of what was there."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # Whatever the umask says.
+        os.fchmod(descriptor, mode)
         file.write(data)
         file.flush()
         os.fsync(descriptor)
@@ -55,7 +55,7 @@ def write_whole(path: Path, data: bytes, *, mode: int) -> Path:
 
 
 def copy_whole(source: Path, path: Path, *, mode: int) -> Path:
-    """Copy a file so, unless the same bytes are there already: who runs or maps them keeps them."""
+    """Copy a file atomically, unless the same bytes are there: processes that have it mapped keep it."""
     data = source.read_bytes()
     try:
         same = not path.is_symlink() and path.read_bytes() == data
@@ -87,7 +87,11 @@ def link(path: Path, target: Path) -> Path:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return what is in a regular file; raises OSError where it is none, a link, or larger than ``most``."""
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it is no regular file, a link, or larger than ``most`` bytes.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -99,7 +103,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and all in it, following no links. Removing it twice is fine."""
+    """Remove a folder and its content without following links; idempotent."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

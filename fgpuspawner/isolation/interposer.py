@@ -1,4 +1,4 @@
-"""libfgpu: a library in every process of a session, which counts what it allocates and times its kernels."""
+"""libfgpu: a library in every process of a session that counts allocations and schedules kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fgpuspawner.isolation.report import Report, missing_library, problems, wron
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
 OPENCL = "opencl"
-"""The file in a session's folder that lets libfgpu leave NVIDIA's OpenCL alone."""
+"""File in a session's folder that makes libfgpu allow NVIDIA's OpenCL."""
 
 
 class Interposer(Backend):
@@ -44,7 +44,6 @@ class Interposer(Backend):
     resizes = True
 
     def available(self, devices: Sequence[Device]) -> str | None:
-        """Return why libfgpu cannot be loaded, or None if it can."""
         if self.host.native is None:
             return NOT_BUILT
         if not self.host.own_root and any(c in str(self.host.data) for c in " :"):
@@ -54,9 +53,9 @@ class Interposer(Backend):
         return None
 
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
-        """Write the session's folder and have libfgpu loaded; a local process gets an account of nothing, too.
+        """Write the session's folder and load libfgpu.
 
-        In a container libfgpu makes it.
+        A local process also gets an accounting file; in a container libfgpu makes it.
         """
         native = self.host.native
         assert native is not None, "not available"
@@ -86,7 +85,7 @@ class Interposer(Backend):
         return with_more(prepared, mounts=[*mounts, *lent], files=[listed, *allowed])
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
-        """Return where the session sees more, or other, than its limits, or runs without libfgpu."""
+        """Return where the session sees more or other than its limits, or runs without libfgpu."""
         native = self.host.native
         assert native is not None, "not available"
         library = (
@@ -98,16 +97,15 @@ class Interposer(Backend):
         return found
 
     def teardown(self, session_id: int) -> None:
-        """Remove the session's folder and its account."""
         super().teardown(session_id)
         if self.host.accounting is not None:
             remove_folder(self.host.accounting / str(session_id))
             lending.forget(self.host.accounting, str(session_id))
 
     def _lending(self, session_id: int, devices: int, own: Path) -> list[Mount]:
-        """Make the session's words, and the place for those of its neighbours: as mounts of a container, or as a link.
+        """Make the session's words and the folder for its neighbours' words: mounts of a container, or a link.
 
-        Also where it lends nothing, so that a container that waits can become anybody's.
+        Made even if the session lends nothing, so that a warm container can become any session's.
         """
         memory = self.host.accounting
         if not self.host.lends or memory is None:
@@ -124,7 +122,7 @@ class Interposer(Backend):
         ]
 
     def _account(self, session_id: int) -> Path:
-        """Make the session's account: in memory where there is a place for it, as it is written all the time."""
+        """Make the session's accounting file, in memory if possible, as it is written all the time."""
         if self.host.accounting is None:
             place = self.folder(session_id)
         else:

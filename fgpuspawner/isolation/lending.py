@@ -1,9 +1,11 @@
-"""What sessions on one GPU share so that they can lend each other compute. isolation/README.md has the files.
+"""The files through which sessions on one GPU lend each other compute. isolation/README.md has their format.
 
-Each session has a folder in memory: a word for each of its devices, which only it may write, and for each device a
-folder with the words of those who lend there and whose each hundredth of the period is. A word is one file, which has a
-name in the folder of each of them: so mounts can be made before it is known whom a container will share a GPU with. What
-a session writes says that it has work, and nothing else is believed of it.
+1. Each session has a folder in memory with one word (8 bytes) for each of its devices. Only the session writes it, and
+   it says only whether the session has work: nothing else that it writes is believed.
+2. For each device the folder has a subfolder with the words of all sessions that lend there, and the file that names
+   the owner of each hundredth of the period.
+3. A word is one file with a hard link in each of these subfolders, so a container's mounts can be made before its
+   neighbours are known.
 """
 
 from __future__ import annotations
@@ -23,47 +25,46 @@ log = logging.getLogger("fgpu.isolation")
 FOLDER = "lending"
 OWNERS = "owners"
 OWN = "own-"
-"""Before a device's place among a session's: the name of its word there."""
+"""Prefix of a session's own word, before the device's index."""
 WORD_BYTES = 8
 NOBODY = 0
 KEPT = 255
-"""Of a hundredth that is not to be lent: of a session that does not lend, or of two."""
+"""Owner of a hundredth that is not lent: of a session that does not lend, or of two sessions."""
 
 
 def folder_of(memory: Path, name: str) -> Path:
-    """Return the folder of a session, or of a container that waits for one."""
+    """Return the folder of a session or of a warm container."""
     return memory / FOLDER / name
 
 
 def own_word(memory: Path, name: str, index: int) -> Path:
-    """Return a session's word for one of its devices."""
     return folder_of(memory, name) / f"{OWN}{index}"
 
 
 def make_words(memory: Path, name: str, count: int) -> Path:
-    """Make the folder of a session of so many devices, with words that say nothing, and return it.
+    """Make the folder of a session with ``count`` devices, with empty words; return it.
 
-    They are other files than those that it had: whatever still has one open writes what nobody reads.
+    The files are new: a process that still has an old one open writes to a file without readers.
     """
     make_folder(memory, mode=0o700)
     remove_folder(folder_of(memory, name))
     folder = make_folder(folder_of(memory, name), mode=0o755)
     for index in range(count):
         make_folder(folder / str(index), mode=0o755)
-        # Its block is taken now: were the file system full later, it could not say anything.
+        # Write it now, to allocate its block: on a full file system the session could not write it later.
         make_empty(own_word(memory, name, index), mode=0o666).write_bytes(bytes(WORD_BYTES))
     return folder
 
 
 def take_over(memory: Path, name: str, session_id: int) -> None:
-    """Make the folder of a container that has waited its session's, with the mounts that it has."""
+    """Turn a warm container's folder into its session's; its mounts stay."""
     if folder_of(memory, name).is_dir():
         remove_folder(folder_of(memory, str(session_id)))
         folder_of(memory, name).rename(folder_of(memory, str(session_id)))
 
 
 def owners(uuid: str, sessions: Iterable[Limits]) -> bytes:
-    """Return whose each hundredth of the period is, by the limits of all ``sessions`` that live."""
+    """Return the owner of each hundredth of the period, by the limits of all living ``sessions``."""
     found = bytearray(HUNDREDTHS)
     for limit in (limit for one in sessions for limit in one.devices if limit.uuid == uuid):
         for hundredth in _each(limit.slots):
@@ -76,10 +77,10 @@ def _each(slots: Slots) -> list[int]:
 
 
 def introduce(memory: Path, sessions: Sequence[Limits]) -> None:
-    """Show those who lend on each GPU each other's words, and say who owns what. Doing so twice is fine.
+    """Link the words of all sessions that lend on a GPU into each other's folders, and write the owners; idempotent.
 
-    In this order, so that it may end anywhere: who is named an owner can be heard. All of a GPU have the same file of
-    owners, so all learn of a change at once.
+    Links come first, then owners, then the removal of old links: wherever this ends, every named owner's word can be
+    read. All sessions of a GPU share one file of owners, so all see a change at once.
     """
     used = set()
     for uuid in {limit.uuid for one in sessions for limit in one.devices if limit.lending}:
@@ -103,7 +104,7 @@ def introduce(memory: Path, sessions: Sequence[Limits]) -> None:
 
 
 def _link(place: Path, shown: Mapping[str, Path]) -> None:
-    """Give files names in a folder. Of whom that cannot be done, nobody hears, so it keeps its slots."""
+    """Link files into a folder. If a word cannot be linked, its session keeps its slots."""
     try:
         there = {entry.name: entry.inode() for entry in os.scandir(place)}
     except OSError as e:
@@ -129,7 +130,7 @@ def _leave_only(place: Path, shown: Mapping[str, Path]) -> None:
 
 
 def _write(file: Path, text: bytes) -> None:
-    """Write who owns what where it stands: who reads meanwhile finds of each hundredth the old owner or the new one."""
+    """Write the owners in place: a concurrent reader sees the old or the new owner of each hundredth."""
     if file.read_bytes() != text:
         descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -140,16 +141,14 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def forget(memory: Path, name: str) -> None:
-    """Remove a session's folder. Doing so twice is fine."""
+    """Remove a session's folder; idempotent."""
     remove_folder(folder_of(memory, name))
 
 
 def names(memory: Path) -> list[str]:
-    """Return the names of all folders."""
     folder = memory / FOLDER
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def words(memory: Path) -> list[Path]:
-    """Return the words of all sessions."""
     return list((memory / FOLDER).glob(f"*/{OWN}*"))

@@ -1,7 +1,7 @@
-"""The limits file of a session: text, read-only, the one truth about its slice inside the session.
+"""The limits file of a session: read-only text that states the session's slice to libfgpu.
 
-isolation/README.md has the format, version 1: the heading, ``session=``, ``managed=``, one ``device=UUID key=value ...``
-line for each share, ``end``. libfgpu refuses every allocation where it cannot read all of it.
+isolation/README.md has the format, version 1: the heading, ``session=``, ``managed=``, one ``device=UUID key=value
+...`` line for each share, ``end``. libfgpu refuses every allocation if it cannot read the whole file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ VERSION = 1
 REVISION_BYTES = 8
 NAME = "limits"
 REVISION = "revision"
-"""Beside it, where a slice can change: 8 bytes that count its changes. libfgpu looks at them before each allocation."""
+"""File beside it, where a slice can change: 8 bytes that count the changes. libfgpu reads it before each allocation."""
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
-"""Of no device, so that libfgpu refuses every allocation."""
+"""Limits without a device: libfgpu refuses every allocation."""
 
 _DEVICE = re.compile(
     r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}|[!-~]{1,253}/[!-~]{1,91})"
@@ -40,17 +40,18 @@ _DEVICE = re.compile(
 
 
 class BadLimits(FGPUError):
-    """A limits file that cannot be read, or one that cannot be written."""
+    """A limits file cannot be read or written."""
 
     code = "bad_limits"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """What a session may have of one device. ``slots`` is empty in mode memory; of memory only the percent is 0.
+    """A session's limits on one device.
 
-    ``lending`` is its number among those that lend each other their slots there, 0 where it does not lend; then
-    ``most_percent`` is what it may have at most with what it is lent.
+    ``slots`` is empty in mode memory. ``compute_percent`` is 0 for memory only. ``lending`` is its number among the
+    sessions that lend there, from 1; 0 if it does not lend. ``most_percent`` caps its compute together with what it
+    borrows.
     """
 
     uuid: str
@@ -65,13 +66,12 @@ class DeviceLimit:
 
     @property
     def whole(self) -> bool:
-        """Whether this is all of the device's memory."""
         return self.memory_mib == self.device_mib
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session may have of each of its devices."""
+    """A session's limits on each of its devices."""
 
     session_id: int
     managed: str
@@ -91,11 +91,11 @@ def limits_of(
 ) -> Limits:
     """Return the limits of a session that holds shares, with slots beside those of its ``neighbours``.
 
-    ``context_mib`` is by UUID, 0 where it names none. Without ``compute``, compute is left alone: somebody else
-    holds it. With ``lends``, what is idle is lent, up to ``most_percent``.
+    ``context_mib`` is by UUID; a missing one is 0. ``compute=False`` gives no slots, because something else limits
+    compute. With ``lends`` idle compute is lent, up to ``most_percent``.
 
     Raises:
-        BadLimits: a share is of a device that is not there any more.
+        BadLimits: a share's device is no longer configured.
     """
     assert session.placement is not None, "a session without shares has no limits"
     known = {d.uuid: d for d in devices}
@@ -111,7 +111,7 @@ def limits_of(
         found.append(
             DeviceLimit(
                 uuid=share.device_uuid,
-                # A share from before a driver's change can be larger than what the device has now.
+                # A share from before a driver update can be larger than the device is now.
                 memory_mib=min(share.memory_mib, device.memory_mib),
                 device_mib=device.memory_mib,
                 context_mib=context_mib.get(share.device_uuid, 0),
@@ -126,10 +126,10 @@ def limits_of(
 
 
 def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> Limits:
-    """Return a session's limits as its share of its one device is now. What its contexts are charged stays.
+    """Return a session's limits, changed to its current share of its one device. The context charge stays.
 
     Raises:
-        BadLimits: it has shares of other devices.
+        BadLimits: its shares are of other devices than its limits.
     """
     assert session.placement is not None, "a session without shares has no limits"
     shares = session.placement.shares
@@ -154,13 +154,12 @@ def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> L
 
 
 def _free_number(others: Iterable[DeviceLimit]) -> int:
-    """Return the least number that no other has. There are as many as there can be shares."""
+    """Return the least number that no other session has; there are as many as there can be shares."""
     used = {limit.lending for limit in others}
     return next((number for number in range(1, slots.HUNDREDTHS + 1) if number not in used), 0)
 
 
 def render(limits: Limits) -> str:
-    """Return the text of a limits file."""
     lines = [f"fgpu-limits {VERSION}", f"session={limits.session_id}", f"managed={limits.managed}"]
     lines.extend(
         f"device={d.uuid} memory_mib={d.memory_mib} device_mib={d.device_mib} context_mib={d.context_mib}"
@@ -172,10 +171,10 @@ def render(limits: Limits) -> str:
 
 
 def parse(text: str) -> Limits:
-    """Return the limits of `render`'s text.
+    """Return the limits in the text of a limits file.
 
     Raises:
-        BadLimits: it is none.
+        BadLimits: it is not one.
     """
     lines = text.split("\n")
     session = re.fullmatch(r"session=([0-9]{1,18})", lines[1]) if len(lines) > 1 else None
@@ -210,10 +209,7 @@ def _device(line: str) -> DeviceLimit:
 
 
 def write(folder: Path, limits: Limits) -> Path:
-    """Write the limits file into a session's folder and return its path.
-
-    It appears whole or not at all, and nobody can write it but who may replace it.
-    """
+    """Write the limits file into a session's folder, atomically and read-only, and return its path."""
     text = render(limits).encode("ascii")
     if len(text) > LARGEST_BYTES:
         raise BadLimits(f"the limits of {len(limits.devices)} devices are more than {LARGEST_BYTES} bytes")
@@ -221,18 +217,18 @@ def write(folder: Path, limits: Limits) -> Path:
 
 
 def begin_revisions(folder: Path) -> Path:
-    """Write the file that counts changes of the limits into a session's folder, and return its path."""
+    """Write the file that counts the changes of the limits, and return its path."""
     return write_whole(folder / REVISION, bytes(REVISION_BYTES), mode=0o444)
 
 
 def change(folder: Path, limits: Limits) -> None:
-    """Write other limits, and have libfgpu read them before it grants anything more.
+    """Replace the limits of a running session; libfgpu reads them before its next grant.
 
-    In this order: who sees the new number finds the new limits. After a crash in between, processes that had read the
-    old ones keep them until the next change.
+    The limits are written before the count, so a process that sees the new count finds the new limits. After a crash in
+    between, running processes keep the old limits until the next change.
 
     Raises:
-        BadLimits: the session's limits cannot change: it was not launched so.
+        BadLimits: the session was launched with limits that cannot change.
     """
     path = folder / REVISION
     if not path.is_file():
@@ -243,7 +239,7 @@ def change(folder: Path, limits: Limits) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             with mmap.mmap(descriptor, REVISION_BYTES) as page:
-                # One store of an aligned word: whoever reads it sees the old number or the new one.
+                # One store of an aligned word: a reader sees the old count or the new one.
                 word = ctypes.c_uint64.from_buffer(page)
                 word.value += 1
                 del word
@@ -258,7 +254,7 @@ def read(folder: Path) -> Limits:
     """Return the limits in a session's folder.
 
     Raises:
-        BadLimits: there are none that can be read.
+        BadLimits: the file cannot be read.
     """
     try:
         return parse(read_bounded(folder / NAME, LARGEST_BYTES).decode("ascii"))
@@ -267,7 +263,7 @@ def read(folder: Path) -> Limits:
 
 
 def environment(session: Session, *, limits_path: str, simulated: bool) -> dict[str, str]:
-    """Return what the session is told in its environment. Information only: the limits file is what counts."""
+    """Return the variables that describe the slice to the session; only the limits file is enforced."""
     assert session.placement is not None
     shares = session.placement.shares
     uuids = ",".join(s.device_uuid for s in shares)

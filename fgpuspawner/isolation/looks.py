@@ -1,7 +1,7 @@
-"""Looks at the GPUs: who holds and uses how much of each, whose processes they are, at instants nobody can foresee.
+"""Periodic snapshots of the GPUs: the processes on each device, what they use, and which session owns each.
 
-Watchdog, meter and the judgement who is idle all go by the same looks. Each machine has a thread that takes them, so
-that neither a busy Hub nor another machine delays one; what follows from them is decided in the Hub's event loop.
+Watchdog, meter and idle check share these snapshots. A thread for each machine takes them, so neither a busy Hub nor a
+slow machine delays another. They are judged in the Hub's event loop.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from fgpuspawner.isolation.nvml_reader import DeviceUse
 log = logging.getLogger("fgpu.looks")
 
 LONGEST_GAP = 4
-"""No pause is longer than so many times the mean one."""
+"""No pause is longer than this many times the mean."""
 MOST_WAITING = 1000
-"""Looks that are kept for a Hub that does not come round to them; the oldest are forgotten."""
+"""Snapshots that are kept for a busy Hub; beyond that the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the GPUs of one place: what the driver says of each, or why that is not known.
+    """One snapshot of the GPUs behind one NVML library.
 
-    ``at_s`` is of a clock that nobody sets. ``owners`` are the sessions of the processes that are of one.
+    ``at_s`` is a monotonic time. ``devices`` has each device's use, or why it is unknown. ``owners`` maps a process to
+    its session.
     """
 
     place: Place
@@ -42,19 +43,19 @@ class Look:
 
 
 Saw = Callable[[Look, Sequence[Session]], Awaitable[None]]
-"""What is told of a look, and of all live sessions."""
+"""Called with each snapshot and all live sessions."""
 
 
 def gap_s(every_s: float) -> float:
-    """Return how long to wait until the next look: by chance, with this mean.
+    """Return a random pause before the next snapshot, in seconds, with mean ``every_s``.
 
-    Of such pauses none tells how long it will be still: who has just been looked at is no safer than anybody else.
+    Exponential pauses have no memory: a session that was just observed cannot tell when it is observed next.
     """
     return min(random.SystemRandom().expovariate(1 / every_s), LONGEST_GAP * every_s)
 
 
 class Looks:
-    """One for the Hub: looks wherever a session runs, until it is closed."""
+    """Takes snapshots wherever a session runs, until it is closed. One for the Hub."""
 
     def __init__(
         self, drivers: Drivers, live: Callable[[], Awaitable[Sequence[Session]]], *, every_s: float
@@ -67,13 +68,13 @@ class Looks:
         self._wanted: Mapping[Place, frozenset[int]] = {}
         self._hurried: set[Place] = set()
         self._due_at_s: dict[Place, float] = {}
+        #: Owners at the last snapshot: nothing else tells the session of a process that has ended since.
         self._owners: dict[Place, Mapping[int, int]] = {}
-        """Those of the last look: of a process that has ended since, nothing else tells the session."""
         self._threads: dict[Place, threading.Thread] = {}
         self._closed = False
 
     def begin(self, background: Background, saw: Collection[Saw]) -> None:
-        """Tell these of every look, one look after the other."""
+        """Call these observers with every snapshot, one snapshot after the other."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -90,7 +91,7 @@ class Looks:
         )
 
     async def round(self, saw: Collection[Saw]) -> None:
-        """Tell of what was seen since the last round, and see to it that every machine in use is looked at."""
+        """Deliver the snapshots taken since the last round, and start a thread for every machine in use."""
         live = await self._live()
         self._want(live)
         while self._taken:
@@ -104,13 +105,13 @@ class Looks:
                     log.exception("What was seen at %s could not be judged", look.place)
 
     def again(self, place: Place, after_s: float) -> None:
-        """Look at a place after so many seconds, if not before."""
+        """Take the next snapshot of this library within ``after_s`` seconds."""
         with self._changed:
             self._due_at_s[place] = time.monotonic() + after_s
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Look no more. A look that is under way ends with its driver."""
+        """Stop taking snapshots. One in progress ends when its driver is closed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -139,7 +140,7 @@ class Looks:
             self._news()
 
     def _pause(self, place: Place) -> bool:
-        """Return when it is time for the next look, whether there is to be one; who is new is looked at soon."""
+        """Wait until the next snapshot is due, sooner if a session is new here; return whether to take it."""
         with self._changed:
             until_s = time.monotonic() + gap_s(self._every_s)
             while not self._closed and place not in self._hurried:
@@ -154,7 +155,7 @@ class Looks:
             return not self._closed
 
     def look_at(self, place: Place, since_us: Mapping[str, int]) -> Look:
-        """Look once. What cannot be told of a device is words, never nothing."""
+        """Take one snapshot. A device that cannot be read gets a reason, never an empty result."""
         uuids = self._drivers.places().get(place, [])
         owners: Mapping[int, int] = {}
         found: Mapping[str, DeviceUse | str]
@@ -176,7 +177,7 @@ class Looks:
 
 
 def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
-    """Return the sessions that run and have a share of one of these devices."""
+    """Return the running sessions with a share of one of these devices."""
     return frozenset(
         s.id
         for s in live

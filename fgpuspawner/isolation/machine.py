@@ -1,4 +1,4 @@
-"""Simulated machines: the folder that the simulated driver is loaded from, one for each node of simulated GPUs."""
+"""Simulated machines: for each node with simulated GPUs the folder from which the simulated driver is loaded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fgpuspawner.isolation.native import Native, install_machine_libraries
 LEDGER = "ledger"
 WRITTEN_BY_SESSIONS = (LEDGER, "log")
 IN_CONTAINERS = ("machine", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", LEDGER)
-"""What a container has of it; the ledger is the only one that it can write."""
+"""The files that a container gets; it can write only the ledger."""
 MOST_DEVICES = 16
 CONTEXT_MIB = 0
-"""What a context takes of a simulated GPU."""
+"""Size of a context on a simulated GPU."""
 
 
 def folder_of(data: Path, node_id: str) -> Path:
-    """Return the folder of a node's simulated machine. A node's name is a file's name, too."""
+    """Return the folder of a node's simulated machine; the node's name is a safe file name."""
     return data / "simulated" / node_id
 
 
 def render(node: Node) -> str:
-    """Return the file ``machine``: one simulated device a line."""
+    """Return the text of the file ``machine``: one simulated device in each line."""
     return "".join(
         f"gpu uuid={d.uuid} memory_mib={d.memory_mib} context_mib={CONTEXT_MIB} name={d.model}\n"
         for d in node.devices
@@ -34,8 +34,8 @@ def render(node: Node) -> str:
 def write(data: Path, node: Node, native: Native, memory: Path | None = None) -> Path:
     """Write a node's simulated machine and return its folder.
 
-    The ledger is a link to where it is in ``memory``, so that no session can fill the disk with it. It stays if it is
-    there: sessions that outlived the Hub use it.
+    The ledger is a link into ``memory``, so that no session can fill the disk with it. An existing ledger stays, as
+    sessions that outlived the Hub use it.
     """
     make_folder(data / "simulated", mode=0o755)
     folder = make_folder(folder_of(data, node.id), mode=0o755)

@@ -1,4 +1,4 @@
-"""Isolation as the Hub has it: which backend holds each node's sessions, and what is prepared for a session."""
+"""Isolation as the Hub uses it: each node's backend, and the files of each session."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from fgpuspawner.settings import FGPU
 log = logging.getLogger("fgpu.isolation")
 
 BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Backend)
-"""The last holds nobody."""
+"""The last one enforces nothing."""
 LOG_KEPT_BYTES = 1 << 20
 _SMALLEST_FILE_BYTES = 4096
 LEDGER_BYTES = 26_406_912
-"""What the simulated driver makes it: ``struct ledger`` in isolation/simulated/machine.h."""
+"""Size of ``struct ledger`` in isolation/simulated/machine.h."""
 
 
 def make_backends(host: Host) -> dict[str, Backend]:
-    """Return every backend, by name."""
     return {kind.name: kind(host) for kind in BACKENDS}
 
 
 def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, installation: str = "") -> Host:
-    """Return what there is on this machine. Asks the driver only where there are real GPUs; writes nothing."""
+    """Return what this machine offers. Asks the driver only if there are real GPUs; writes nothing."""
     real = [d for n in nodes for d in n.devices if not d.simulated and not settings.is_elsewhere(n.id)]
     driver = facts.driver_facts() if real else {}
     pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
@@ -65,17 +64,17 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
 
 
 def choices_for(settings: FGPU, nodes: Collection[Node], *, own_root: bool) -> tuple[Choice, ...]:
-    """Return each node's backend, without changing anything: for the command line.
+    """Return each node's backend without changing anything, for the command line.
 
     Raises:
-        BadSettings: a node can have none.
+        BadSettings: no backend works for a node.
     """
     backends = make_backends(find_host(settings, nodes, own_root=own_root))
     return tuple(choose(settings.isolation, node, backends) for node in nodes)
 
 
 def host_elsewhere(host: Host) -> Host:
-    """Return what there is on another machine: containers, what is carried there, and nothing that needs its driver."""
+    """Return what another machine offers: containers, files copied there, and nothing that needs its driver."""
     return Host(
         data=host.data,
         own_root=True,
@@ -90,22 +89,25 @@ def host_elsewhere(host: Host) -> Host:
 
 
 class Isolation:
-    """One for the Hub's life. `open` blocks, as the Hub's start does; the rest may be called from any thread."""
+    """Chooses each node's backend and writes the files of sessions. One for the life of the Hub.
+
+    `open` blocks, as the Hub's start does. Call the other methods from any thread.
+    """
 
     def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
         self._settings = settings
         self._nodes: Mapping[str, Node] = {node.id: node for node in nodes}
         self._folder = settings.data_path() / "limits"
-        # Slots are given out by one at a time: each must see what the one before has written.
+        # Held while slots are assigned: each assignment must see the limits files that the one before it wrote.
         self._preparing = threading.Lock()
         self.choices: Mapping[str, Choice] = {}
 
     def open(self, *, own_root: bool, installation: str) -> None:
-        """Choose each node's backend, say which and why, and write what sessions will be given.
+        """Choose and log each node's backend, and write the files that all sessions share.
 
         Raises:
-            BadSettings: a node can have none.
-            UnsafeFolder: somebody else's folder is in the way.
+            BadSettings: no backend works for a node.
+            UnsafeFolder: a folder in the way belongs to another user.
         """
         host = find_host(self._settings, self._nodes.values(), own_root=own_root, installation=installation)
         if host.native is not None:
@@ -113,23 +115,23 @@ class Isolation:
         self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
 
     def take_in(self, node: Node) -> None:
-        """Choose the backend of a node on another machine that is new, or whose devices have changed.
+        """Choose the backend of a node on another machine that is new or has other devices.
 
         Raises:
-            BadSettings: it can have none. Nothing has changed.
+            BadSettings: no backend works for it; nothing has changed.
         """
         with self._preparing:
             self._use(self.host, {**self._nodes, node.id: node}, only=node.id)
 
     def forget_nodes(self, node_ids: Collection[str]) -> None:
-        """Forget nodes that are gone. What still runs there is only ended."""
+        """Forget removed nodes. Sessions that still run there can only be ended."""
         with self._preparing:
             self._nodes = {name: node for name, node in self._nodes.items() if name not in node_ids}
             self.choices = {name: one for name, one in self.choices.items() if name not in node_ids}
             write_choices(self.host.data, self.choices.values())
 
     def _use(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
-        """Choose for all nodes, or for one that is new, and write what their sessions will be given."""
+        """Choose the backend of all nodes, or of one new node, and write the files that their sessions share."""
         new = [n for n in nodes.values() if only in (None, n.id)]
         chosen = {n.id: choose(self._settings.isolation, n, self._backends_of(n.id, host)) for n in new}
         for choice in chosen.values():
@@ -149,14 +151,13 @@ class Isolation:
         write_choices(host.data, self.choices.values())
 
     def is_elsewhere(self, node_id: str) -> bool:
-        """Return whether a node is another machine."""
         return self._settings.is_elsewhere(node_id)
 
     def _backends_of(self, node_id: str, host: Host) -> dict[str, Backend]:
         return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)
 
     def _contexts(self, host: Host) -> dict[str, int]:
-        """Return what libfgpu charges for a context, by UUID."""
+        """Return what libfgpu charges for a context, in MiB by UUID."""
         held = [
             d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
         ]
@@ -171,10 +172,10 @@ class Isolation:
     # -- sessions -------------------------------------------------------------------------------------
 
     def backend_of(self, session: Session) -> Backend:
-        """Return what holds a session that has its shares.
+        """Return the backend of a session that has its shares.
 
         Raises:
-            CannotPrepare: its node is not configured any more.
+            CannotPrepare: its node is no longer configured.
         """
         assert session.placement is not None
         choice = self.choices.get(session.placement.node_id)
@@ -186,26 +187,25 @@ class Isolation:
 
     @property
     def lending(self) -> frozenset[str]:
-        """The nodes on which compute that is idle is lent."""
+        """The nodes on which idle compute is lent."""
         return frozenset(node_id for node_id, choice in self.choices.items() if choice.backend.lends)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The configured nodes."""
         return tuple(self._nodes.values())
 
     def devices_of(self, session: Session) -> tuple[Device, ...]:
-        """Return the devices of a session's shares, as far as they are configured."""
+        """Return the devices of a session's shares that are still configured."""
         assert session.placement is not None
         node = self._nodes.get(session.placement.node_id)
         own = {share.device_uuid for share in session.placement.shares}
         return tuple(d for d in (node.devices if node else ()) if d.uuid in own)
 
     def prepare(self, session: Session, live: Collection[int]) -> Prepared:
-        """Write what a session needs for a launch, beside the ``live`` sessions' slots.
+        """Write a session's files for a launch, with slots beside those of the ``live`` sessions.
 
-        The slots are in the limits files of live sessions, and nowhere else: what is written survives a crash of
-        the Hub, and is there before the launch that needs it.
+        Slots are stored only in the limits files of live sessions. They are written before the launch, so they survive
+        a crash of the Hub.
 
         Raises:
             CannotPrepare: with words for the owner.
@@ -218,29 +218,29 @@ class Isolation:
             return prepared
 
     def resizes(self, session: Session) -> str | None:
-        """Return why the slice of a running session cannot change, in words for its owner, or None if it can."""
+        """Return why a running session's slice cannot change, in words for its owner, or None if it can."""
         try:
             return self.backend_of(session).fixed or None
         except CannotPrepare as e:
             return str(e)
 
     def resize(self, session: Session) -> Limits:
-        """Have the limits of a running session be those of its shares, for what runs in it, too; return them.
+        """Make the limits of a running session match its shares, also for its running processes; return them.
 
         Raises:
-            BadLimits, OSError: that cannot be done. What was in force still is.
+            BadLimits, OSError: the limits cannot change; the old ones stay in force.
         """
         with self._preparing:
             own, neighbours = self.folder(session.id), self._neighbours(session.id)
             before = limits.read(own)
             after = limits.resized(before, session, neighbours)
-            # Also where they are the same: a Hub that died may have written them and not said so.
+            # Write equal limits too: a Hub may have died after it wrote them and before it counted the change.
             limits.change(own, after)
             self._introduce([*neighbours, after])
             return after
 
     def _introduce(self, sessions: Sequence[Limits]) -> None:
-        """Show the sessions of each GPU each other's words, and whose its hundredths are. Again at each change."""
+        """Update the files through which sessions on a GPU lend each other compute."""
         if self.host.accounting is not None:
             try:
                 lending.introduce(self.host.accounting, sessions)
@@ -254,7 +254,7 @@ class Isolation:
                 try:
                     found.append(limits.read(own))
                 except BadLimits as e:
-                    # Its slots are not known, so others may get the same ones.
+                    # Its slots are unknown, so other sessions may get the same ones.
                     log.warning("The slots of session %s are not known: %s", own.name, e)
         return found
 
@@ -262,7 +262,7 @@ class Isolation:
         return _of_sessions(self._folder)
 
     def prune(self, live: Collection[int]) -> None:
-        """Remove what sessions that are not ``live`` left."""
+        """Remove the files of sessions that are not ``live``."""
         with self._preparing:
             self._prune(live)
             self._introduce(self._neighbours())
@@ -276,34 +276,33 @@ class Isolation:
             self.remove(session_id)
 
     def remove(self, session_id: int) -> None:
-        """Remove what was written for a session that is gone. Doing so twice is fine."""
-        # Whichever it had: the setting may have been another one then.
+        """Remove the files of a session that is gone; idempotent."""
+        # The setting may have been another at its start, so every backend removes its own.
         for backend in self._backends.values():
             backend.teardown(session_id)
 
     def close(self) -> None:
-        """Remove the folder in memory, unless there are sessions or warm containers."""
+        """Remove the folder in memory unless a session or a warm container uses it."""
         memory = self.host.accounting
-        # What cannot be read may have files of sessions: it stays.
+        # A folder that cannot be read may hold sessions' files, so it stays.
         with contextlib.suppress(OSError):
             if memory is not None and not self._folders() and not lending.names(memory):
                 remove_folder(memory)
 
     def folder(self, session_id: int) -> Path:
-        """Return a session's folder on this machine."""
         return self._folder / str(session_id)
 
     # -- warm containers ------------------------------------------------------------------------------
 
     def words_folder(self, name: str) -> Path | None:
-        """Return where the words of a session, or of a warm container, are; None where nothing can be lent."""
+        """Return the folder of a session's or warm container's words; None if nothing can be lent."""
         memory = self.host.accounting
         return None if memory is None else lending.folder_of(memory, name)
 
     def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]], *, words: int = 0) -> Path:
-        """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
+        """Write the files of a container that no session has yet: these ``files``, and limits that allow nothing.
 
-        And so many ``words``, which nobody reads yet, of a session that may lend. Return its folder.
+        With ``words`` for that number of devices, if its session may lend. Returns its folder.
         """
         if words and self.host.accounting is not None:
             lending.make_words(self.host.accounting, name, words)
@@ -317,9 +316,9 @@ class Isolation:
         return folder
 
     def adopt(self, session_id: int, name: str) -> None:
-        """Make a warm container's files those of a session that was prepared, with the session's limits in them.
+        """Turn a warm container's files into those of a prepared session, with the session's limits.
 
-        They are mounted already, so what is in them changes, not they.
+        The files are mounted already, so their content changes in place.
         """
         with self._preparing:
             warm, own = self._folder / name, self.folder(session_id)
@@ -334,7 +333,7 @@ class Isolation:
             self._introduce(self._neighbours())
 
     def forget_warm(self, name: str | None = None) -> None:
-        """Remove the files of a warm container that is gone; without a name those of all."""
+        """Remove the files of a warm container that is gone; without a name those of all warm containers."""
         if self._folder.is_dir():
             for path in self._folder.iterdir():
                 if path.name == name or (name is None and not path.name.isdigit()):
@@ -346,10 +345,10 @@ class Isolation:
                 lending.forget(memory, left)
 
     def trim_files(self) -> None:
-        """Cut back what sessions have let grow: local processes a log or an account, all that share one a ledger.
+        """Truncate files that sessions let grow: logs and accounts of local processes, and shared ledgers.
 
-        Blocks are counted: a file can have any number of them behind its end. What is there beyond what libfgpu and
-        the simulated driver use would take the host's memory, or the disk, from others.
+        Without this a session could fill the host's memory or disk. Sizes are counted in blocks, because a file can
+        have blocks behind its end.
         """
         logs = [path / "log" for path in self._folders()]
         logs += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
@@ -370,12 +369,12 @@ class Isolation:
 
 
 def _trim(path: Path, *, most: int, to: int) -> bool:
-    """Cut a file to a size if it has more blocks, or a later end, than the ``most`` bytes that it may; whether it had."""
+    """Truncate a file to ``to`` bytes if it takes more than ``most``; return whether it did."""
     try:
         seen = path.lstat()
         if not stat.S_ISREG(seen.st_mode) or max(seen.st_size, seen.st_blocks * 512) <= most:
             return False
-        # What is behind the end goes with any truncation, also to the size that it has.
+        # Truncation drops the blocks behind the end, even to the current size.
         os.truncate(path, to)
     except OSError:
         return False
@@ -383,7 +382,7 @@ def _trim(path: Path, *, most: int, to: int) -> bool:
 
 
 def _of_sessions(folder: Path) -> list[Path]:
-    """Return what in a folder is named after a session."""
+    """Return the entries of a folder that are named after a session."""
     try:
         return [p for p in folder.iterdir() if p.name.isascii() and p.name.isdigit()]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""MIG: instances that the operator made, kept apart by the hardware."""
+"""MIG: instances that the administrator created, separated by the hardware."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from fgpuspawner.isolation.interposer import Interposer
 
 
 class Mig(Interposer):
-    """Instances are held by the hardware; of sessions that share one, each is held by libfgpu."""
+    """The hardware separates instances; libfgpu separates sessions that share one."""
 
     name = "mig"
     resizes = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
-        """Return None if all of these devices are instances."""
         others = [d.uuid for d in devices if not d.uuid.startswith(MIG_PREFIX)]
         if others or not devices:
             return f"{others[0] if others else 'no GPU'} is not a MIG instance"

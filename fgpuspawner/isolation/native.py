@@ -1,4 +1,4 @@
-"""The parts in C as they were built when fgpuspawner was installed, and the two commands for sessions."""
+"""The C parts that were built at installation, and the two commands for sessions."""
 
 from __future__ import annotations
 
@@ -16,52 +16,49 @@ NOT_BUILT = (
     "then install fgpuspawner again"
 )
 COMMANDS = {"fgpu-smi": "smi.py", "fgpu-verify": "verify.py"}
-"""The commands for sessions, and their sources in the Lab extension."""
+"""The commands for sessions, by their source in the Lab extension."""
 SIMULATED_COMMAND = "nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Where the built parts are."""
-
     folder: Path
 
     @property
     def library(self) -> Path:
-        """What is loaded into a session's processes."""
+        """The library that is loaded into a session's processes."""
         return self.folder / "libfgpu.so"
 
     @property
     def probes(self) -> dict[str, Path]:
-        """The programs that prove a limit from inside a session."""
+        """The programs that check a limit from inside a session."""
         return {name: self.folder / name for name in ("probe", "probe-static")}
 
     @property
     def simulated(self) -> dict[str, Path]:
-        """The simulated driver and NVML, by the names under which programs load them."""
+        """The simulated driver and NVML, by the file names under which programs load them."""
         return {name: self.folder / "simulated" / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
 
     @property
     def put_files(self) -> Path:
-        """The program that puts a session's files into a pod."""
         return self.folder / "put-files"
 
     @property
     def parts(self) -> tuple[Path, ...]:
-        """Everything that a build makes for sessions."""
+        """Everything that the build makes for sessions."""
         return (self.library, *self.probes.values(), *self.simulated.values())
 
 
 def find(folder: Path | None = None) -> Native | None:
-    """Return the built parts, None unless all of them are there."""
+    """Return the built parts, or None unless all are there."""
     native = Native(folder or FOLDER)
     return native if all(part.is_file() for part in native.parts) else None
 
 
 def for_everybody(native: Native, data: Path) -> Native:
-    """Return the parts where every user of a container can read and run them: as they are, or copied into ``data``.
+    """Return the parts where every container user can read and run them, copied into ``data`` if necessary.
 
-    A strict umask at the time of the install leaves them to its owner.
+    An installation under a strict umask leaves them readable only by their owner.
     """
     if all(part.stat().st_mode & 0o005 == 0o005 for part in native.parts):
         return native
@@ -73,9 +70,10 @@ def for_everybody(native: Native, data: Path) -> Native:
 
 
 def install_commands(data: Path) -> Path:
-    """Write the commands for sessions into ``data/tools`` and return it; ``simulated`` in it has one more.
+    """Write the commands for sessions into ``data/tools`` and return that folder.
 
-    Each is a file of its own that a container can be given; what is not to be found is left out.
+    Each command is one file that can be mounted. Its subfolder ``simulated`` also has nvidia-smi. Missing sources are
+    left out.
     """
     tools = make_folder(data / "tools", mode=0o755)
     simulated = make_folder(tools / "simulated", mode=0o755)
@@ -87,7 +85,7 @@ def install_commands(data: Path) -> Path:
 
 
 def command_files() -> dict[str, bytes]:
-    """Return the commands for sessions, as sessions are given them, by name; without what is not to be found."""
+    """Return the text of each command for sessions, by name; missing sources are left out."""
     found = {}
     for name, source in COMMANDS.items():
         text = _source(name, source)
@@ -97,7 +95,7 @@ def command_files() -> dict[str, bytes]:
 
 
 def _source(name: str, source: str) -> bytes | None:
-    # In a checkout the file that is worked on; the wheel carries a copy.
+    # A checkout has the source itself; a wheel has a copy.
     for path in (CHECKOUT / source, FOLDER / "commands" / name):
         if path.is_file():
             return path.read_bytes()
@@ -105,22 +103,22 @@ def _source(name: str, source: str) -> bytes | None:
 
 
 def _write_program(path: Path, text: bytes) -> None:
-    # What a running session has mounted stays as it is: a new file takes its place.
+    # Replace the file rather than write it: running sessions have the old one mounted.
     if not path.is_file() or path.read_bytes() != text or path.stat().st_mode & 0o777 != 0o755:
         write_whole(path, text, mode=0o755)
 
 
 def install_machine_libraries(native: Native, folder: Path) -> None:
-    """Copy the simulated driver into a machine's folder: a link would lead nowhere inside a container."""
+    """Copy the simulated driver into a machine's folder: in a container a link would lead nowhere."""
     for name, source in native.simulated.items():
         copy_whole(source, folder / name, mode=0o755)
-    # Some programs look for the driver by the name that a real one's packages have too: Taichi takes the CPU without.
+    # A real driver's packages have this name too; without it Taichi uses the CPU.
     if not (folder / "libcuda.so").is_symlink():
         link(folder / "libcuda.so", Path("libcuda.so.1"))
 
 
 def mapped_as(path: Path) -> tuple[str, int]:
-    """Return device and inode of a file as the kernel tells them of a mapping: not always as it tells of files."""
+    """Return device and inode of a file as /proc/PID/maps shows them; stat can show others."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(maxsplit=5)

@@ -1,4 +1,4 @@
-"""NVML in a process of its own: whatever a driver does, the Hub goes on. Standard library only.
+"""NVML in its own process, so that a driver's crash or hang does not reach the Hub. Standard library only.
 
     nvml_child.py LIBRARY    reads one JSON object a line, answers each with one JSON object on a line
 
@@ -12,7 +12,7 @@ null, mean percent or null, most percent or null, pid in its session, name or nu
 not tell; ``xid`` is the newest error since the question before, 0 for none
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
-What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
+A failure is ``{"error": "..."}``, for the whole answer or for one device; never 0 and never an empty answer.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TIMED_OUT = 10
 NO_FUNCTION = 13
 XID_ERRORS = 8
 PROGRAMS_XIDS = frozenset((13, 31, 43, 45))
-"""Errors that a program on the GPU causes: an illegal address, say. The GPU is well."""
+"""Xid errors that a program causes, for example by an illegal address; the GPU itself is healthy."""
 AGAIN_S = 600.0
 MOST_EVENTS = 1000
 
 
 class NvmlFailed(Exception):
-    """A call failed; the text is for the log."""
+    """A call failed; the message is for the log."""
 
 
 class Process(ctypes.Structure):
@@ -62,7 +62,7 @@ class OldProcess(ctypes.Structure):
 
 
 ENTRIES: dict[str, type[ctypes.Structure]] = {"_v3": Process, "_v2": Process, "": OldProcess}
-"""What each version of the lists' functions fills in, newest first."""
+"""The structure of each version of the process lists, newest first."""
 
 
 class Utilization(ctypes.Structure):
@@ -114,12 +114,12 @@ class Event(ctypes.Structure):
 
 
 def worse_xid(new: int, old: int) -> int:
-    """Return the error that counts of two: what the driver cleans up after hides no error of the GPU."""
+    """Return the more important of two errors: a program's error never hides one of the GPU."""
     return old if old and old not in PROGRAMS_XIDS and new in PROGRAMS_XIDS else new
 
 
 class Nvml:
-    """The few calls that are needed, of one library."""
+    """The NVML calls that are needed, on one library."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -127,15 +127,19 @@ class Nvml:
         except OSError as e:
             raise NvmlFailed(f"{path} cannot be loaded: {e}") from None
         self.begun = False
+        #: Event sets by UUID, of the devices that report their errors.
         self.watched: dict[str, ctypes.c_void_p] = {}
-        """Of each device whose errors are listened for, what they come to."""
         self.failing: set[str] = set()
+        #: Results of `process_named` at the last look, as a process may end before the next one.
         self.named: dict[int, tuple[int, str | None]] = {}
-        """What `process_named` found of the processes of the last look: they may have ended by the next one."""
         self.begun_s = 0.0
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
-        """Call a function and return its status; raise for one that is not to be accepted."""
+        """Call a function and return its status.
+
+        Raises:
+            NvmlFailed: the status is not one of ``accept``.
+        """
         function = getattr(self.library, name, None)
         if function is None:
             raise NvmlFailed(f"NVML has no {name}")
@@ -145,39 +149,37 @@ class Nvml:
         return status
 
     def words(self, status: int) -> str:
-        """Return NVML's text for a status."""
         self.library.nvmlErrorString.restype = ctypes.c_char_p
         text: bytes = self.library.nvmlErrorString(status) or b"?"
         return text.decode("ascii", "replace")
 
     def begin(self) -> None:
-        """Initialise, once; again after a failure."""
+        """Initialise NVML once; again after a failure."""
         if not self.begun:
             self.call("nvmlInit_v2")
             self.begun, self.begun_s = True, time.monotonic()
 
     def end(self) -> None:
-        """Forget everything, so that the next question begins anew."""
+        """Shut NVML down, so that the next question initialises it again."""
         if self.begun:
             self.begun = False
             self.watched = {}
             self.library.nvmlShutdown()
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
-        """Return a device's handle."""
         found = ctypes.c_void_p()
         self.call("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"), ctypes.byref(found))
         return found
 
     def facts(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the driver's version, and whether it has memory limits for cgroups."""
+        """Answer "facts": the driver's version, and whether it has memory limits for cgroups."""
         text = ctypes.create_string_buffer(96)
         self.call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(len(text)))
         has_limits = hasattr(self.library, "nvmlDeviceSetMemoryLimits_v1")
         return {"driver": text.value.decode("ascii", "replace"), "memory_limits": has_limits}
 
     def devices(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the GPUs in order of their index."""
+        """Answer "devices": the GPUs in the order of their index."""
         count = ctypes.c_uint()
         self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         found = []
@@ -194,7 +196,7 @@ class Nvml:
         return {"devices": found}
 
     def look(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return what each process holds and has used since an instant, and each device's energy counter."""
+        """Answer "look": what each process holds and has used since then, and each device's energy counter."""
         found: dict[str, Any] = {}
         for uuid in question["uuids"]:
             try:
@@ -205,13 +207,13 @@ class Nvml:
         self.named = {pid: named for pid, named in self.named.items() if pid in seen}
         failing = {uuid for uuid, device in found.items() if "error" in device}
         if failing and (failing != self.failing or time.monotonic() > self.begun_s + AGAIN_S):
-            # Not each time: one GPU that is lost would keep the errors of all others from being heard.
+            # Not each time: with one lost GPU the errors of all others would never be collected.
             self.end()
         self.failing = failing
         return {"devices": found}
 
     def health(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return how each device is."""
+        """Answer "health": the condition of each device."""
         found: dict[str, Any] = {}
         for uuid in question["uuids"]:
             try:
@@ -221,7 +223,6 @@ class Nvml:
         return {"devices": found}
 
     def health_of(self, uuid: str) -> dict[str, Any]:
-        """Return one device's answer to `health`."""
         handle, rates, memory = self.handle(uuid), Rates(), Memory()
         knows_rates = self.tells("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
         knows_memory = self.tells("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
@@ -237,18 +238,18 @@ class Nvml:
         }
 
     def tells(self, name: str, *arguments: Any) -> bool:
-        """Return whether a function is there and succeeds; raise where it fails though the device has it."""
+        """Return whether a function exists and succeeds; raise if it fails on a device that supports it."""
         if not hasattr(self.library, name):
             return False
         return self.call(name, *arguments, accept=(0, NOT_SUPPORTED, NO_FUNCTION)) == 0
 
     def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
-        """Return the number that a function puts into its last argument; None where it does not."""
+        """Return the number that a function writes to its last argument; None if it is not supported."""
         found = kind()
         return int(found.value) if self.tells(name, *arguments, ctypes.byref(found)) else None
 
     def heard(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
-        """Return what `xid` does; None also where the driver does not let errors be listened for."""
+        """Return what `xid` returns; None also if the driver does not allow listening for errors."""
         try:
             return self.xid(uuid, handle)
         except NvmlFailed:
@@ -256,7 +257,7 @@ class Nvml:
             return None
 
     def xid(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
-        """Return the worst error of a device since the last call, 0 for none; None where it was not listened for."""
+        """Return the worst error of a device since the last call, 0 for none; None if nothing was listening."""
         events = self.watched.get(uuid)
         if events is None:
             events = ctypes.c_void_p()
@@ -276,18 +277,18 @@ class Nvml:
         return newest
 
     def processes(self, handle: ctypes.c_void_p) -> dict[int, int | None]:
-        """Return what each process holds, in bytes; None where NVML does not know."""
+        """Return what each process holds, in bytes; None if NVML does not know."""
         found: dict[int, int | None] = {}
         for kind in LISTS:
             for entry in self.listed(kind, handle):
                 used = None if entry.used == NOT_AVAILABLE else entry.used
-                # One that does both is in both lists, with the same amount.
+                # A process that computes and draws is in both lists, with the same amount.
                 before = found.get(entry.pid, 0)
                 found[entry.pid] = None if used is None or before is None else max(used, before)
         return found
 
     def samples(self, handle: ctypes.c_void_p, since_us: int) -> list[Any] | None:
-        """Return the samples of what each process used of a device that are newer than an instant; None if unknown."""
+        """Return the utilization samples of a device's processes after ``since_us``; None if unknown."""
         name, size = "nvmlDeviceGetProcessUtilization", 256
         if not hasattr(self.library, name):
             return None
@@ -296,22 +297,21 @@ class Nvml:
             since = ctypes.c_ulonglong(since_us)
             status = int(getattr(self.library, name)(handle, samples, ctypes.byref(count), since))
             if status == NOT_FOUND:
-                return []  # Nobody has used it.
+                return []
             if status == INSUFFICIENT_SIZE and size < 1 << 16:
                 size = max(2 * size, count.value + 16)
                 continue
             return list(samples[: count.value]) if status == 0 else None
 
     def looked_at(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
-        """Return one device's answer to `look`."""
         if since_us > time.time() * 1e6:
-            # The clock was set back since; by it nothing would be new for as long.
+            # The clock was set back: until then no sample would be newer.
             since_us = 0
         samples, there = self.samples(handle, since_us), self.processes(handle)
         computed: dict[int, list[int]] = {}
         most: dict[int, int] = {}
         for sample in samples or ():
-            # Some drivers tell of rests of samples that are no percentage.
+            # Some drivers return incomplete samples with values that are no percentage.
             if sample.sm <= 100:
                 computed.setdefault(sample.pid, []).append(sample.sm)
                 since_us = max(since_us, sample.at_us)
@@ -322,12 +322,12 @@ class Nvml:
             own = computed.get(pid, [0])
             mean = None if samples is None else round(sum(own) / len(own), 1)
             busiest = None if samples is None else min(100, most.get(pid, 0))
-            # One that has ended in between holds nothing any more.
+            # A process that ended in between holds nothing.
             processes.append([pid, there.get(pid, 0), mean, busiest, *self.process_named(pid)])
         return {"processes": processes, "seen_us": since_us, "energy_mj": self.energy(handle)}
 
     def energy(self, handle: ctypes.c_void_p) -> int | None:
-        """Return what a device has used since its driver was loaded, in mJ; None where it does not count."""
+        """Return the energy that a device has used since its driver was loaded, in mJ; None if it does not count."""
         name, counted = "nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong()
         if not hasattr(self.library, name):
             return None
@@ -335,7 +335,7 @@ class Nvml:
         return counted.value if status == 0 else None
 
     def process_named(self, pid: int) -> tuple[int, str | None]:
-        """Return a process's number in its own namespace, as its session sees it, and its name."""
+        """Return a process's number in its own PID namespace, as its session sees it, and its name."""
         inner, name = self.named.get(pid, (pid, None))
         try:
             with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
@@ -351,7 +351,6 @@ class Nvml:
         return inner, name
 
     def listed(self, kind: str, handle: ctypes.c_void_p) -> list[Any]:
-        """Return one of NVML's lists of processes."""
         known = ((f"nvmlDeviceGet{kind}RunningProcesses{v}", e) for v, e in ENTRIES.items())
         name, entry = next(((n, e) for n, e in known if hasattr(self.library, n)), (None, Process))
         if name is None:
@@ -369,14 +368,13 @@ class Nvml:
                 raise NvmlFailed(f"{name}: more than a million processes")
 
     def cgroup(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the driver's hard limit of a cgroup, in bytes; 0 is none."""
+        """Answer "cgroup": the driver's hard limit of a cgroup, in bytes; 0 is none."""
         limits = MemoryLimits(question["cgroup"].encode(), 0, 0, 0)
         self.call("nvmlDeviceGetMemoryLimits_v1", self.handle(question["uuid"]), ctypes.byref(limits))
         return {"hard_limit": limits.hard_limit}
 
 
 def main() -> None:
-    """Answer until the input ends."""
     nvml: Nvml | None = None
     for line in sys.stdin:
         try:

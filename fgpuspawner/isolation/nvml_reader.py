@@ -1,4 +1,4 @@
-"""Asking NVML in a child process, with a deadline: a driver that hangs or crashes takes nothing with it."""
+"""NVML through a child process with a deadline: a driver that hangs or crashes does not reach the Hub."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fgpuspawner.isolation.facts import child_command, clean_environment
 ANSWER_WITHIN_S = 30.0
 LONGEST_LINE_BYTES = 1 << 22
 MOST_LINGERING = 3
-"""Children that a driver does not let die; with so many there is no use in starting more."""
+"""At this number of children that hang in the driver, none is started."""
 
 
 class NvmlUnknown(FGPUError):
-    """NVML did not say, which is not the same as nothing being used."""
+    """NVML gave no answer, which does not mean that nothing is used."""
 
     code = "nvml_unknown"
 
@@ -33,8 +33,8 @@ class NvmlUnknown(FGPUError):
 class ProcessUse:
     """What one process holds and uses of a device; None where NVML does not tell.
 
-    ``sm_percent`` is the mean of the whole GPU since the last look, ``busy_percent`` the most of any of its parts, such
-    as the encoder. ``inner_pid`` is its number as its session sees it.
+    ``sm_percent`` is the mean use of the whole GPU since the last snapshot; ``busy_percent`` the highest of any of its
+    parts, such as the encoder. ``inner_pid`` is its number inside its session.
     """
 
     pid: int
@@ -47,7 +47,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What the processes on a device hold and use, up to which sample, and what it has used up so far."""
+    """What a device's processes hold and use, the time of the last sample, and the device's energy counter."""
 
     processes: tuple[ProcessUse, ...]
     seen_us: int = 0
@@ -55,7 +55,7 @@ class DeviceUse:
 
 
 class NvmlReader:
-    """One library (the driver's, or a simulated machine's) in a child process that lives as long as it answers."""
+    """Asks one library (the driver's, or a simulated machine's) in a child process that lives while it answers."""
 
     def __init__(self, library: str) -> None:
         self.library = library
@@ -64,12 +64,10 @@ class NvmlReader:
         self._asking = threading.Lock()
 
     def look_here(self, uuids: Collection[str], since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
-        """Return what the processes on each device hold, and have used since those samples, or why that is not known.
-
-        Blocks for as long as it takes.
+        """Return what each device's processes hold, and have used since those samples, or why that is unknown. Blocks.
 
         Raises:
-            NvmlUnknown: nothing can be told of any.
+            NvmlUnknown: no device could be read.
         """
         since = {uuid: since_us.get(uuid, 0) for uuid in uuids}
         answer = self.ask_here({"do": "look", "uuids": sorted(uuids), "since_us": since})
@@ -87,7 +85,7 @@ class NvmlReader:
         return await in_a_thread_of_its_own(self.ask_here, question)
 
     def ask_here(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do as `ask`, and block for as long as it takes."""
+        """Do as `ask`, and block."""
         with self._asking:
             try:
                 answer = json.loads(self._answer(json.dumps(question).encode() + b"\n"))
@@ -99,7 +97,7 @@ class NvmlReader:
             return answer
 
     def _answer(self, question: bytes) -> bytes:
-        """Return the next line of the child, started if it is not there."""
+        """Return the child's next line; start the child if there is none."""
         if self._child is None:
             self._reap()
             if len(self._lingering) >= MOST_LINGERING:
@@ -131,7 +129,7 @@ class NvmlReader:
         return line
 
     def _abandon(self) -> None:
-        """Kill the child and forget it. One that hangs in the driver ends when the driver lets it."""
+        """Kill the child and forget it. A child that hangs in the driver ends when the driver returns."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -1,6 +1,6 @@
-"""What the probe says from inside a session, and what is wrong with it. Pure; nothing in it is trusted.
+"""The probe's report from inside a session, and its check against the limits. Pure.
 
-isolation/probe/README.md has the format. The session's image runs the probe, so the text is read like any stranger's.
+isolation/probe/README.md has the format. The session's image runs the probe, so the text is untrusted.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ OUT_OF_MEMORY = 2
 
 
 class BadReport(FGPUError):
-    """What a probe printed is no report, or not the one that was asked for."""
+    """A probe printed no report, or another than the requested one."""
 
     code = "bad_report"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What running the probe gave: its output, and its exit status if that is known."""
+    """The probe's output, and its exit status if known."""
 
     output: bytes
     status: int | None
 
 
 def _printable(text: str) -> str:
-    # It goes into logs and pages.
+    # The text goes into logs and pages.
     return "".join(c if c.isprintable() else "?" for c in text[:4096])
 
 
@@ -64,14 +64,14 @@ class SeenDevice:
     totals: Annotated[dict[Text, Number], BeforeValidator(_by_way), Field(validation_alias="total_bytes")] = (
         field(default_factory=dict)
     )
-    """Bytes by the way of asking, without ways that are not to be had."""
+    """Total memory in bytes, by the API call that returned it."""
     over: Annotated[Number | None, Field(validation_alias=AliasPath("over", "code"))] = None
-    """The status of an allocation just above the limit, where that was tried."""
+    """The status of an allocation just above the limit, if it was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one library says. There are devices only with status ``ok``."""
+    """What one library reports. It has devices only with status ``ok``."""
 
     status: Text
     error: Text | None = None
@@ -81,7 +81,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A file that is mapped under the name of libfgpu."""
+    """A mapped file with libfgpu's name."""
 
     path: Text
     device: Text
@@ -90,7 +90,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """The file that names what is loaded into every process."""
+    """The file that names the libraries loaded into every process."""
 
     error: Text | None
     content: Annotated[str, Field(strict=True)] = ""
@@ -100,7 +100,7 @@ class Preload:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report. ``libfgpu`` is None where it is not known."""
+    """One report. ``libfgpu`` is None if unknown."""
 
     probe: Literal[1]
     libfgpu: Annotated[tuple[Mapped, ...], Field(max_length=MOST_DEVICES)] | None
@@ -113,11 +113,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Which processes hold a slot in libfgpu's account, and which of those that were asked for run.
+    """Which processes have a slot in libfgpu's accounting file, and which of the requested ones run.
 
-    ``lately``: those asked for that took a slot lately, and may have ended. A process that is ``behind`` could not read
-    its changed limits, and computes by its earlier ones. ``amounts`` has a row for each process: its number, and the
-    bytes that it was charged of each device. ``held`` is the sum of all of them for each device; empty without account.
+    ``lately``: requested processes that took a slot lately and may have ended. ``behind``: processes that could not
+    read their changed limits and compute by the old ones. ``amounts`` has a row for each process: its number, then its
+    charged bytes of each device. ``held`` is the sum of the rows by device; empty without an accounting file.
     """
 
     probe: Literal[1]
@@ -136,7 +136,7 @@ _SLOTS = TypeAdapter(Slots)
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
-    """Return the command of the probe for these limits. What is a part of its device is tried to be exceeded."""
+    """Return the probe's command for these limits. It tries to exceed the limit of each device that is not whole."""
     words = ["probe", "--nonce", nonce, "--timeout", str(timeout_s)]
     for limit in limits.devices:
         if not limit.whole:
@@ -145,12 +145,12 @@ def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
 
 
 def static_command(nonce: str, *, timeout_s: int) -> list[str]:
-    """Return the command of the probe that has no code of the image in it."""
+    """Return the command of the static probe, which runs no code of the image."""
     return ["probe-static", "--nonce", nonce, "--timeout", str(timeout_s)]
 
 
 def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]:
-    """Return the command of the probe that says who holds a slot."""
+    """Return the command of the probe that lists the accounting file's slots."""
     asked = ",".join(map(str, pids))
     return ["probe-static", "--nonce", nonce, ACCOUNTING, accounting, "--processes", asked]
 
@@ -162,16 +162,16 @@ def read_report(answer: Answer, nonce: str) -> Report:
     """Return the report with this nonce.
 
     Raises:
-        BadReport: in words for the log and the owner, without anything that the session could have put there.
+        BadReport: with words for the log and the owner that contain no text of the session.
     """
     return _read(_REPORT, answer, nonce)
 
 
 def read_slots(answer: Answer, nonce: str) -> Slots:
-    """Return the slots that a probe told, of the question with this nonce.
+    """Return the slots with this nonce.
 
     Raises:
-        BadReport: as of a report; also where the account could not be read.
+        BadReport: as in `read_report`, or the accounting file could not be read.
     """
     return _read(_SLOTS, answer, nonce)
 
@@ -194,7 +194,7 @@ def _read(kind: TypeAdapter[Told], answer: Answer, nonce: str) -> Told:
 
 
 def problems(limits: Limits, report: Report) -> list[str]:
-    """Return where the session sees other than its limits, or could take more; empty if nowhere."""
+    """Return where the session sees other limits or could exceed them; empty if nowhere."""
     found: list[str] = []
     by_uuid = {limit.uuid: limit for limit in limits.devices}
     by_bytes = {uuid_bytes(uuid): limit for uuid, limit in by_uuid.items()}
@@ -206,7 +206,7 @@ def problems(limits: Limits, report: Report) -> list[str]:
         for uuid in (limit.uuid for name, limit in known.items() if name not in [d.name for d in own]):
             found.append(f"{label} does not show GPU {uuid}")
         if label == "CUDA" and len(own) != len(section.devices):
-            # NVML may show what cannot be used.
+            # NVML may also show GPUs that cannot be used.
             found.append(f"{label} shows {len(section.devices) - len(own)} GPUs that are not the session's")
         for device in own:
             found.extend(_wrong_totals(label, known[device.name], device))
@@ -230,7 +230,7 @@ def _wrong_totals(label: str, limit: DeviceLimit, device: SeenDevice) -> list[st
     return [
         f"{label} reported {total // MIB} MiB of GPU {limit.uuid} ({way}), not {limit.memory_mib} MiB"
         for way, total in sorted(device.totals.items())
-        # Of a whole device the driver keeps something to itself.
+        # The driver keeps some memory of a whole device to itself.
         if (total > expected or total == 0 if limit.whole else total != expected)
     ]
 
@@ -248,7 +248,7 @@ def _wrong_allocations(limits: Mapping[str, DeviceLimit], section: Section) -> l
         if device is None:
             found.append(f"allocating on GPU {uuid} was not tried")
         elif device.error is not None:
-            # Not even a context fits: then nothing above the limit does.
+            # Not even a context fits, so nothing above the limit does.
             if f"({OUT_OF_MEMORY})" not in device.error:
                 found.append(f"allocating on GPU {uuid} could not be tried: {device.error[:200]}")
         elif device.over == 0:
@@ -262,9 +262,9 @@ def _wrong_allocations(limits: Mapping[str, DeviceLimit], section: Section) -> l
 
 
 def missing_library(report: Report, library: tuple[str, int] | str) -> list[str]:
-    """Return what is wrong unless exactly the host's library is in the session's processes.
+    """Return what is wrong unless exactly the host's library is loaded into the session's processes.
 
-    ``library`` is its device and inode; or, of a host whose files are not ours to ask for, the path of its mount.
+    ``library`` is its device and inode; for another machine's host the path of its mount.
     """
     if report.libfgpu is None:
         return ["it cannot be told whether libfgpu is loaded"]
@@ -290,12 +290,12 @@ def wrong_preload(report: Report | None, content: str) -> list[str]:
 
 
 def uuid_bytes(uuid: str) -> str:
-    """Return what CUDA says for a device's UUID, in hexadecimal."""
+    """Return a device's UUID as CUDA shows it, in hexadecimal."""
     name = uuid.partition("-")[2]
     digits = name.replace("-", "").lower()
     if re.fullmatch(r"[0-9a-f]{32}", digits):
         return digits
-    # A simulated device has no such UUID: the 128-bit FNV-1a hash of its name is in its place.
+    # A simulated device's name is no UUID: CUDA shows its 128-bit FNV-1a hash.
     value = 0x6C62272E07BB014262B821756295C58D
     for byte in name.encode():
         value = (value ^ byte) * 0x0000000001000000000000000000013B % 2**128
@@ -303,7 +303,7 @@ def uuid_bytes(uuid: str) -> str:
 
 
 def not_in_force(limits: Limits, found: Sequence[str], *, image: str) -> str:
-    """Return the words for the owner of a session that was ended for these problems."""
+    """Return the message for the owner of a session that was ended for these problems."""
     amounts = " and ".join(f"{limit.memory_mib} MiB" for limit in limits.devices)
     totals = [match[0] for p in found if (match := re.match(r"[A-Z]+ reported [0-9]+ MiB", p))]
     shown = (totals or found)[0]

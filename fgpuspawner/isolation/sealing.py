@@ -1,4 +1,4 @@
-"""A session's environment, laid over whatever else was asked for its container or process. Pure."""
+"""The environment of a session: its own variables override those of users, images and administrators. Pure."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ KNOBS = (
     "CUDA_VISIBLE_DEVICES",
     "FGPU_SIMULATED_MACHINE",
 )
-"""What switches isolation, or what a container gets of the GPUs, on or off: ours to set, or nobody's."""
+"""Variables that switch isolation or GPU access on or off. Only the Hub sets them."""
 
 Environment = dict[str, str | None]
-"""As the engine takes it: None takes away what the image sets."""
+"""For the engine; None unsets a variable of the image."""
 
 
 def is_knob(name: str) -> bool:
-    """Return whether this variable is not a user's, an image's or an administrator's to set."""
+    """Return whether users, images and administrators may not set this variable."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in KNOBS)
 
 
 def without_knobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables that are not its to set."""
+    """Return an environment without the variables that only the Hub may set."""
     return {name: value for name, value in environment.items() if not is_knob(name)}
 
 
 def as_text(name: str, value: object) -> str | None:
-    """Return a variable's value as text; None takes it away.
+    """Return a variable's value as text; None unsets it.
 
     Raises:
-        BadSettings: it is neither text, nor a number, truth value or path. What it is may be secret, and is not said.
+        BadSettings: it is not text, a number, a truth value or a path. The message omits the value, which may be
+            secret.
     """
     if value is None or isinstance(value, str | Number | PathLike):
         return None if value is None else str(value)
@@ -63,9 +64,9 @@ def sealed_environment(
     *,
     image: Mapping[str, str] | None = None,
 ) -> Environment:
-    """Return ``given`` without knobs, and with what the session is ``told`` and needs over it.
+    """Return ``given`` without knobs, overridden by the session's variables.
 
-    ``image`` is what the container would have beside it: its knobs are taken away, its search paths kept behind ours.
+    ``image`` has the image's variables: its knobs are unset, its search paths kept behind the session's.
     """
     image = image or {}
     found = {name: as_text(name, value) for name, value in given.items() if not is_knob(name)}

@@ -1,7 +1,7 @@
-"""Which hundredths of each period a session may run kernels in. Pure.
+"""The hundredths of each period in which a session may run kernels. Pure.
 
-A slot is ``(first, end)`` in hundredths, ``end`` not included; libfgpu lays the same hundredths over the same clock in
-every session, so that sessions whose slots do not overlap run in turn.
+A slot is ``(first, end)`` in hundredths, without ``end``. libfgpu counts the hundredths by the same clock in every
+session, so sessions with different slots run in turn.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Slots = tuple[tuple[int, int], ...]
 def assign(taken: Iterable[Slots], percent: int) -> Slots:
     """Return slots of ``percent`` hundredths in all, beside those that the neighbours have ``taken``.
 
-    In one piece wherever a gap is large enough: the smallest such gap, and the first of equal ones, so that large
-    gaps stay whole. Otherwise the largest gaps first. Where the neighbours leave too little (an administrator
-    changed the unit while they ran), the rest is shared with those hundredths that the fewest have.
+    1. The smallest gap that is large enough, the first of equal ones, so that large gaps stay whole.
+    2. Otherwise the largest gaps first.
+    3. If the gaps are too small (an administrator changed the unit while sessions ran), the rest overlaps the
+       hundredths with the fewest holders.
 
     Raises:
         ValueError: ``percent`` is not 1 to 100.
@@ -44,15 +45,15 @@ def assign(taken: Iterable[Slots], percent: int) -> Slots:
 
 
 def render(slots: Slots) -> str:
-    """Return slots as the limits file has them: ``50-75,80-85``."""
+    """Return slots as text of the limits file: ``50-75,80-85``."""
     return ",".join(f"{first}-{end}" for first, end in slots)
 
 
 def parse(text: str) -> Slots:
-    """Return the slots of `render`'s text.
+    """Return the slots in such a text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     found: list[tuple[int, int]] = []
     for piece in text.split(","):
@@ -67,7 +68,7 @@ def parse(text: str) -> Slots:
 
 
 def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the runs of neighbouring numbers."""
+    """Return the runs of consecutive numbers, each without its end."""
     runs: list[tuple[int, int]] = []
     for number in ascending:
         if runs and runs[-1][1] == number:

@@ -1,4 +1,4 @@
-"""What the check inside a session said, the last of each node: written by the Hub, for the administrators' page."""
+"""The last verdict of the check inside a session, by node: written by the Hub, for the administrators' page."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WRITTEN = "verified.json"
 MOST_PROBLEMS = 10
 MOST_TEXT = 500
 _noting = threading.Lock()
-"""Launches are verified side by side, and what one writes has what the others have written."""
+"""Held while the file is read and rewritten: launches are verified concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the check of one session said; without ``problems`` its limits were in force."""
+    """The result of the check of one session; without ``problems`` its limits were in force."""
 
     node_id: str
     session_id: int
@@ -37,7 +37,7 @@ _VERDICTS = TypeAdapter(tuple[Verdict, ...])
 
 
 def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[str]) -> None:
-    """Keep this as the last verdict of its node. It is no reason for a launch to fail that it cannot be written."""
+    """Store this as the last verdict of its node. A failed write is logged and fails no launch."""
     if session.placement is None:
         return
     node_id, at_s = session.placement.node_id, SystemClock().now_s()
@@ -52,7 +52,7 @@ def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[
 
 
 def read_verdicts(data: Path) -> tuple[Verdict, ...]:
-    """Return the last verdict of each node; empty where none is known."""
+    """Return the last verdict of each node; empty if unknown."""
     try:
         return _VERDICTS.validate_json((data / WRITTEN).read_bytes())
     except (OSError, ValueError):
