@@ -10,10 +10,10 @@ from fgpu_scheduler import FGPUError, Session
 from fgpuspawner.hub.compute_watch import WATCHED, Ask
 from fgpuspawner.hub.watchdog import launched_with
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.looks import Look, running_on
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, running_on
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
-from fgpuspawner.isolation.report import Slots
+from fgpuspawner.isolation.report import SlotReport
 
 log = logging.getLogger("fgpu.isolation")
 
@@ -28,7 +28,7 @@ Used = Mapping[int, int]
 """Bytes of a device, by the number of the process in its session."""
 
 
-def beyond_mib(used: Used, slots: Slots, *, device: int, code_mib: int) -> int | None:
+def beyond_mib(used: Used, slots: SlotReport, *, device: int, code_mib: int) -> int | None:
     """Return the most that a process holds beyond its charge, in MiB; None where no process is charged. Pure.
 
     ``device`` is its place in the limits. ``code_mib`` is what the charge has in it for code.
@@ -47,31 +47,31 @@ class CodeWatch:
         self._due_at_s: dict[int, float] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Ask sessions whose time has come. One that does not answer keeps nobody waiting."""
         self._due_at_s = {s.id: self._due_at_s[s.id] for s in live if s.id in self._due_at_s}
-        there = running_on(look.devices, live)
+        there = running_on(snapshot.devices, live)
         code = self._isolation.host.code
         if code is None or not code.learns:
             return
         for session in live:
             if session.id not in there or launched_with(session) not in WATCHED:
                 continue
-            used = self._used(look, session)
-            due_at_s = self._due_at_s.setdefault(session.id, look.at_s + FIRST_AFTER_S)
-            if used and look.at_s >= due_at_s and session.id not in self._asking:
-                self._due_at_s[session.id] = look.at_s + EVERY_S
+            used = self._used(snapshot, session)
+            due_at_s = self._due_at_s.setdefault(session.id, snapshot.at_s + FIRST_AFTER_S)
+            if used and snapshot.at_s >= due_at_s and session.id not in self._asking:
+                self._due_at_s[session.id] = snapshot.at_s + EVERY_S
                 self._asking[session.id] = asyncio.create_task(self._look_closer(session, used))
 
-    def _used(self, look: Look, session: Session) -> dict[str, Used]:
+    def _used(self, snapshot: GpuSnapshot, session: Session) -> dict[str, Used]:
         """Return what its processes hold of each device, as far as the driver tells."""
         own_devices = {d.uuid for d in self._isolation.devices_of(session)}
         found: dict[str, Used] = {}
-        for uuid, use in look.devices.items():
+        for uuid, use in snapshot.devices.items():
             own = {
                 p.inner_pid: p.used_bytes
                 for p in (use.processes if uuid in own_devices and isinstance(use, DeviceUse) else ())
-                if look.owners.get(p.pid) == session.id and p.used_bytes
+                if snapshot.owners.get(p.pid) == session.id and p.used_bytes
             }
             if own:
                 found[uuid] = own
@@ -88,7 +88,7 @@ class CodeWatch:
         finally:
             del self._asking[session.id]
 
-    def _learn(self, session: Session, used: Mapping[str, Used], slots: Slots) -> None:
+    def _learn(self, session: Session, used: Mapping[str, Used], slots: SlotReport) -> None:
         host, code = self._isolation.host, self._isolation.host.code
         models = {d.uuid: d.model for d in self._isolation.devices_of(session)}
         for index, limit in enumerate(limits.read(self._isolation.folder(session.id)).devices):

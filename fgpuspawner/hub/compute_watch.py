@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
 from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
-from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, running_on
 from fgpuspawner.isolation.interposer import Interposer
-from fgpuspawner.isolation.looks import Look, running_on
 from fgpuspawner.isolation.nvml_reader import DeviceUse
-from fgpuspawner.isolation.report import BadReport, Slots
+from fgpuspawner.isolation.report import BadReport, SlotReport
 
 log = logging.getLogger("fgpu.watchdog")
 
@@ -30,7 +30,7 @@ TOLERANCE_PERCENT = 10
 """Of a GPU, by which the driver's samples may be above the share."""
 STRIKE_AFTER_S = 5.0
 """From one strike to the next, and until the look after one."""
-LOOKS_EVERY_S = 5
+POLL_EVERY_S = 5
 """As a mean. No two looks are further apart than four times that, so a program without libfgpu is ended within 30 s."""
 BELIEVED_S = 60.0
 """The longest that an answer is believed; the first one until the next look. For so long a process that libfgpu held can
@@ -43,7 +43,7 @@ LET_IT_RUN = (
 MOST_PROCESSES = 1024
 """Processes of one session that are asked for: those that computed most. The others must have a slot."""
 
-Ask = Callable[[Session, Sequence[int]], Awaitable[Slots]]
+Ask = Callable[[Session, Sequence[int]], Awaitable[SlotReport]]
 """Returns which processes of a session hold a slot, and which of these run.
 
 Raises BadReport where the session itself kept it from being told, and other FGPUErrors otherwise.
@@ -109,7 +109,7 @@ def _programs(pids: Sequence[int]) -> str:
     return f"a program (process {shown})" if len(pids) == 1 else many
 
 
-def above_share(look: Look, session: Session) -> list[Computed] | None:
+def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | None:
     """Return where a session computed more than its share; None where the driver does not tell. Pure.
 
     What was asked for without a share of compute, or with all of it, is not held to any.
@@ -117,7 +117,7 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
     assert session.placement is not None
     found = []
     for share in session.placement.shares:
-        use = look.devices.get(share.device_uuid)
+        use = snapshot.devices.get(share.device_uuid)
         timed = share.mode is ShareMode.MEMORY_COMPUTE and 0 < share.compute_percent < 100
         if not timed or use is None:
             continue
@@ -125,7 +125,7 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
             return None
         percents: dict[int, float] = {}
         for process in use.processes:
-            if look.owners.get(process.pid) != session.id:
+            if snapshot.owners.get(process.pid) != session.id:
                 continue
             if process.sm_percent is None:
                 return None
@@ -152,7 +152,7 @@ def around(computed: Computed, *, held: Collection[int], behind: Set[int] = froz
 
 
 class ComputeWatch:
-    """Is told of every look. ``look_again`` has a place looked at after so many seconds; ``ends``: else it only warns."""
+    """Observes every snapshot. ``snapshot_soon(source, s)`` takes the next one early; without ``ends`` it only warns."""
 
     def __init__(
         self,
@@ -160,77 +160,83 @@ class ComputeWatch:
         record: Record,
         ask: Ask,
         *,
-        look_again: Callable[[Place, float], None],
+        snapshot_soon: Callable[[NvmlSource, float], None],
         ends: bool,
     ) -> None:
         self._judge = Judge(sessions, record, every_s=STRIKE_AFTER_S, ends=ends)
         self._ask = ask
-        self._look_again = look_again
+        self._snapshot_soon = snapshot_soon
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._believed: dict[int, Believed] = {}
         self._silent: set[str] = set()
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Ask the sessions that computed too much which processes are held. None waits for another's answer."""
         self._judge.keep(live)
         self._believed = {s.id: self._believed[s.id] for s in live if s.id in self._believed}
-        there = running_on(look.devices, live)
+        there = running_on(snapshot.devices, live)
         for session in live:
             if session.id not in there or launched_with(session) not in WATCHED:
                 continue
-            self._believe_who_is_there(session, look)
-            computed = above_share(look, session)
+            self._believe_who_is_there(session, snapshot)
+            computed = above_share(snapshot, session)
             if computed is None:
-                await self._judge.judge(session.id, look.at_s, None, known=False)
-            elif not computed or self._is_believed(session, look, computed):
-                await self._judge.judge(session.id, look.at_s, None, known=True)
+                await self._judge.judge(session.id, snapshot.at_s, None, known=False)
+            elif not computed or self._is_believed(session, snapshot, computed):
+                await self._judge.judge(session.id, snapshot.at_s, None, known=True)
             elif session.id not in self._asking:
-                self._asking[session.id] = asyncio.create_task(self._look_closer(session, look, computed))
-        self._say_silent(look)
+                self._asking[session.id] = asyncio.create_task(self._look_closer(session, snapshot, computed))
+        self._say_silent(snapshot)
 
     async def answered(self) -> None:
         """Return when nobody is being asked."""
         while self._asking:
             await asyncio.wait(tuple(self._asking.values()))
 
-    def _believe_who_is_there(self, session: Session, look: Look) -> None:
+    def _believe_who_is_there(self, session: Session, snapshot: GpuSnapshot) -> None:
         """Believe nothing of who has ended: its number may be another's next."""
         believed = self._believed.get(session.id)
         if believed is None:
             return
         seen = {
             process.inner_pid
-            for use in look.devices.values()
+            for use in snapshot.devices.values()
             if isinstance(use, DeviceUse)
             for process in use.processes
-            if look.owners.get(process.pid) == session.id
+            if snapshot.owners.get(process.pid) == session.id
         }
         self._believed[session.id] = replace(believed, held=believed.held & seen)
 
-    def _is_believed(self, session: Session, look: Look, computed: Sequence[Computed]) -> bool:
+    def _is_believed(self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]) -> bool:
         """Return whether an earlier answer, still believed, proves that libfgpu holds what made it too much."""
         believed = self._believed.get(session.id)
         return (
             believed is not None
             and believed.placement == session.placement
-            and look.at_s < believed.until_s
+            and snapshot.at_s < believed.until_s
             and all(around(one, held=believed.held) is None for one in computed)
         )
 
-    def _believe(self, session: Session, look: Look, held: frozenset[int]) -> None:
+    def _believe(self, session: Session, snapshot: GpuSnapshot, held: frozenset[int]) -> None:
         before = self._believed.get(session.id)
-        again = before is not None and before.placement == session.placement and look.at_s >= before.until_s
-        for_s = min(BELIEVED_S, 2 * before.for_s) if before is not None and again else LOOKS_EVERY_S
+        again = (
+            before is not None and before.placement == session.placement and snapshot.at_s >= before.until_s
+        )
+        for_s = min(BELIEVED_S, 2 * before.for_s) if before is not None and again else POLL_EVERY_S
         assert session.placement is not None
-        self._believed[session.id] = Believed(session.placement, held, for_s, look.at_s + for_s)
+        self._believed[session.id] = Believed(session.placement, held, for_s, snapshot.at_s + for_s)
 
-    async def _look_closer(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
+    async def _look_closer(
+        self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]
+    ) -> None:
         try:
-            await self._judge_closely(session, look, computed)
+            await self._judge_closely(session, snapshot, computed)
         finally:
             del self._asking[session.id]
 
-    async def _judge_closely(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
+    async def _judge_closely(
+        self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]
+    ) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
         asked = sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES]
         offence: Around | None
@@ -247,23 +253,23 @@ class ComputeWatch:
                 session.id,
                 e,
             )
-            await self._judge.judge(session.id, look.at_s, None, known=False)
+            await self._judge.judge(session.id, snapshot.at_s, None, known=False)
             return
         else:
             behind = frozenset(found.behind)
             held = (frozenset(found.slots) | frozenset(found.lately) - frozenset(found.running)) - behind
             offence = next((o for one in computed if (o := around(one, held=held, behind=behind))), None)
         if offence is None:
-            self._believe(session, look, held.intersection(asked))
+            self._believe(session, snapshot, held.intersection(asked))
         else:
             self._believed.pop(session.id, None)
-        await self._judge.judge(session.id, look.at_s, offence, known=True)
+        await self._judge.judge(session.id, snapshot.at_s, offence, known=True)
         if offence is not None:
-            self._look_again(look.place, STRIKE_AFTER_S)
+            self._snapshot_soon(snapshot.source, STRIKE_AFTER_S)
 
-    def _say_silent(self, look: Look) -> None:
+    def _say_silent(self, snapshot: GpuSnapshot) -> None:
         """Log once of which GPUs the driver does not tell who computes."""
-        for uuid, use in look.devices.items():
+        for uuid, use in snapshot.devices.items():
             tells = isinstance(use, DeviceUse) and all(p.sm_percent is not None for p in use.processes)
             if tells:
                 self._silent.discard(uuid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fgpu_scheduler import Clock, FGPUError
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.isolation.drivers import Drivers, NvmlSource
 from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, HealthTold, health_of
 
 EVERY_S = 20
@@ -30,17 +30,17 @@ class GpuWatch:
 
     async def look(self) -> None:
         """Ask every driver once, all side by side: one that hangs is waited for by nobody else."""
-        places = {p: uuids for p, uuids in self._drivers.places().items() if not p.has_no_driver}
-        answers = await asyncio.gather(*(self._one(place, uuids) for place, uuids in places.items()))
+        sources = {p: uuids for p, uuids in self._drivers.sources().items() if not p.has_no_driver}
+        answers = await asyncio.gather(*(self._one(source, uuids) for source, uuids in sources.items()))
         self._known = {
             uuid: health.after(self._known.get(uuid)) for found in answers for uuid, health in found.items()
         }
         await asyncio.to_thread(HEALTH.write, self._data, HealthTold(self._known))
 
-    async def _one(self, place: Place, uuids: list[str]) -> dict[str, GpuHealth]:
+    async def _one(self, source: NvmlSource, uuids: list[str]) -> dict[str, GpuHealth]:
         now_s = self._clock.now_s()
         try:
-            reader = await asyncio.to_thread(self._drivers.reader, place)
+            reader = await asyncio.to_thread(self._drivers.reader, source)
             answer = await reader.ask({"do": "health", "uuids": sorted(uuids)})
             return {uuid: health_of(answer["devices"][uuid], now_s) for uuid in uuids}
         except FGPUError as e:

@@ -9,22 +9,20 @@ import time
 from collections.abc import Sequence
 
 from fgpu_scheduler import Clock, Session
-from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, LONGEST_SNAPSHOT_S, GpuSnapshot, running_on
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 
-LONGEST_LOOK_S = 5.0
 
-
-def is_idle(session: Session, look: Look) -> bool:
+def is_idle(session: Session, snapshot: GpuSnapshot) -> bool:
     """Return whether none of a session's processes has used any of its devices. Pure.
 
     What no program can use, simulated GPUs without a driver, nobody uses.
     """
     assert session.placement is not None
-    own = [look.devices.get(share.device_uuid) for share in session.placement.shares]
-    return look.place.has_no_driver or all(
+    own = [snapshot.devices.get(share.device_uuid) for share in session.placement.shares]
+    return snapshot.source.has_no_driver or all(
         isinstance(device, DeviceUse)
-        and all(p.busy_percent == 0 for p in device.processes if look.owners.get(p.pid) == session.id)
+        and all(p.busy_percent == 0 for p in device.processes if snapshot.owners.get(p.pid) == session.id)
         for device in own
     )
 
@@ -34,18 +32,18 @@ class GpuUse:
 
     def __init__(self, clock: Clock, *, every_s: float) -> None:
         self._clock = clock
-        self._known_for_s = (LONGEST_GAP + 1) * every_s + LONGEST_LOOK_S
+        self._known_for_s = (LONGEST_PAUSE + 1) * every_s + LONGEST_SNAPSHOT_S
         self._since: dict[int, tuple[int, float]] = {}
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Remember what a look says."""
-        there = running_on(look.devices, live)
-        idle = {s.id for s in live if s.id in there and is_idle(s, look)}
+        there = running_on(snapshot.devices, live)
+        idle = {s.id for s in live if s.id in there and is_idle(s, snapshot)}
         known = {s.id for s in live} - there | idle
         self._since = {i: since for i, since in self._since.items() if i in known}
         for session_id in idle:
             since_s = self.idle_since_s(session_id)
-            self._since[session_id] = (self._clock.now_s() if since_s is None else since_s, look.at_s)
+            self._since[session_id] = (self._clock.now_s() if since_s is None else since_s, snapshot.at_s)
 
     def idle_since_s(self, session_id: int) -> int | None:
         """Return since when a session's GPUs rest; None where they do not, or that was not seen for too long."""

@@ -174,7 +174,7 @@ class Inventory:
         old = before.get(node.id)
         if old is None or node.devices != old.devices:
             try:
-                await asyncio.to_thread(self._isolation.take_in, node)
+                await asyncio.to_thread(self._isolation.add_node, node)
             except FGPUError as e:
                 troubles[node.id] = e
                 return old

@@ -37,7 +37,7 @@ from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.adoption import CheckedEngine
 from fgpuspawner.hub.code_watch import CodeWatch
-from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
+from fgpuspawner.hub.compute_watch import POLL_EVERY_S as COMPUTE_POLL_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
 from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
 from fgpuspawner.hub.gpu_health import GpuWatch
@@ -59,7 +59,7 @@ from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.drivers import Drivers
-from fgpuspawner.isolation.looks import Looks
+from fgpuspawner.isolation.gpu_poller import GpuPoller
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import Limit, Limits
 from fgpuspawner.meter.sampler import Sampler
@@ -160,8 +160,8 @@ class Runtime:
         self.drivers = Drivers(self.isolation, self.engine)
         settings = self.settings
         # Whoever wants to look most often says how often.
-        self._looks_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_LOOKS_EVERY_S)
-        self._gpu_use = GpuUse(SystemClock(), every_s=self._looks_every_s)
+        self._poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
+        self._gpu_use = GpuUse(SystemClock(), every_s=self._poll_every_s)
         atexit.register(self.drivers.close)
         self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
@@ -316,22 +316,25 @@ class Runtime:
             clock,
             data=settings.data_path(),
             every_s=settings.meter_every_s,
-            looks_every_s=self._looks_every_s,
+            poll_every_s=self._poll_every_s,
         )
         sampler.begin(self.background)
         GpuWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
-        looks = Looks(self.drivers, self.queue.live, every_s=self._looks_every_s)
+        poller = GpuPoller(self.drivers, self.queue.live, every_s=self._poll_every_s)
         ask = functools.partial(slots_of, self.engine, self.isolation)
         code = CodeWatch(self.isolation, ask)
         compute = ComputeWatch(
             self.queue,
             self.audit,
             ask,
-            look_again=looks.again,
+            snapshot_soon=poller.take_within,
             ends=settings.watchdog_compute == "end",
         )
-        looks.begin(self.background, (watchdog.saw, compute.saw, code.saw, self._gpu_use.saw, sampler.saw))
-        atexit.register(looks.close)
+        poller.begin(
+            self.background,
+            (watchdog.observe, compute.observe, code.observe, self._gpu_use.observe, sampler.observe),
+        )
+        atexit.register(poller.close)
         self.background.every(
             settings.watchdog_every_s,
             lambda: asyncio.to_thread(self.isolation.trim_files),

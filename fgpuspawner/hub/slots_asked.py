@@ -13,12 +13,14 @@ from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN
 from fgpuspawner.isolation.facts import clean_environment
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.report import Answer, BadReport, Slots, read_slots, slots_command
+from fgpuspawner.isolation.report import Answer, BadReport, SlotReport, read_slots, slots_command
 
 WITHIN_S = 20
 
 
-async def slots_of(engine: Engine, isolation: Isolation, session: Session, processes: Sequence[int]) -> Slots:
+async def slots_of(
+    engine: Engine, isolation: Isolation, session: Session, processes: Sequence[int]
+) -> SlotReport:
     """Return which processes of a session hold a slot of libfgpu's account, and which of ``processes`` run.
 
     Raises:

@@ -14,7 +14,7 @@ from fgpuspawner.isolation.base import Backend, Prepared
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.report import (
     BadReport,
-    Report,
+    ProbeReport,
     not_in_force,
     probe_command,
     read_report,
@@ -73,7 +73,7 @@ class Verification:
 
     async def _reports(
         self, session: Session, limits: Limits, told: Mapping[str, str]
-    ) -> tuple[Report, Report | None]:
+    ) -> tuple[ProbeReport, ProbeReport | None]:
         """Return what the probe says, and where the session has an image of its own what the static one does."""
         timeout_s = self._timeout_s * 4 // 5 or 1
         nonces = secrets.token_hex(16), secrets.token_hex(16)

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 from fgpu_scheduler import LAUNCHING, EndCause, FGPUError, Session
 from fgpuspawner.engines.base import Launched
 from fgpuspawner.isolation.facts import CONTEXT_GUESS_MIB
-from fgpuspawner.isolation.looks import Look, running_on
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, running_on
 from fgpuspawner.isolation.manager import BACKENDS, Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 
@@ -106,20 +106,22 @@ class Found:
     strangers: frozenset[tuple[str, int]]
 
 
-def compare(look: Look, allowances: Mapping[int, Mapping[str, Allowance]], *, tolerance_mib: int) -> Found:
+def compare(
+    snapshot: GpuSnapshot, allowances: Mapping[int, Mapping[str, Allowance]], *, tolerance_mib: int
+) -> Found:
     """Return who holds more than they may. Pure.
 
     ``allowances`` are those of the watched sessions, by device; of a device that it has no share of a session may
     hold nothing but the tolerance.
     """
     above: dict[int, Above] = {}
-    silent = {uuid for uuid, use in look.devices.items() if not isinstance(use, DeviceUse)}
+    silent = {uuid for uuid, use in snapshot.devices.items() if not isinstance(use, DeviceUse)}
     unknown = {s for s, own in allowances.items() if silent.intersection(own)}
     strangers: set[tuple[str, int]] = set()
-    for uuid, use in sorted(look.devices.items()):
+    for uuid, use in sorted(snapshot.devices.items()):
         used: dict[int, list[int]] = {}
         for process in use.processes if isinstance(use, DeviceUse) else ():
-            session_id = look.owners.get(process.pid)
+            session_id = snapshot.owners.get(process.pid)
             if session_id is None:
                 strangers.add((uuid, process.pid))
             elif session_id in allowances:
@@ -272,14 +274,14 @@ class Watchdog:
         self._strangers: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Warn and end whom a look finds above their limit."""
         self._judge.keep(live)
-        there = running_on(look.devices, live)
+        there = running_on(snapshot.devices, live)
         watched = {s.id: self._allowances(s) for s in live if s.id in there and launched_with(s) in WATCHED}
         if not watched:
             return
-        for uuid, use in look.devices.items():
+        for uuid, use in snapshot.devices.items():
             silent: list[int] = []
             if isinstance(use, DeviceUse):
                 self._fine(uuid)
@@ -290,11 +292,11 @@ class Watchdog:
                 self._trouble(f"amounts of {uuid}", f"GPU {uuid} tells no amount for processes {silent}")
             else:
                 self._fine(f"amounts of {uuid}")
-        found = compare(look, watched, tolerance_mib=self._tolerance_mib)
-        self._say_strangers(look.devices, found.strangers, live)
+        found = compare(snapshot, watched, tolerance_mib=self._tolerance_mib)
+        self._say_strangers(snapshot.devices, found.strangers, live)
         for session_id in watched:
             known = session_id not in found.unknown
-            await self._judge.judge(session_id, look.at_s, found.above.get(session_id), known=known)
+            await self._judge.judge(session_id, snapshot.at_s, found.above.get(session_id), known=known)
 
     def _allowances(self, session: Session) -> dict[str, Allowance]:
         assert session.placement is not None

@@ -13,7 +13,7 @@ from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.files import link, make_empty, make_folder, remove_folder
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.native import SIMULATED_COMMAND, Native
-from fgpuspawner.isolation.report import Report
+from fgpuspawner.isolation.report import ProbeReport
 
 IN_CONTAINER = "/run/fgpu"
 """The session's folder in a container."""
@@ -138,7 +138,7 @@ class Backend:
             return f"on this machine a session keeps the slice that it started with (isolation {self.name!r})"
         return ""
 
-    def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
+    def verify(self, limits: Limits, report: ProbeReport, static: ProbeReport | None) -> list[str]:
         """Return how a probe's report from inside the session contradicts these limits; empty if it does not.
 
         ``static`` is the report of the probe that runs no code of the image; None for sessions without an image.

@@ -75,7 +75,7 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class StoredChoice:
     """A node's backend and reason as `write_choices` stored them. ``fixed`` says why a slice cannot change there."""
 
     node_id: str
@@ -92,12 +92,12 @@ def write_choices(data: Path, choices: Iterable[Choice]) -> None:
     write_whole(data / WRITTEN, json.dumps(found, indent=2).encode(), mode=0o644)
 
 
-def read_choices(data: Path) -> tuple[Chosen, ...]:
+def read_choices(data: Path) -> tuple[StoredChoice, ...]:
     """Return each node's backend as of the Hub's last start; empty if unknown."""
     try:
         found = json.loads((data / WRITTEN).read_text())
         return tuple(
-            Chosen(node_id, str(own["backend"]), str(own["reason"]), str(own.get("fixed", "")))
+            StoredChoice(node_id, str(own["backend"]), str(own["reason"]), str(own.get("fixed", "")))
             for node_id, own in sorted(found.items())
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -24,7 +24,7 @@ class Machines(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NvmlSource:
     """The NVML library of this machine, of a simulated machine, or of another machine's node."""
 
     library: str
@@ -53,43 +53,43 @@ class Drivers:
         self._isolation = isolation
         self._machines = machines
         self._make_reader = make_reader
-        self._readers: dict[Place, NvmlReader] = {}
+        self._readers: dict[NvmlSource, NvmlReader] = {}
 
-    def places(self) -> dict[Place, list[str]]:
+    def sources(self) -> dict[NvmlSource, list[str]]:
         """Return the configured devices by the library that reads them; close readers of removed nodes."""
-        found: dict[Place, list[str]] = {}
+        found: dict[NvmlSource, list[str]] = {}
         for node in self._isolation.nodes:
             elsewhere = self._isolation.is_elsewhere(node.id)
             for device in node.devices:
                 folder = machine.folder_of(self._isolation.host.data, node.id)
                 library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
-                place = Place(library, node.id if elsewhere else None, device.simulated)
-                found.setdefault(place, []).append(device.uuid)
-        for place in [place for place in list(self._readers) if place.node_id and place not in found]:
-            self._readers.pop(place).close()
+                source = NvmlSource(library, node.id if elsewhere else None, device.simulated)
+                found.setdefault(source, []).append(device.uuid)
+        for source in [source for source in list(self._readers) if source.node_id and source not in found]:
+            self._readers.pop(source).close()
         return found
 
-    def reader(self, place: Place) -> NvmlReader:
+    def reader(self, source: NvmlSource) -> NvmlReader:
         """Return the reader of a library.
 
         Raises:
             FGPUError: its node is no longer configured.
         """
-        if place not in self._readers:
-            self._readers[place] = (
-                self._make_reader(place.library)
-                if place.node_id is None
-                else self._machines.gpu_reader(place.node_id)
+        if source not in self._readers:
+            self._readers[source] = (
+                self._make_reader(source.library)
+                if source.node_id is None
+                else self._machines.gpu_reader(source.node_id)
             )
-        return self._readers[place]
+        return self._readers[source]
 
-    def owners(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
+    def owners(self, source: NvmlSource, pids: Sequence[int]) -> Mapping[int, int]:
         """Return the sessions of those of these processes that belong to one. Blocks.
 
         Raises:
             FGPUError: the engine cannot tell.
         """
-        return self._machines.sessions_of(pids, place.node_id)
+        return self._machines.sessions_of(pids, source.node_id)
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -26,7 +26,7 @@ from fgpuspawner.isolation.files import (
 )
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.native import NOT_BUILT, mapped_as
-from fgpuspawner.isolation.report import Report, missing_library, problems, wrong_preload
+from fgpuspawner.isolation.report import ProbeReport, missing_library, problems, wrong_preload
 
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
@@ -84,7 +84,7 @@ class Interposer(Backend):
             raise CannotPrepare(f"the session's account could not be made: {e}") from e
         return with_more(prepared, mounts=[*mounts, *lent], files=[listed, *allowed])
 
-    def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
+    def verify(self, limits: Limits, report: ProbeReport, static: ProbeReport | None) -> list[str]:
         """Return where the session sees more or other than its limits, or runs without libfgpu."""
         native = self.host.native
         assert native is not None, "not available"

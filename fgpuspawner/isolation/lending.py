@@ -27,8 +27,8 @@ OWNERS = "owners"
 OWN = "own-"
 """Prefix of a session's own word, before the device's index."""
 WORD_BYTES = 8
-NOBODY = 0
-KEPT = 255
+UNOWNED = 0
+NOT_LENT = 255
 """Owner of a hundredth that is not lent: of a session that does not lend, or of two sessions."""
 
 
@@ -68,7 +68,7 @@ def owners(uuid: str, sessions: Iterable[Limits]) -> bytes:
     found = bytearray(HUNDREDTHS)
     for limit in (limit for one in sessions for limit in one.devices if limit.uuid == uuid):
         for hundredth in _each(limit.slots):
-            found[hundredth] = KEPT if found[hundredth] != NOBODY or not limit.lending else limit.lending
+            found[hundredth] = NOT_LENT if found[hundredth] != UNOWNED or not limit.lending else limit.lending
     return bytes(found)
 
 
@@ -76,7 +76,7 @@ def _each(slots: Slots) -> list[int]:
     return [hundredth for first, end in slots for hundredth in range(first, end)]
 
 
-def introduce(memory: Path, sessions: Sequence[Limits]) -> None:
+def publish(memory: Path, sessions: Sequence[Limits]) -> None:
     """Link the words of all sessions that lend on a GPU into each other's folders, and write the owners; idempotent.
 
     Links come first, then owners, then the removal of old links: wherever this ends, every named owner's word can be

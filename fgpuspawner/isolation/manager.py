@@ -111,10 +111,10 @@ class Isolation:
         """
         host = find_host(self._settings, self._nodes.values(), own_root=own_root, installation=installation)
         if host.native is not None:
-            host = replace(host, native=native.for_everybody(host.native, host.data))
+            host = replace(host, native=native.readable_by_all(host.native, host.data))
         self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
 
-    def take_in(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """Choose the backend of a node on another machine that is new or has other devices.
 
         Raises:
@@ -214,7 +214,7 @@ class Isolation:
             self._prune(live)
             neighbours = self._neighbours(session.id)
             prepared = self.backend_of(session).prepare(session, self.devices_of(session), neighbours)
-            self._introduce([*neighbours, prepared.limits])
+            self._publish_lenders([*neighbours, prepared.limits])
             return prepared
 
     def resizes(self, session: Session) -> str | None:
@@ -236,14 +236,14 @@ class Isolation:
             after = limits.resized(before, session, neighbours)
             # Write equal limits too: a Hub may have died after it wrote them and before it counted the change.
             limits.change(own, after)
-            self._introduce([*neighbours, after])
+            self._publish_lenders([*neighbours, after])
             return after
 
-    def _introduce(self, sessions: Sequence[Limits]) -> None:
+    def _publish_lenders(self, sessions: Sequence[Limits]) -> None:
         """Update the files through which sessions on a GPU lend each other compute."""
         if self.host.accounting is not None:
             try:
-                lending.introduce(self.host.accounting, sessions)
+                lending.publish(self.host.accounting, sessions)
             except OSError as e:
                 log.warning("Whose compute is lent could not be written: %s", e)
 
@@ -265,7 +265,7 @@ class Isolation:
         """Remove the files of sessions that are not ``live``."""
         with self._preparing:
             self._prune(live)
-            self._introduce(self._neighbours())
+            self._publish_lenders(self._neighbours())
 
     def _prune(self, live: Collection[int]) -> None:
         left = {int(path.name) for path in self._folders()}
@@ -330,7 +330,7 @@ class Isolation:
             warm.rename(own)
             if self.host.accounting is not None:
                 lending.take_over(self.host.accounting, name, session_id)
-            self._introduce(self._neighbours())
+            self._publish_lenders(self._neighbours())
 
     def forget_warm(self, name: str | None = None) -> None:
         """Remove the files of a warm container that is gone; without a name those of all warm containers."""

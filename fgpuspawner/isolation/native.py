@@ -55,7 +55,7 @@ def find(folder: Path | None = None) -> Native | None:
     return native if all(part.is_file() for part in native.parts) else None
 
 
-def for_everybody(native: Native, data: Path) -> Native:
+def readable_by_all(native: Native, data: Path) -> Native:
     """Return the parts where every container user can read and run them, copied into ``data`` if necessary.
 
     An installation under a strict umask leaves them readable only by their owner.

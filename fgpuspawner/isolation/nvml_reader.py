@@ -63,7 +63,9 @@ class NvmlReader:
         self._lingering: list[subprocess.Popen[bytes]] = []
         self._asking = threading.Lock()
 
-    def look_here(self, uuids: Collection[str], since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
+    def device_uses(
+        self, uuids: Collection[str], since_us: Mapping[str, int]
+    ) -> Mapping[str, DeviceUse | str]:
         """Return what each device's processes hold, and have used since those samples, or why that is unknown. Blocks.
 
         Raises:

@@ -52,7 +52,7 @@ def _by_way(found: object) -> object:
 Number = Annotated[int, Field(strict=True, ge=0, lt=LARGEST_NUMBER)]
 Text = Annotated[str, Field(strict=True), AfterValidator(_printable)]
 Name = Annotated[Text, BeforeValidator(lambda found: "?" if found is None else found)]
-Said = Annotated[bool, BeforeValidator(lambda found: found is True)]
+Flag = Annotated[bool, BeforeValidator(lambda found: found is True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class Preload:
 
     error: Text | None
     content: Annotated[str, Field(strict=True)] = ""
-    read_only: Said = False
-    mount: Said = False
+    read_only: Flag = False
+    mount: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProbeReport:
     """One report. ``libfgpu`` is None if unknown."""
 
     probe: Literal[1]
@@ -112,7 +112,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SlotReport:
     """Which processes have a slot in libfgpu's accounting file, and which of the requested ones run.
 
     ``lately``: requested processes that took a slot lately and may have ended. ``behind``: processes that could not
@@ -130,9 +130,9 @@ class Slots:
     nonce: object = None
 
 
-Told = TypeVar("Told", Report, Slots)
-_REPORT = TypeAdapter(Report)
-_SLOTS = TypeAdapter(Slots)
+ReportT = TypeVar("ReportT", ProbeReport, SlotReport)
+_REPORT = TypeAdapter(ProbeReport)
+_SLOTS = TypeAdapter(SlotReport)
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -158,7 +158,7 @@ def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]
 # --- Reading ---
 
 
-def read_report(answer: Answer, nonce: str) -> Report:
+def read_report(answer: Answer, nonce: str) -> ProbeReport:
     """Return the report with this nonce.
 
     Raises:
@@ -167,7 +167,7 @@ def read_report(answer: Answer, nonce: str) -> Report:
     return _read(_REPORT, answer, nonce)
 
 
-def read_slots(answer: Answer, nonce: str) -> Slots:
+def read_slots(answer: Answer, nonce: str) -> SlotReport:
     """Return the slots with this nonce.
 
     Raises:
@@ -176,7 +176,7 @@ def read_slots(answer: Answer, nonce: str) -> Slots:
     return _read(_SLOTS, answer, nonce)
 
 
-def _read(kind: TypeAdapter[Told], answer: Answer, nonce: str) -> Told:
+def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:
     if len(answer.output) > LARGEST_BYTES:
         raise BadReport("the check printed more than a check does")
     if answer.status not in (0, None):
@@ -193,7 +193,7 @@ def _read(kind: TypeAdapter[Told], answer: Answer, nonce: str) -> Told:
 # --- What is wrong ---
 
 
-def problems(limits: Limits, report: Report) -> list[str]:
+def problems(limits: Limits, report: ProbeReport) -> list[str]:
     """Return where the session sees other limits or could exceed them; empty if nowhere."""
     found: list[str] = []
     by_uuid = {limit.uuid: limit for limit in limits.devices}
@@ -261,7 +261,7 @@ def _wrong_allocations(limits: Mapping[str, DeviceLimit], section: Section) -> l
     return found
 
 
-def missing_library(report: Report, library: tuple[str, int] | str) -> list[str]:
+def missing_library(report: ProbeReport, library: tuple[str, int] | str) -> list[str]:
     """Return what is wrong unless exactly the host's library is loaded into the session's processes.
 
     ``library`` is its device and inode; for another machine's host the path of its mount.
@@ -275,7 +275,7 @@ def missing_library(report: Report, library: tuple[str, int] | str) -> list[str]
     return [f"{others} other libraries of its name are loaded beside libfgpu"] if others else []
 
 
-def wrong_preload(report: Report | None, content: str) -> list[str]:
+def wrong_preload(report: ProbeReport | None, content: str) -> list[str]:
     """Return what is wrong with the file that names the library, as the static probe sees it."""
     if report is None:
         return ["/etc/ld.so.preload was not looked at"]

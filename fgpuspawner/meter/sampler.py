@@ -12,8 +12,8 @@ from typing import Protocol
 from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState, compute_of
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, LONGEST_SNAPSHOT_S, GpuSnapshot, running_on
 from fgpuspawner.isolation.limits import BadLimits, DeviceLimit
-from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.meter.lent import Lent, lent_on
@@ -32,7 +32,6 @@ from fgpuspawner.meter.tally import Sample, Tally, going_on
 
 log = logging.getLogger("fgpu.meter")
 
-LONGEST_LOOK_S = 5.0
 SAVED_EVERY_S = 60
 """So much of what was counted is lost at most when the Hub is killed."""
 
@@ -44,7 +43,7 @@ class Sessions(Protocol):
 
 
 class Sampler:
-    """One for the Hub: ``every_s`` is how often it tells, ``looks_every_s`` how often somebody looks, on the mean."""
+    """One for the Hub: ``every_s`` is how often it tells, ``poll_every_s`` how often somebody looks, on the mean."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Sampler:
         *,
         data: Path,
         every_s: int,
-        looks_every_s: int,
+        poll_every_s: int,
     ) -> None:
         self._isolation = isolation
         self._sessions = sessions
@@ -63,8 +62,8 @@ class Sampler:
         self._clock = clock
         self._data = data
         self._every_s = every_s
-        self._looks_every_s = looks_every_s
-        self._longest_gap_s = int(LONGEST_GAP * looks_every_s + LONGEST_LOOK_S)
+        self._poll_every_s = poll_every_s
+        self._longest_gap_s = int(LONGEST_PAUSE * poll_every_s + LONGEST_SNAPSHOT_S)
         self._energy: dict[str, tuple[int, int]] = {}
         self._tallies: dict[int, Tally] = {}
         self._unsaved: dict[int, Measured] = {}
@@ -79,12 +78,12 @@ class Sampler:
         self._live = dict(METERS.read(self._data).sessions or {})
         background.every(self._every_s, self.tell, failed="The meter could not tell", level=logging.ERROR)
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Count what a look says of each session that runs there."""
-        there = running_on(look.devices, live)
+        there = running_on(snapshot.devices, live)
         running = [s for s in live if s.id in there]
         await self._take_up(running)
-        seen = {uuid: self._one(uuid, use, look.owners) for uuid, use in look.devices.items()}
+        seen = {uuid: self._one(uuid, use, snapshot.owners) for uuid, use in snapshot.devices.items()}
         devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
         now_s = self._clock.now_s()
         lent = self._lent(live, seen)
@@ -212,7 +211,7 @@ class Sampler:
         self._tallies[session.id] = tally.with_sample(
             Sample(
                 now_s,
-                gap_s if 0 < gap_s <= self._longest_gap_s else self._looks_every_s,
+                gap_s if 0 < gap_s <= self._longest_gap_s else self._poll_every_s,
                 reading.memory_mib,
                 reading.sm_percent,
                 # The first look at a session does not know since when it was there.

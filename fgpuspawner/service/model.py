@@ -31,7 +31,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.pull_state import PullState
-from fgpuspawner.isolation.choice import Chosen
+from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.meter.disk import DiskTold
 from fgpuspawner.meter.gpu_health import HealthTold
 from fgpuspawner.meter.model import Live, Told
@@ -114,7 +114,7 @@ class World:
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast] = field(default_factory=dict)
     largest_now: Mapping[str, int | None] = field(default_factory=dict)
-    isolation: tuple[Chosen, ...] = ()
+    isolation: tuple[StoredChoice, ...] = ()
     rules: AllRules = field(default_factory=AllRules)
     pulls: Mapping[int, PullState] = field(default_factory=dict)
     private: tuple[PrivateImage, ...] = ()

@@ -24,7 +24,7 @@ def reading(folder: object) -> Iterator[NvmlReader]:
 
 
 def use(reader: NvmlReader, **since_us: int) -> DeviceUse:
-    found = reader.look_here(["GPU-a"], since_us)["GPU-a"]
+    found = reader.device_uses(["GPU-a"], since_us)["GPU-a"]
     assert isinstance(found, DeviceUse)
     return found
 
@@ -56,7 +56,7 @@ def test_who_computes_and_holds_is_told_with_name_and_share(simulated_machine: M
 
 def test_a_device_that_is_not_there_is_unknown_and_hides_no_other(simulated_machine: Make) -> None:
     with reading(simulated_machine(GPU).folder) as reader:
-        found = reader.look_here(["GPU-a", "GPU-b"], {})
+        found = reader.device_uses(["GPU-a", "GPU-b"], {})
         assert isinstance(found["GPU-a"], DeviceUse)
         assert isinstance(found["GPU-b"], str)
 

@@ -79,7 +79,7 @@ def test_a_driver_that_cannot_be_asked_has_no_abilities_and_the_log_says_so(
 
 
 def look(reader: NvmlReader, *uuids: str) -> dict[str, Any]:
-    found = reader.look_here(uuids, {})
+    found = reader.device_uses(uuids, {})
     return {
         uuid: use if isinstance(use, str) else {p.pid: p.used_bytes for p in use.processes}
         for uuid, use in found.items()

@@ -12,17 +12,17 @@ import pytest
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.code_watch import EVERY_S, FIRST_AFTER_S, CodeWatch, beyond_mib
 from fgpuspawner.isolation import facts, native
-from fgpuspawner.isolation.drivers import Place
-from fgpuspawner.isolation.looks import Look
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
-from fgpuspawner.isolation.report import BadReport, Slots
+from fgpuspawner.isolation.report import BadReport, SlotReport
 from fgpuspawner.settings import FGPU
 
 MIB = 2**20
 REAL = Device("GPU-1f", "rack", 0, "NVIDIA A100", 40960, 2000)
-PLACE = Place("libnvidia-ml.so.1")
+PLACE = NvmlSource("libnvidia-ml.so.1")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ PLACE = Place("libnvidia-ml.so.1")
 def test_what_a_process_holds_beyond_its_charge(
     used: dict[int, int], amounts: tuple[tuple[int, ...], ...], code_mib: int, found: int | None
 ) -> None:
-    slots = Slots(1, (17, 18), (17, 18), amounts=amounts)
+    slots = SlotReport(1, (17, 18), (17, 18), amounts=amounts)
     held = {pid: mib * MIB for pid, mib in used.items()}
     assert beyond_mib(held, slots, device=0, code_mib=code_mib) == found
 
@@ -67,18 +67,18 @@ class World:
         """Return what a context of it is charged."""
         return self.isolation.prepare(self.session, [1]).limits.devices[0].context_mib
 
-    async def ask(self, _: Session, processes: Sequence[int]) -> Slots:
+    async def ask(self, _: Session, processes: Sequence[int]) -> SlotReport:
         self.asked.append(processes)
         if self.silent:
             raise BadReport("the check printed no report")
-        return Slots(1, (17,), (17,), amounts=((17, self.charged_mib * MIB),))
+        return SlotReport(1, (17,), (17,), amounts=((17, self.charged_mib * MIB),))
 
     async def sees(self, at_s: float, use: DeviceUse | str | None = None) -> int:
         """Return how often it was asked."""
         one = use or DeviceUse(
             (ProcessUse(1017, 1000 * MIB, 0, None, 17, "x"), ProcessUse(9, 1, 0, None, 9, "y"))
         )
-        await self.watch.saw(Look(PLACE, at_s, {REAL.uuid: one}, {1017: 1}), [self.session])
+        await self.watch.observe(GpuSnapshot(PLACE, at_s, {REAL.uuid: one}, {1017: 1}), [self.session])
         await asyncio.gather(*self.watch._asking.values())
         return len(self.asked)
 

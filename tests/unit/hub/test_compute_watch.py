@@ -12,13 +12,13 @@ import pytest
 from fgpu_scheduler import EndCause, FGPUError, Placement, Request, Session, SessionState, Share, ShareMode
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
-from fgpuspawner.isolation.drivers import Place
-from fgpuspawner.isolation.looks import Look
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
-from fgpuspawner.isolation.report import BadReport, Slots
+from fgpuspawner.isolation.report import BadReport, SlotReport
 
 GPU = "GPU-1f"
-PLACE = Place("libnvidia-ml.so.1")
+PLACE = NvmlSource("libnvidia-ml.so.1")
 
 
 def session(
@@ -48,18 +48,18 @@ class World:
         self.asked: list[Sequence[int]] = []
         self.told: list[tuple[str, str]] = []
         self.recorded: list[tuple[str, str]] = []
-        self.again: list[tuple[Place, float]] = []
+        self.again: list[tuple[NvmlSource, float]] = []
         self.at_s = 0.0
         self.watch = ComputeWatch(
-            self, self.record, self.ask, look_again=lambda *what: self.again.append(what), ends=ends
+            self, self.record, self.ask, snapshot_soon=lambda *what: self.again.append(what), ends=ends
         )
 
-    async def ask(self, _: Session, processes: Sequence[int]) -> Slots:
+    async def ask(self, _: Session, processes: Sequence[int]) -> SlotReport:
         self.asked.append(processes)
         if self.failure is not None:
             raise self.failure
         running = tuple(p for p in processes if p not in self.ended)
-        return Slots(1, tuple(self.slots), running, behind=tuple(self.behind), lately=tuple(self.lately))
+        return SlotReport(1, tuple(self.slots), running, behind=tuple(self.behind), lately=tuple(self.lately))
 
     async def warn(self, session_id: int, message: str | None) -> Session:
         self.told.append(("warn" if message else "take back", message or ""))
@@ -80,7 +80,7 @@ class World:
             pids = [p.pid for p in use.processes] if isinstance(use, DeviceUse) else []
             # Numbers from 1900 on are of nobody's.
             owners = {pid: 1 for pid in pids if pid < 1900}
-            await self.watch.saw(Look(PLACE, self.at_s, {GPU: use}, owners), [self.session])
+            await self.watch.observe(GpuSnapshot(PLACE, self.at_s, {GPU: use}, owners), [self.session])
             await self.watch.answered()
         return [what for what, _ in self.told[before:]]
 

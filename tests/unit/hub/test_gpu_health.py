@@ -9,7 +9,7 @@ import pytest
 
 from fgpu_scheduler import SystemClock
 from fgpuspawner.hub.gpu_health import GpuWatch
-from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.drivers import NvmlSource
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, HealthTold, health_of
 
@@ -30,10 +30,10 @@ class Driver:
     def __init__(self, *answers: object) -> None:
         self.answers = answers
 
-    def places(self) -> dict[Place, list[str]]:
-        return {Place(f"lib{n}"): [f"GPU-{n}"] for n in range(len(self.answers))}
+    def sources(self) -> dict[NvmlSource, list[str]]:
+        return {NvmlSource(f"lib{n}"): [f"GPU-{n}"] for n in range(len(self.answers))}
 
-    def reader(self, place: Place) -> Driver:
+    def reader(self, place: NvmlSource) -> Driver:
         return Driver(self.answers[int(place.library.removeprefix("lib"))])
 
     async def ask(self, question: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.gpu_use import GpuUse, is_idle
-from fgpuspawner.isolation.drivers import Place
-from fgpuspawner.isolation.looks import LONGEST_GAP, Look
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 
-THERE = Place("libnvidia-ml.so.1")
+THERE = NvmlSource("libnvidia-ml.so.1")
 
 
 def session(number: int = 1, *uuids: str) -> Session:
@@ -22,13 +22,13 @@ def session(number: int = 1, *uuids: str) -> Session:
     return Session(number, asked, SessionState.RUNNING, 0, placement=Placement("n", shares), started_at_s=100)
 
 
-def look(
+def snapshot(
     used: dict[str, dict[int, int | None] | str],
     owners: dict[int, int],
     *,
-    place: Place = THERE,
+    source: NvmlSource = THERE,
     ago_s: float = 0.0,
-) -> Look:
+) -> GpuSnapshot:
     devices = {
         uuid: own
         if isinstance(own, str)
@@ -37,7 +37,7 @@ def look(
         )
         for uuid, own in used.items()
     }
-    return Look(place, time.monotonic() - ago_s, devices, owners)
+    return GpuSnapshot(source, time.monotonic() - ago_s, devices, owners)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def look(
 def test_a_gpu_is_idle_when_the_driver_says_of_each_of_ones_programs_that_it_rests(
     used: dict[str, dict[int, int | None] | str], owners: dict[int, int], idle: bool
 ) -> None:
-    assert is_idle(session(), look(used, owners)) is idle
+    assert is_idle(session(), snapshot(used, owners)) is idle
 
 
 def test_all_gpus_of_a_session_have_to_rest_and_those_that_nobody_can_use_do(tmp_path: Path) -> None:
     both = session(1, "GPU-a", "GPU-b")
-    assert not is_idle(both, look({"GPU-a": {}, "GPU-b": {7: 5}}, {7: 1}))
-    nothing = Place(str(tmp_path / "libnvidia-ml.so.1"), simulated=True)
-    assert is_idle(both, look({"GPU-a": "simulated", "GPU-b": "simulated"}, {}, place=nothing))
+    assert not is_idle(both, snapshot({"GPU-a": {}, "GPU-b": {7: 5}}, {7: 1}))
+    nothing = NvmlSource(str(tmp_path / "libnvidia-ml.so.1"), simulated=True)
+    assert is_idle(both, snapshot({"GPU-a": "simulated", "GPU-b": "simulated"}, {}, source=nothing))
 
 
 class Clock:
@@ -81,16 +81,16 @@ async def test_rest_begins_with_the_first_look_that_sees_it_and_ends_with_any_th
     since = []
     for seen in ({7: 5}, {7: 0}, {}, "the driver is away", {}):
         clock.now += 10
-        await gpus.saw(look({"GPU-a": seen}, {7: 1}), live)  # type: ignore[dict-item]
+        await gpus.observe(snapshot({"GPU-a": seen}, {7: 1}), live)  # type: ignore[dict-item]
         since.append(gpus.idle_since_s(1))
     assert since == [None, 1020, 1020, None, 1050]
-    await gpus.saw(look({"GPU-other": {}}, {}), live)
+    await gpus.observe(snapshot({"GPU-other": {}}, {}), live)
     assert gpus.idle_since_s(1) == 1050, "a look at another machine says nothing of it"
 
 
 async def test_rest_that_was_not_seen_for_too_long_is_not_known() -> None:
     gpus = GpuUse(Clock(), every_s=10)
-    await gpus.saw(look({"GPU-a": {}}, {}, ago_s=LONGEST_GAP * 10), [session()])
+    await gpus.observe(snapshot({"GPU-a": {}}, {}, ago_s=LONGEST_PAUSE * 10), [session()])
     assert gpus.idle_since_s(1) == 1000
-    await gpus.saw(look({"GPU-a": {}}, {}, ago_s=(LONGEST_GAP + 2) * 10), [session()])
+    await gpus.observe(snapshot({"GPU-a": {}}, {}, ago_s=(LONGEST_PAUSE + 2) * 10), [session()])
     assert gpus.idle_since_s(1) is None

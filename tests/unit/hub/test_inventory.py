@@ -51,7 +51,7 @@ class Cluster:
             raise self.errors.pop()
         return dict(self.machines)
 
-    def take_in(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         if node.id in self.not_taken:
             raise self.not_taken[node.id]
         self.taken.append(node.id)

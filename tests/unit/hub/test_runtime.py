@@ -256,8 +256,8 @@ data, lab = sys.argv[1], {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {
 settings = FGPU(data_dir=data, accounting_dir=f"{data}/shm", nodes=[lab])
 runtime = Runtime(settings, config=Config(), spawner_class=LocalFGPUSpawner)
 runtime.open(lambda installation: None)
-(place,) = runtime.drivers.places()
-reader = runtime.drivers.reader(place)
+(source,) = runtime.drivers.sources()
+reader = runtime.drivers.reader(source)
 threading.Thread(target=reader.ask_here, args=({"do": "look"},), daemon=True).start()
 while reader._child is None:
     time.sleep(0.01)

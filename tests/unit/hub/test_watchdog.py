@@ -29,8 +29,8 @@ from fgpuspawner.hub.watchdog import (
     warning_words,
 )
 from fgpuspawner.isolation import accounting
-from fgpuspawner.isolation.drivers import Place
-from fgpuspawner.isolation.looks import LONGEST_GAP, Look
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.settings import FGPU
@@ -48,8 +48,10 @@ def held(*amounts: tuple[int, int | None]) -> DeviceUse:
     )
 
 
-def look(devices: Mapping[str, DeviceUse | str], owners: Mapping[int, int], at_s: float = 0.0) -> Look:
-    return Look(Place("libnvidia-ml.so.1"), at_s, devices, owners)
+def snapshot(
+    devices: Mapping[str, DeviceUse | str], owners: Mapping[int, int], at_s: float = 0.0
+) -> GpuSnapshot:
+    return GpuSnapshot(NvmlSource("libnvidia-ml.so.1"), at_s, devices, owners)
 
 
 def found(
@@ -57,7 +59,7 @@ def found(
     owners: Mapping[int, int],
     allowances: Mapping[int, Mapping[str, Allowance]] = LIMIT,
 ) -> Found:
-    return compare(look(devices, owners), allowances, tolerance_mib=512)
+    return compare(snapshot(devices, owners), allowances, tolerance_mib=512)
 
 
 # --- One look ---
@@ -157,7 +159,7 @@ def time_to_end_s(part: float, seed: int, *, within_s: float) -> float | None:
     chance = random.Random(seed)
     at_s, strikes = 0.0, Strikes()
     while at_s < within_s:
-        at_s += min(chance.expovariate(1 / EVERY_S), LONGEST_GAP * EVERY_S)
+        at_s += min(chance.expovariate(1 / EVERY_S), LONGEST_PAUSE * EVERY_S)
         strikes, step = after_look(strikes, at_s=at_s, is_above=chance.random() < part, every_s=EVERY_S)
         if step is Step.END:
             return at_s
@@ -283,8 +285,8 @@ class World:
         for use in uses:
             self.at_s += EVERY_S
             pids = [p.pid for p in use.processes] if isinstance(use, DeviceUse) else []
-            seen = look({GPU: use}, {pid: pid // 10 for pid in pids if pid < 100}, self.at_s)
-            await self.watchdog.saw(seen, self.live)
+            seen = snapshot({GPU: use}, {pid: pid // 10 for pid in pids if pid < 100}, self.at_s)
+            await self.watchdog.observe(seen, self.live)
         return [(what, who) for what, who, _ in self.scheduler.told[before:]]
 
 

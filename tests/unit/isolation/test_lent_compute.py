@@ -176,7 +176,7 @@ def test_what_does_not_lend_is_kept(tmp_path: Path) -> None:
     assert numbers(strict.prepare(session(7), [7])) == [0]
     found = opened(tmp_path)
     assert numbers(found.prepare(session(8), [7, 8])) == [1]
-    assert owners(tmp_path, 8) == [lending.KEPT] * 25 + [1] * 25 + [0] * 50
+    assert owners(tmp_path, 8) == [lending.NOT_LENT] * 25 + [1] * 25 + [0] * 50
 
 
 def test_a_whole_gpu_and_one_that_shares_memory_only_lend_nothing(tmp_path: Path) -> None:

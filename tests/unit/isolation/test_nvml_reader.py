@@ -42,7 +42,7 @@ async def test_a_library_that_misbehaves_is_unknown_and_holds_up_nobody(
     try:
         for _ in range(2):
             begun = time.monotonic()
-            looking = asyncio.ensure_future(asyncio.to_thread(reader.look_here, [GPU], {}))
+            looking = asyncio.ensure_future(asyncio.to_thread(reader.device_uses, [GPU], {}))
             # Meanwhile the event loop runs on.
             await asyncio.sleep(0)
             with pytest.raises(NvmlUnknown, match=words):
@@ -73,7 +73,7 @@ async def test_closing_a_reader_does_not_wait_for_an_answer(
         nvml_reader, "child_command", lambda *a: [sys.executable, "-c", SAYS_THAT_IT_HANGS, str(asked)]
     )
     reader = NvmlReader("libnvidia-ml.so.1")
-    looking = asyncio.ensure_future(asyncio.to_thread(reader.look_here, [GPU], {}))
+    looking = asyncio.ensure_future(asyncio.to_thread(reader.device_uses, [GPU], {}))
     async with asyncio.timeout(60):
         await asyncio.to_thread(until_there, asked)
         await asyncio.to_thread(reader.close)
@@ -85,6 +85,6 @@ def test_a_library_that_is_not_there_is_unknown_not_empty() -> None:
     reader = NvmlReader("/no/such/libnvidia-ml.so.1")
     try:
         with pytest.raises(NvmlUnknown, match="cannot be loaded"):
-            reader.look_here([GPU], {})
+            reader.device_uses([GPU], {})
     finally:
         reader.close()

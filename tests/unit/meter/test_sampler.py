@@ -25,9 +25,9 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot
 from fgpuspawner.isolation.limits import DeviceLimit, Limits, write
-from fgpuspawner.isolation.looks import Look
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.lent import Lent
@@ -116,7 +116,7 @@ class World:
             self.clock,
             data=self.data,
             every_s=10,
-            looks_every_s=10,
+            poll_every_s=10,
         )
 
     async def look(self, *script: Use, times: int = 1) -> Meter | None:
@@ -129,8 +129,8 @@ class World:
             uses = [use for use in devices.values() if isinstance(use, DeviceUse)]
             # The processes of a session begin with its number.
             owners = {p.pid: p.pid // 10 for use in uses for p in use.processes if p.pid < 100}
-            seen = Look(Place("libnvidia-ml.so.1"), float(self.clock.now), devices, owners)
-            await self.sampler.saw(seen, self.scheduler.sessions)
+            seen = GpuSnapshot(NvmlSource("libnvidia-ml.so.1"), float(self.clock.now), devices, owners)
+            await self.sampler.observe(seen, self.scheduler.sessions)
             await self.sampler.tell()
         told = METERS.read(self.data).of(1, self.clock.now)
         return told.now if told else None

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from worlds import ADMIN, ALICE, Build, shown
 
-from fgpuspawner.isolation.choice import Chosen, read_choices
+from fgpuspawner.isolation.choice import StoredChoice, read_choices
 from fgpuspawner.service.api.capacity import capacity_object
 
 
 def test_only_administrators_are_told_of_each_machine() -> None:
-    chosen = (Chosen("n1", "interposer", "libfgpu holds memory and compute"),)
+    chosen = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
     world = replace(Build().world(), isolation=chosen)
     (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
     assert told.model_dump() == {

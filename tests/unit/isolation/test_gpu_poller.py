@@ -26,7 +26,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.drivers import Drivers
-from fgpuspawner.isolation.looks import LONGEST_GAP, Look, Looks, gap_s
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuPoller, GpuSnapshot, pause_s
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.settings import FGPU
@@ -36,9 +36,9 @@ USE = DeviceUse((ProcessUse(10, 700, 20.0, 30, 1, "python3"),), seen_us=77)
 
 
 def test_pauses_between_looks_have_their_mean_and_none_tells_how_long_it_will_be_still() -> None:
-    pauses = [gap_s(10) for _ in range(20_000)]
+    pauses = [pause_s(10) for _ in range(20_000)]
     assert 9 < statistics.mean(pauses) < 10.5
-    assert max(pauses) <= LONGEST_GAP * 10
+    assert max(pauses) <= LONGEST_PAUSE * 10
     # Who has waited for 10 s waits as long again as anybody else.
     rest = [p - 10 for p in pauses if p > 10]
     assert abs(statistics.median(rest) - statistics.median(pauses)) < 1
@@ -59,7 +59,7 @@ class Reader(NvmlReader):
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def look_here(self, uuids: object, since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
+    def device_uses(self, uuids: object, since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
         self.asked.append((time.monotonic(), dict(since_us)))
         self.may_answer.wait(60)
         if isinstance(self.says, Exception):
@@ -114,8 +114,8 @@ class World:
         drivers = Drivers(isolation, self.machines, make_reader=lambda library: self.here)
         self.live: list[Session] = [session(1, "lab", GPU)]
         self.fails: Exception | None = None
-        self.looks = Looks(drivers, self.live_now, every_s=0.01)
-        self.seen: list[tuple[Look, Sequence[Session]]] = []
+        self.poller = GpuPoller(drivers, self.live_now, every_s=0.01)
+        self.seen: list[tuple[GpuSnapshot, Sequence[Session]]] = []
         self.more = asyncio.Event()
 
     async def live_now(self) -> Sequence[Session]:
@@ -123,18 +123,18 @@ class World:
             raise self.fails
         return tuple(self.live)
 
-    async def saw(self, look: Look, live: Sequence[Session]) -> None:
-        self.seen.append((look, live))
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
+        self.seen.append((snapshot, live))
         self.more.set()
 
-    async def next(self, node_id: str | None = None) -> Look:
+    async def next(self, node_id: str | None = None) -> GpuSnapshot:
         """Return a look that comes from now on."""
         begun = len(self.seen)
         async with asyncio.timeout(60):
             while True:
-                for look, _ in self.seen[begun:]:
-                    if look.place.node_id == node_id:
-                        return look
+                for snapshot, _ in self.seen[begun:]:
+                    if snapshot.source.node_id == node_id:
+                        return snapshot
                 self.more.clear()
                 await self.more.wait()
 
@@ -142,20 +142,20 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path)
-    background = Background(logging.getLogger("fgpu.looks"))
-    made.looks.begin(background, (made.saw,))
+    background = Background(logging.getLogger("fgpu.poller"))
+    made.poller.begin(background, (made.observe,))
     yield made
-    made.looks.close()
+    made.poller.close()
     for reader in (made.here, made.machines.there):
         reader.may_answer.set()
-    for thread in made.looks._threads.values():
+    for thread in made.poller._threads.values():
         await asyncio.to_thread(thread.join)
     await background.close()
 
 
 async def test_a_look_says_who_holds_and_uses_what_and_asks_for_what_is_new(world: World) -> None:
-    look = await world.next()
-    assert (look.devices, look.owners) == ({GPU: USE, OTHER: USE}, {10: 1})
+    snapshot = await world.next()
+    assert (snapshot.devices, snapshot.owners) == ({GPU: USE, OTHER: USE}, {10: 1})
     await world.next()
     assert [since.get(GPU) for _, since in world.here.asked[:2]] == [None, 77]
     assert world.machines.there.asked == [], "nobody runs there"
@@ -176,7 +176,7 @@ async def test_a_hub_that_is_busy_delays_no_look_and_learns_of_all_of_them(world
     ended = time.monotonic()
     during = [at for at, _ in world.here.asked if begun < at < ended]
     await world.next()
-    told = [look.at_s for look, _ in world.seen if begun < look.at_s <= ended + 1]
+    told = [snapshot.at_s for snapshot, _ in world.seen if begun < snapshot.at_s <= ended + 1]
     assert len(told) >= len(during) >= 20
 
 
@@ -194,8 +194,8 @@ async def test_a_machine_that_hangs_hides_no_other(world: World) -> None:
 async def test_a_driver_that_fails_is_unknown_and_not_nothing(world: World, failure: Exception) -> None:
     world.here.says = failure
     await world.next()
-    look = await world.next()
-    assert str(failure) in str(look.devices[GPU])
+    snapshot = await world.next()
+    assert str(failure) in str(snapshot.devices[GPU])
     world.here.says = {GPU: USE}
     await world.next()
     assert (await world.next()).devices == {GPU: USE}
@@ -232,17 +232,17 @@ async def test_what_is_seen_while_the_database_is_away_is_told_afterwards(world:
     missed = [at for at, _ in world.here.asked if at > begun][:2]
     world.fails = None
     await world.next()
-    told = [look.at_s for look, _ in world.seen]
+    told = [snapshot.at_s for snapshot, _ in world.seen]
     assert all(any(abs(at - one) < 0.5 for one in told) for at in missed)
 
 
 async def test_a_place_is_looked_at_again_when_that_was_asked_for(world: World) -> None:
     """Though the next look by chance is far off."""
     await world.next()
-    world.looks._every_s = 10_000.0
-    world.looks.again(world.seen[-1][0].place, 0.0)
+    world.poller._every_s = 10_000.0
+    world.poller.take_within(world.seen[-1][0].source, 0.0)
     begun = len(world.here.asked)
-    world.looks.again(world.seen[-1][0].place, 0.2)
+    world.poller.take_within(world.seen[-1][0].source, 0.2)
     asked_at_s = time.monotonic()
     await asyncio.to_thread(world.here.until, 1)
     while world.here.asked[-1][0] < asked_at_s + 0.2:

@@ -17,44 +17,46 @@ from dataclasses import dataclass
 
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.isolation.drivers import Drivers, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 
-log = logging.getLogger("fgpu.looks")
+log = logging.getLogger("fgpu.poller")
 
-LONGEST_GAP = 4
+LONGEST_PAUSE = 4
 """No pause is longer than this many times the mean."""
+LONGEST_SNAPSHOT_S = 5.0
+"""A snapshot of a healthy driver takes less."""
 MOST_WAITING = 1000
 """Snapshots that are kept for a busy Hub; beyond that the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuSnapshot:
     """One snapshot of the GPUs behind one NVML library.
 
     ``at_s`` is a monotonic time. ``devices`` has each device's use, or why it is unknown. ``owners`` maps a process to
     its session.
     """
 
-    place: Place
+    source: NvmlSource
     at_s: float
     devices: Mapping[str, DeviceUse | str]
     owners: Mapping[int, int]
 
 
-Saw = Callable[[Look, Sequence[Session]], Awaitable[None]]
+Observer = Callable[[GpuSnapshot, Sequence[Session]], Awaitable[None]]
 """Called with each snapshot and all live sessions."""
 
 
-def gap_s(every_s: float) -> float:
+def pause_s(every_s: float) -> float:
     """Return a random pause before the next snapshot, in seconds, with mean ``every_s``.
 
     Exponential pauses have no memory: a session that was just observed cannot tell when it is observed next.
     """
-    return min(random.SystemRandom().expovariate(1 / every_s), LONGEST_GAP * every_s)
+    return min(random.SystemRandom().expovariate(1 / every_s), LONGEST_PAUSE * every_s)
 
 
-class Looks:
+class GpuPoller:
     """Takes snapshots wherever a session runs, until it is closed. One for the Hub."""
 
     def __init__(
@@ -63,17 +65,17 @@ class Looks:
         self._drivers = drivers
         self._live = live
         self._every_s = every_s
-        self._taken: deque[Look] = deque(maxlen=MOST_WAITING)
+        self._pending: deque[GpuSnapshot] = deque(maxlen=MOST_WAITING)
         self._changed = threading.Condition()
-        self._wanted: Mapping[Place, frozenset[int]] = {}
-        self._hurried: set[Place] = set()
-        self._due_at_s: dict[Place, float] = {}
+        self._wanted: Mapping[NvmlSource, frozenset[int]] = {}
+        self._urgent: set[NvmlSource] = set()
+        self._due_at_s: dict[NvmlSource, float] = {}
         #: Owners at the last snapshot: nothing else tells the session of a process that has ended since.
-        self._owners: dict[Place, Mapping[int, int]] = {}
-        self._threads: dict[Place, threading.Thread] = {}
+        self._owners: dict[NvmlSource, Mapping[int, int]] = {}
+        self._threads: dict[NvmlSource, threading.Thread] = {}
         self._closed = False
 
-    def begin(self, background: Background, saw: Collection[Saw]) -> None:
+    def begin(self, background: Background, observers: Collection[Observer]) -> None:
         """Call these observers with every snapshot, one snapshot after the other."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -84,30 +86,30 @@ class Looks:
         self._news = tell
         background.every(
             self._every_s,
-            lambda: self.round(saw),
+            lambda: self.deliver(observers),
             failed="What was seen of the GPUs could not be judged yet",
             wake=news,
             level=logging.ERROR,
         )
 
-    async def round(self, saw: Collection[Saw]) -> None:
+    async def deliver(self, observers: Collection[Observer]) -> None:
         """Deliver the snapshots taken since the last round, and start a thread for every machine in use."""
         live = await self._live()
-        self._want(live)
-        while self._taken:
-            look = self._taken.popleft()
-            for one in saw:
+        self._start_threads(live)
+        while self._pending:
+            snapshot = self._pending.popleft()
+            for observe in observers:
                 try:
-                    await one(look, live)
+                    await observe(snapshot, live)
                 except FGPUError as e:
-                    log.error("What was seen at %s could not be judged: %s", look.place, e)
+                    log.error("What was seen at %s could not be judged: %s", snapshot.source, e)
                 except Exception:
-                    log.exception("What was seen at %s could not be judged", look.place)
+                    log.exception("What was seen at %s could not be judged", snapshot.source)
 
-    def again(self, place: Place, after_s: float) -> None:
+    def take_within(self, source: NvmlSource, after_s: float) -> None:
         """Take the next snapshot of this library within ``after_s`` seconds."""
         with self._changed:
-            self._due_at_s[place] = time.monotonic() + after_s
+            self._due_at_s[source] = time.monotonic() + after_s
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -118,62 +120,62 @@ class Looks:
 
     # -- in the threads -----------------------------------------------------------------------------------
 
-    def _want(self, live: Sequence[Session]) -> None:
-        wanted = {place: running_on(uuids, live) for place, uuids in self._drivers.places().items()}
+    def _start_threads(self, live: Sequence[Session]) -> None:
+        wanted = {source: running_on(uuids, live) for source, uuids in self._drivers.sources().items()}
         with self._changed:
-            self._hurried |= {p for p, own in wanted.items() if own - self._wanted.get(p, frozenset())}
+            self._urgent |= {p for p, own in wanted.items() if own - self._wanted.get(p, frozenset())}
             self._wanted = wanted
             self._changed.notify_all()
-        for place, own in wanted.items():
-            if own and place not in self._threads:
-                thread = threading.Thread(target=self._go_on, args=(place,), name="fgpu-looks", daemon=True)
-                self._threads[place] = thread
+        for source, own in wanted.items():
+            if own and source not in self._threads:
+                thread = threading.Thread(target=self._poll, args=(source,), name="fgpu-poller", daemon=True)
+                self._threads[source] = thread
                 thread.start()
 
-    def _go_on(self, place: Place) -> None:
+    def _poll(self, source: NvmlSource) -> None:
         since_us: dict[str, int] = {}
-        while self._pause(place):
-            look = self.look_at(place, since_us)
-            seen = {uuid: use.seen_us for uuid, use in look.devices.items() if isinstance(use, DeviceUse)}
+        while self._pause(source):
+            snapshot = self.take(source, since_us)
+            seen = {uuid: use.seen_us for uuid, use in snapshot.devices.items() if isinstance(use, DeviceUse)}
             since_us.update(seen)
-            self._taken.append(look)
+            self._pending.append(snapshot)
             self._news()
 
-    def _pause(self, place: Place) -> bool:
+    def _pause(self, source: NvmlSource) -> bool:
         """Wait until the next snapshot is due, sooner if a session is new here; return whether to take it."""
         with self._changed:
-            until_s = time.monotonic() + gap_s(self._every_s)
-            while not self._closed and place not in self._hurried:
-                left_s = min(until_s, self._due_at_s.get(place, until_s)) - time.monotonic()
+            until_s = time.monotonic() + pause_s(self._every_s)
+            while not self._closed and source not in self._urgent:
+                left_s = min(until_s, self._due_at_s.get(source, until_s)) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            self._changed.wait_for(lambda: self._closed or self._wanted.get(place))
-            self._hurried.discard(place)
-            if self._due_at_s.get(place, 0.0) <= time.monotonic():
-                self._due_at_s.pop(place, None)
+            self._changed.wait_for(lambda: self._closed or self._wanted.get(source))
+            self._urgent.discard(source)
+            if self._due_at_s.get(source, 0.0) <= time.monotonic():
+                self._due_at_s.pop(source, None)
             return not self._closed
 
-    def look_at(self, place: Place, since_us: Mapping[str, int]) -> Look:
+    def take(self, source: NvmlSource, since_us: Mapping[str, int]) -> GpuSnapshot:
         """Take one snapshot. A device that cannot be read gets a reason, never an empty result."""
-        uuids = self._drivers.places().get(place, [])
+        uuids = self._drivers.sources().get(source, [])
         owners: Mapping[int, int] = {}
         found: Mapping[str, DeviceUse | str]
         try:
-            if place.has_no_driver:
+            if source.has_no_driver:
                 words = "it is simulated, and nothing simulates its driver"
-                return Look(place, time.monotonic(), dict.fromkeys(uuids, words), {})
-            found = self._drivers.reader(place).look_here(uuids, since_us)
+                return GpuSnapshot(source, time.monotonic(), dict.fromkeys(uuids, words), {})
+            found = self._drivers.reader(source).device_uses(uuids, since_us)
             uses = [use for use in found.values() if isinstance(use, DeviceUse)]
             pids = sorted({p.pid for use in uses for p in use.processes})
-            known = {**self._owners.get(place, {}), **self._drivers.owners(place, pids)}
-            owners = self._owners[place] = {pid: known[pid] for pid in pids if pid in known}
+            known = {**self._owners.get(source, {}), **self._drivers.owners(source, pids)}
+            owners = self._owners[source] = {pid: known[pid] for pid in pids if pid in known}
         except FGPUError as e:
             found = dict.fromkeys(uuids, str(e))
         except Exception as e:
-            log.exception("The GPUs at %s could not be looked at", place)
+            log.exception("The GPUs at %s could not be looked at", source)
             found = dict.fromkeys(uuids, f"it could not be looked at ({e!r})")
-        return Look(place, time.monotonic(), found, owners)
+        return GpuSnapshot(source, time.monotonic(), found, owners)
 
 
 def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
