@@ -1,9 +1,11 @@
-"""Running sessions that the Hub's own database does not know: it is new, or older than they are.
+"""Adoption of running sessions that JupyterHub's database does not know, because it is new or was restored.
 
-What JupyterHub's database has of a server is noted with its session (`ServerToken`), so it can be written again: the
-server goes on with the token that it has, and its owner finds it after the next log-in.
+1. Each launch stores what JupyterHub's database has of the server (`ServerToken`) with its session.
+2. At its start the Hub writes it back: the server keeps its token, and its owner finds it after the next log-in.
+3. The engine's answers are compared with the scheduler's database. A node that contradicts it takes no sessions, and
+   nothing there is ended.
 
-No start of a Hub ends a session that answers, unless a person has said so.
+No start of a Hub ends a session that answers, unless the administrator has set that.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from fgpuspawner.hub.session_server import NoAnswer, ask
 log = logging.getLogger("fgpu")
 
 KEPT = "fgpu_session"
-"""In what the Hub keeps of a server: the id of its session."""
+"""Key in a server's state in the Hub's database: the id of its session."""
 ENDED = "fgpu_ended"
-"""In what the Hub keeps of a server: the id of a session that a person ended while its end could not be committed."""
+"""Key in a server's state: the id of a session that was ended by a user before its end could be committed."""
 MOST_NAMED = 5
-"""Sessions that a warning names."""
+"""Number of sessions that a warning names."""
 
 
 def token_of(db: Any, server: orm.Spawner, token: str) -> ServerToken | None:
-    """Return what the Hub's database has of a server's token; None where it has not both of its parts."""
+    """Return what the Hub's database has of a server's token; None unless it has both token and OAuth client."""
     found, client = orm.APIToken.find(db, token), server.oauth_client
     if found is None or client is None:
         return None
@@ -52,9 +54,9 @@ def token_of(db: Any, server: orm.Spawner, token: str) -> ServerToken | None:
 
 
 def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
-    """Write into the Hub's database what it lacks of running sessions, and return these. Before it looks at its servers.
+    """Write running sessions that the Hub's database lacks into it, before the Hub looks at its servers; return them.
 
-    With the authenticator's ``delete_invalid_users``, sessions of users whose names it does not take are left out.
+    With the authenticator's ``delete_invalid_users``, users with invalid names are left out.
     """
     authenticator = app.authenticator
     adopted = [
@@ -77,22 +79,21 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
 
 
 class CheckedEngine:
-    """The engine as the scheduler sees it. A node is taken for silent until its first answer fits the database.
-
-    ``wrong`` is why a node's answer does not fit, in one line; empty where all do. Such a node takes no sessions, nothing
-    of it is ended, and each look checks it again.
-    """
+    """The engine as the scheduler sees it: a node counts as silent until its first answer agrees with the database."""
 
     def __init__(self, engine: Launcher, store: Store) -> None:
         self.watch, self.remove = engine.watch, engine.remove
+        #: Nodes that agree with the database.
         self.fitting: set[str] = set()
+        #: Why a node's answer contradicts the database, in one line; empty if none does. Such a node takes no
+        #: sessions, nothing there is ended, and every observation checks it again.
         self.wrong = ""
         self._engine, self._store = engine, store
         self._newest_id = store.newest_session_id() or 0
         self._failures = Failures(log, "Nothing is started or ended there", level=logging.ERROR)
 
     async def observe(self) -> Seen:
-        """Look at the engine, and leave out the nodes whose answer does not fit."""
+        """Observe the engine, and leave out nodes that contradict the database."""
         seen, wrong = await self._engine.observe(), ""
         new = {*seen.nodes, *(thing.node_id for thing in seen.things)} - self.fitting
         sessions = (await asyncio.to_thread(self._store.snapshot, 0)).sessions if new else ()
@@ -110,10 +111,10 @@ class CheckedEngine:
         )
 
     async def _check(self, node_id: str, seen: Seen, sessions: Iterable[Session]) -> None:
-        """Return if what a node runs and what the database says can be of one installation.
+        """Check that what a node runs and what the database has can be of one installation.
 
         Raises:
-            BadSettings: sessions run that this database has never had, or answer and are not on their engine.
+            BadSettings: it runs sessions that the database never had, or sessions answer that it does not run.
         """
         there = {thing.session_id for thing in seen.things if thing.alive and thing.node_id == node_id}
         if newer := [n for n in sorted(there) if not await asyncio.to_thread(self._knows, n, node_id)]:
@@ -135,7 +136,7 @@ class CheckedEngine:
             )
 
     def _knows(self, session_id: int, node_id: str) -> bool:
-        """Return whether the database had this session before this Hub, or had it placed here since."""
+        """Return whether the database had this session before this Hub started, or placed it on this node since."""
         session = self._store.session(session_id)
         if session is None or session_id <= self._newest_id:
             return session is not None
@@ -143,7 +144,7 @@ class CheckedEngine:
 
 
 async def _answers(session: Session) -> bool:
-    """Return whether a session's own Jupyter server answers where it did."""
+    """Return whether a session's Jupyter server answers at its stored address."""
     launched = Launched.from_json(session.launched)
     if launched is None or launched.token is None:
         return False
@@ -159,7 +160,7 @@ def _some(named: Sequence[object]) -> str:
 
 
 def _is_known_or_ended(db: Any, session: Session) -> bool:
-    """Return whether the Hub's database has a session's server as running, or knows that a person ended it."""
+    """Return whether the Hub's database has the session's server as running, or knows that a user ended it."""
     owner = orm.User.find(db, session.request.user)
     server = owner and owner.orm_spawners.get(session.request.server_name)
     if server is None:
@@ -167,7 +168,7 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
     state = server.state or {}
     if server.server is None or state.get(ENDED) == session.id:
         return state.get(ENDED) == session.id
-    # Without a noted token only the server's record tells.
+    # Without a stored token only the server's state identifies the session.
     token = _token_noted(session)
     return (
         token is None
@@ -177,7 +178,7 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
 
 
 def session_in(state: Mapping[str, Any] | None) -> int | None:
-    """Return the id of the session that the Hub has noted of a server."""
+    """Return the id of the session in a server's state."""
     return (state or {}).get(KEPT)
 
 
@@ -200,7 +201,7 @@ def _write(app: Any, session: Session) -> None:
     base_url = url_path_join(user.base_url, url_escape_path(asked.server_name), "/")
     server = spawner.orm_spawner
     if server.server is not None:
-        db.delete(server.server)  # Of the server that was there before.
+        db.delete(server.server)
     listens = {} if launched is None else {"ip": launched.ip, "port": launched.port}
     server.server = orm.Server(proto="http", base_url=base_url, **listens)
     started = datetime.fromtimestamp(session.started_at_s or 0, UTC).replace(tzinfo=None)

@@ -1,4 +1,4 @@
-"""What is checked of the Hub's final configuration before anything is started."""
+"""Checks of the Hub's final configuration before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fgpuspawner.settings import FGPU
 CULLERS = ("jupyterhub_idle_culler", "jupyterhub-idle-culler", "cull_idle_servers")
 """Words in the command of a service that ends idle servers."""
 SLACK_S = 60
-"""Room for what the Hub does around our own deadlines, so that ours are the ones that end a start."""
+"""Slack for the Hub's own work, so that our deadlines end a start before the Hub's does."""
 
 log = logging.getLogger("fgpu")
 
@@ -75,7 +75,7 @@ def check_hub(app: Any, settings: FGPU) -> None:
 
 
 def _check_sessions(app: Any, settings: FGPU) -> None:
-    """Refuse what sessions cannot live with, though servers that nobody queues for can."""
+    """Refuse settings that work for plain servers but not for queued sessions."""
     if app.internal_ssl:
         raise BadSettings("c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP; take it out")
     count = settings.max_sessions
@@ -95,7 +95,7 @@ def _check_sessions(app: Any, settings: FGPU) -> None:
 
 
 def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
-    """Refuse settings that the service does not have: it was given all that there were when `configure` was called."""
+    """Refuse settings that changed after `configure` gave them to the service."""
     final = json.loads(settings.to_json())
     late = [f"c.FGPU.{name}" for name, value in final.items() if given.get(name) != value]
     if late:
@@ -106,7 +106,7 @@ def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
 
 
 def use_start_timeout(app: Any, settings: FGPU) -> None:
-    """Have the Hub's limit on a start cover ours on the queue and the launch, which give better words."""
+    """Make the Hub's limit on a start longer than ours on queue and launch, whose messages are better."""
     limit_s = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
     app.config[app.spawner_class.__name__].start_timeout = limit_s
 
@@ -114,7 +114,7 @@ def use_start_timeout(app: Any, settings: FGPU) -> None:
 def use_subdomains(app: Any, settings: FGPU) -> None:
     """Route the service at the Hub's own host too, where links and the launch form look for it.
 
-    It sends people on to its own subdomain; there, and nowhere else, it knows who they are.
+    It redirects people to its own subdomain, the only place where it knows who they are.
     """
     if app.subdomain_host:
         route = f"{app.domain}{app.base_url}services/{SERVICE}/"
@@ -123,7 +123,7 @@ def use_subdomains(app: Any, settings: FGPU) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody beyond this machine reaches what listens there."""
+    """Return whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Learns what the code of an image's kernels takes: what the driver counts of a process beyond libfgpu's charge."""
+"""Learns what an image's kernel code takes: the memory that the driver counts for a process beyond libfgpu's charge."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ log = logging.getLogger("fgpu.isolation")
 
 MIB = 2**20
 FIRST_AFTER_S = 120.0
-"""Before that a program has hardly loaded what it needs."""
+"""Earlier a program has hardly loaded all its code."""
 EVERY_S = 1800.0
 MOST_PROCESSES = 32
-"""Of one session: those that hold most."""
+"""Processes of one session that are asked for: those that hold most."""
 
 Used = Mapping[int, int]
-"""Bytes of a device, by the number of the process in its session."""
+"""Bytes of a device, by the process's number in its session."""
 
 
 def beyond_mib(used: Used, slots: SlotReport, *, device: int, code_mib: int) -> int | None:
-    """Return the most that a process holds beyond its charge, in MiB; None where no process is charged. Pure.
+    """Return the most that a process holds beyond its charge, in MiB; None if no process is charged. Pure.
 
-    ``device`` is its place in the limits. ``code_mib`` is what the charge has in it for code.
+    ``device`` is its index in the limits. ``code_mib`` is the part of the charge that is for code.
     """
     charged = {row[0]: row[1 + device] for row in slots.amounts if len(row) > 1 + device and row[1 + device]}
     found = [-(-(used[pid] - charged[pid]) // MIB) + code_mib for pid in used.keys() & charged.keys()]
@@ -39,7 +39,7 @@ def beyond_mib(used: Used, slots: SlotReport, *, device: int, code_mib: int) -> 
 
 
 class CodeWatch:
-    """Is told of every look, and now and then asks a session what libfgpu has charged. It only learns."""
+    """Observes snapshots, and now and then asks a session what libfgpu has charged. It only learns."""
 
     def __init__(self, isolation: Isolation, ask: Ask) -> None:
         self._isolation = isolation
@@ -48,7 +48,7 @@ class CodeWatch:
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Ask sessions whose time has come. One that does not answer keeps nobody waiting."""
+        """Ask the sessions that are due, concurrently."""
         self._due_at_s = {s.id: self._due_at_s[s.id] for s in live if s.id in self._due_at_s}
         there = running_on(snapshot.devices, live)
         code = self._isolation.host.code
@@ -64,7 +64,7 @@ class CodeWatch:
                 self._asking[session.id] = asyncio.create_task(self._look_closer(session, used))
 
     def _used(self, snapshot: GpuSnapshot, session: Session) -> dict[str, Used]:
-        """Return what its processes hold of each device, as far as the driver tells."""
+        """Return what the session's processes hold of each device, where the driver tells."""
         own_devices = {d.uuid for d in self._isolation.devices_of(session)}
         found: dict[str, Used] = {}
         for uuid, use in snapshot.devices.items():

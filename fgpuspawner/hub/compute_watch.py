@@ -1,10 +1,14 @@
-"""Finds processes that compute without libfgpu: compares the driver's samples with libfgpu's account of the session.
+"""Finds processes that compute without libfgpu: compares the driver's samples with libfgpu's accounting file.
 
-Neither says enough alone. A process that libfgpu holds may be above the share for a while: kernels of seconds, lent
-compute. A process without a slot may compute nothing. So the account is asked for only where a session computed more
-than its share, and then each process must be proved to be held: it has a slot, or it had one and has ended. The others
-count against the session, and so does a session that does not answer. To ask takes a program that is started in a
-container, so an answer is believed for a while: of processes that each look has seen since, and each time twice as long.
+Neither source is enough alone. A process under libfgpu may exceed its share for a while, by long kernels or lent
+compute. A process without a slot may compute nothing.
+
+1. `above_share` finds sessions that computed more than their share since the last snapshot.
+2. Such a session is asked for its slots. The question starts a program in its container, so an answer is reused: for
+   the processes that every snapshot since has seen, and each time twice as long.
+3. A process counts as held if it has a slot, or had one and has ended. `around` adds up the others; no answer counts
+   against the session.
+4. A proven offence is a strike, and the next snapshot is taken early.
 """
 
 from __future__ import annotations
@@ -27,14 +31,15 @@ log = logging.getLogger("fgpu.watchdog")
 
 WATCHED = frozenset((Interposer.name, DriverCgroup.name))
 TOLERANCE_PERCENT = 10
-"""Of a GPU, by which the driver's samples may be above the share."""
+"""Percent of a GPU by which the driver's samples may exceed the share."""
 STRIKE_AFTER_S = 5.0
-"""From one strike to the next, and until the look after one."""
+"""Between two strikes, and between a strike and the next snapshot."""
 POLL_EVERY_S = 5
-"""As a mean. No two looks are further apart than four times that, so a program without libfgpu is ended within 30 s."""
+"""On the mean. Two snapshots are at most four times that apart, so a program without libfgpu is ended within 30 s."""
 BELIEVED_S = 60.0
-"""The longest that an answer is believed; the first one until the next look. For so long a process that libfgpu held can
-compute without it, by executing another program."""
+"""The longest time for which an answer is reused; a first one holds until the next snapshot. In that time a process
+that libfgpu held can compute without it, by executing another program.
+"""
 CHANGED = "it could not read its changed limits"
 START_AGAIN = "End it, and start it again: it cannot read its changed limits"
 LET_IT_RUN = (
@@ -44,15 +49,15 @@ MOST_PROCESSES = 1024
 """Processes of one session that are asked for: those that computed most. The others must have a slot."""
 
 Ask = Callable[[Session, Sequence[int]], Awaitable[SlotReport]]
-"""Returns which processes of a session hold a slot, and which of these run.
+"""Returns which processes of a session hold a slot, and which of the given ones run.
 
-Raises BadReport where the session itself kept it from being told, and other FGPUErrors otherwise.
+Raises BadReport if the session itself prevented the answer, and other FGPUErrors otherwise.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a session's processes, by their numbers in it, computed of a device since the last look: above its share."""
+    """What a session above its share computed of a device since the last snapshot, by its own process numbers."""
 
     uuid: str
     share: int
@@ -61,9 +66,9 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Processes of a session that are not proved to be held by libfgpu, and compute more than its share.
+    """Processes that may not be under libfgpu and compute more than the session's share.
 
-    Without ``pids`` it is not known which. ``remedy`` is what the owner should do.
+    ``pids`` is empty if unknown. ``remedy`` is the advice for the owner.
     """
 
     uuid: str
@@ -79,23 +84,20 @@ class Around:
 
     @property
     def words(self) -> str:
-        """What they do, for the log."""
         return f"has {self._what} ({self.uuid}); {self.cause}"
 
     @property
     def advice(self) -> tuple[str, str, str]:
-        """What its owner is told at a strike."""
         return f"this session has {self._what}", "doing so", self.remedy
 
     @property
     def ended(self) -> str:
-        """What its owner is told when it was ended."""
         return f"your session was ended because it had {self._what}, also after a warning; {self.cause}"
 
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """Processes of a session of which it is believed, until an instant, that libfgpu holds them."""
+    """Processes of a session that count as held by libfgpu until a time, by its last answer."""
 
     placement: Placement
     held: frozenset[int]
@@ -110,9 +112,9 @@ def _programs(pids: Sequence[int]) -> str:
 
 
 def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | None:
-    """Return where a session computed more than its share; None where the driver does not tell. Pure.
+    """Return where a session computed more than its share; None if the driver does not tell. Pure.
 
-    What was asked for without a share of compute, or with all of it, is not held to any.
+    Sessions without a share of compute, or with a whole GPU, have no limit.
     """
     assert session.placement is not None
     found = []
@@ -137,9 +139,9 @@ def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | Non
 
 
 def around(computed: Computed, *, held: Collection[int], behind: Set[int] = frozenset()) -> Around | None:
-    """Return the processes that are not proved to be ``held``, if these made it too much. Pure.
+    """Return the processes that are not ``held``, if these exceed the share. Pure.
 
-    What is held counts as the share at most. A process that is ``behind`` is not in ``held``.
+    Processes under libfgpu count as the share at most. Those ``behind`` are not in ``held``.
     """
     without = {p: sm for p, sm in computed.percents.items() if p not in held}
     alone = sum(without.values())
@@ -171,7 +173,7 @@ class ComputeWatch:
         self._silent: set[str] = set()
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Ask the sessions that computed too much which processes are held. None waits for another's answer."""
+        """Ask the sessions that computed too much for their slots, concurrently."""
         self._judge.keep(live)
         self._believed = {s.id: self._believed[s.id] for s in live if s.id in self._believed}
         there = running_on(snapshot.devices, live)
@@ -189,12 +191,12 @@ class ComputeWatch:
         self._say_silent(snapshot)
 
     async def answered(self) -> None:
-        """Return when nobody is being asked."""
+        """Return when no question is open."""
         while self._asking:
             await asyncio.wait(tuple(self._asking.values()))
 
     def _believe_who_is_there(self, session: Session, snapshot: GpuSnapshot) -> None:
-        """Believe nothing of who has ended: its number may be another's next."""
+        """Drop processes that have ended from the last answer: their numbers may be reused."""
         believed = self._believed.get(session.id)
         if believed is None:
             return
@@ -208,7 +210,7 @@ class ComputeWatch:
         self._believed[session.id] = replace(believed, held=believed.held & seen)
 
     def _is_believed(self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]) -> bool:
-        """Return whether an earlier answer, still believed, proves that libfgpu holds what made it too much."""
+        """Return whether the last answer still proves that libfgpu holds what exceeded the share."""
         believed = self._believed.get(session.id)
         return (
             believed is not None
@@ -268,7 +270,7 @@ class ComputeWatch:
             self._snapshot_soon(snapshot.source, STRIKE_AFTER_S)
 
     def _say_silent(self, snapshot: GpuSnapshot) -> None:
-        """Log once of which GPUs the driver does not tell who computes."""
+        """Log once which GPUs do not report compute by process."""
         for uuid, use in snapshot.devices.items():
             tells = isinstance(use, DeviceUse) and all(p.sm_percent is not None for p in use.processes)
             if tells:

@@ -1,4 +1,4 @@
-"""Looks at what running sessions take of the disk: warns the owner of one above its limit, then ends it."""
+"""Measures what running sessions take of the disk: warns the owner of a session above its limit, then ends it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,11 @@ from fgpuspawner.meter.file_system import LEAST, counted, used_bytes
 log = logging.getLogger("fgpu.disk")
 
 FIRST_COUNT_S = 600
-"""A Hub that has just started has better to do than to read all folders, which may take minutes."""
+"""The first count reads all folders, which may take minutes: not right after the start."""
 REMOVED = "taken by removed files that are still open"
 
 
 class Sessions(Protocol):
-    """The scheduler, as far as it is needed here."""
-
     async def live(self) -> tuple[Session, ...]: ...
 
     async def warn(self, session_id: int, message: str | None, cause: EndCause = ...) -> Session: ...
@@ -56,16 +54,14 @@ class Sessions(Protocol):
 
 
 class Measuring(Protocol):
-    """The engine, as far as it is needed here."""
-
     async def disk_use(self, session: Session) -> DiskUse: ...
 
 
 def close_machine(store: Store, isolation: Isolation, reason: str | None) -> None:
-    """Cordon this machine's GPUs for a reason of the disk watch; None: uncordon those that it has cordoned. Blocks.
+    """Cordon this machine's GPUs with the disk watch's reason; with None uncordon those that it cordoned. Blocks.
 
     Raises:
-        FGPUError: it could not be written.
+        FGPUError: the database could not be written.
     """
     now_s = SystemClock().now_s()
     action = NodeAction.UNCORDON if reason is None else NodeAction.CORDON
@@ -78,7 +74,7 @@ def close_machine(store: Store, isolation: Isolation, reason: str | None) -> Non
 
 
 class SessionDisks:
-    """One for the Hub's life. ``close`` has no session started on this machine for a reason; with None it may again."""
+    """Checks the disk use of sessions. ``close(reason)`` stops starts on this machine, ``close(None)`` allows them."""
 
     def __init__(
         self,
@@ -98,13 +94,13 @@ class SessionDisks:
         self._stories: dict[int, Story] = {}
         self._warned: dict[int, str] = {}
         self._close = close
+        #: Bytes used of each file system that sessions write to, when its files were last counted; -1: never.
         self._used = dict.fromkeys(filter(os.path.ismount, LEAST.read(data)), -1)
-        """Bytes taken of each file system that sessions write to, when its files were counted; -1: not yet."""
+        #: Bytes in removed files, by file system with too many; None: not counted yet.
         self._closed_for: dict[str, int] | None = None
-        """The file systems with too much in removed files, in bytes; None: not looked at yet."""
 
     def begin(self, background: Background) -> None:
-        """Look again and again. A look that takes long makes the next one later."""
+        """Check periodically; a long check delays the next one."""
         background.every(
             self._every_s,
             self.look,
@@ -121,7 +117,7 @@ class SessionDisks:
         )
 
     async def look(self) -> None:
-        """Look once at every running session, one after another: reading folders keeps a disk busy."""
+        """Check every running session, one after another: reading folders keeps a disk busy."""
         running = [s for s in await self._sessions.live() if s.state is SessionState.RUNNING]
         ids = {s.id for s in running}
         self._stories = {i: story for i, story in self._stories.items() if i in ids}
@@ -134,7 +130,7 @@ class SessionDisks:
                 log.debug("Session %d: %s", session.id, e)
                 continue
             except Exception:
-                # Whatever it was, it is of this session alone: the others are still looked at.
+                # A failure for this session alone: the others are still checked.
                 log.exception("What session %d takes of the disk is not known", session.id)
                 continue
             for mount in use.mounts:
@@ -150,7 +146,7 @@ class SessionDisks:
     async def compare(self) -> None:
         """Close this machine while removed files that are still open take more of a file system than a session may.
 
-        All its files are counted for that, so only when what is taken of it has changed by half as much.
+        Counting reads all its files, so it is done only when the used bytes have changed by half of that.
         """
         most = self._limits.session.mib * MIB
         found = dict(self._closed_for or {})
@@ -159,7 +155,7 @@ class SessionDisks:
             if self._used[top] >= 0 and top not in found and abs(used - self._used[top]) <= most / 2:
                 continue
             amount = await self._nameless(top)
-            # Files come and go while they are counted: twice is no accident.
+            # Files come and go during a count, so the lower of two counts is used.
             amount = amount if amount <= most else min(amount, await self._nameless(top))
             self._used[top] = used
             found.pop(top, None)
@@ -173,7 +169,7 @@ class SessionDisks:
         self._closed_for = found
 
     async def _nameless(self, top: str) -> int:
-        """Return what files without a name take, beyond the least that was ever taken so.
+        """Return what files without a name take, beyond the lowest amount ever seen.
 
         Raises:
             OSError: they cannot be counted.

@@ -1,4 +1,4 @@
-"""Asks every GPU's driver how the GPU is, also where no session runs, and tells the service."""
+"""Asks the drivers for the health of every GPU, also of unused ones, and writes it for the service."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ EVERY_S = 20
 
 
 class GpuWatch:
-    """One for the Hub's life."""
-
     def __init__(self, drivers: Drivers, clock: Clock, *, data: Path) -> None:
         self._drivers = drivers
         self._clock = clock
         self._data = data
-        # The errors that were seen before a restart of the Hub were seen.
+        # Xid errors from before a restart of the Hub have been reported already.
         self._known: Mapping[str, GpuHealth] = HEALTH.read(data).devices
 
     def begin(self, background: Background) -> None:
-        """Ask again and again."""
         background.every(EVERY_S, self.look, failed="How the GPUs are is not known")
 
     async def look(self) -> None:
-        """Ask every driver once, all side by side: one that hangs is waited for by nobody else."""
+        """Ask every driver once, concurrently, so that one that hangs delays no other."""
         sources = {p: uuids for p, uuids in self._drivers.sources().items() if not p.has_no_driver}
         answers = await asyncio.gather(*(self._one(source, uuids) for source, uuids in sources.items()))
         self._known = {
@@ -48,6 +45,6 @@ class GpuWatch:
         except (KeyError, TypeError, ValueError) as e:
             trouble = f"an answer that makes no sense ({e!r})"
         except OSError as e:
-            # Of one machine: the others are asked all the same.
+            # A failure of one machine: the others are asked all the same.
             trouble = str(e)
         return {uuid: GpuHealth(now_s, trouble=trouble) for uuid in uuids}

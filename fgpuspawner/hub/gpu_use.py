@@ -1,6 +1,6 @@
-"""Since when nobody in a session has used its GPUs, as the driver says.
+"""How long each session's GPUs have been unused, by the driver.
 
-What the driver does not tell is not taken for idle: nobody is ended for what is not known.
+A device without figures does not count as idle: no session is ended for unknown use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fgpuspawner.isolation.nvml_reader import DeviceUse
 def is_idle(session: Session, snapshot: GpuSnapshot) -> bool:
     """Return whether none of a session's processes has used any of its devices. Pure.
 
-    What no program can use, simulated GPUs without a driver, nobody uses.
+    Simulated GPUs without a driver are always idle.
     """
     assert session.placement is not None
     own = [snapshot.devices.get(share.device_uuid) for share in session.placement.shares]
@@ -28,7 +28,7 @@ def is_idle(session: Session, snapshot: GpuSnapshot) -> bool:
 
 
 class GpuUse:
-    """Remembers from one look to the next since when each session has not used its GPUs."""
+    """Keeps since when each session has not used its GPUs."""
 
     def __init__(self, clock: Clock, *, every_s: float) -> None:
         self._clock = clock
@@ -36,7 +36,6 @@ class GpuUse:
         self._since: dict[int, tuple[int, float]] = {}
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Remember what a look says."""
         there = running_on(snapshot.devices, live)
         idle = {s.id for s in live if s.id in there and is_idle(s, snapshot)}
         known = {s.id for s in live} - there | idle
@@ -46,6 +45,6 @@ class GpuUse:
             self._since[session_id] = (self._clock.now_s() if since_s is None else since_s, snapshot.at_s)
 
     def idle_since_s(self, session_id: int) -> int | None:
-        """Return since when a session's GPUs rest; None where they do not, or that was not seen for too long."""
+        """Return since when a session's GPUs are idle; None if they are not, or were not observed lately."""
         since_s, seen_at_s = self._since.get(session_id, (None, 0.0))
         return since_s if time.monotonic() - seen_at_s <= self._known_for_s else None

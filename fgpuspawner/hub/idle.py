@@ -1,8 +1,8 @@
-"""Who works in which session: its GPUs by the driver, its kernels, terminals and input by its own server.
+"""Idle times of sessions: their GPUs by the driver; kernels, terminals and input by their own server.
 
-Idle is only who is known to be, by all of them: a kernel that computes without a word is busy, a server that does not
-answer is not idle, and neither is a GPU of which the driver tells nothing. The Hub's last activity counts only where a
-server does not note its user's input: an open tab of JupyterLab asks for much by itself, also where nobody is there.
+A session is idle only if all of these say so. A kernel that computes without output is busy; a server that does not
+answer is not idle, nor is a GPU without figures. The Hub's last activity counts only if the server does not record its
+user's input, because an open JupyterLab tab sends requests without a user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASK_WITHIN_S = 3.0
 class Quiet:
     """Since when, in UTC seconds, a server's kernels and terminals are idle.
 
-    ``notes_input``: and nobody has used a keyboard or a pointer. Else it counts every request, those of tabs among them.
+    With ``notes_input`` also keyboard and pointer; otherwise the server counts every request, even those of open tabs.
     """
 
     since_s: int
@@ -36,19 +36,19 @@ class Quiet:
 
 
 class Servers(Protocol):
-    """The spawners of the sessions' servers."""
+    """What idle times need of the spawner class."""
 
     @classmethod
     def last_activity_s(cls, session: Session) -> int | None:
-        """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
+        """Return when the Hub last heard of activity at the session's server; None if it does not know the server."""
 
     @classmethod
     async def quiet(cls, session: Session) -> Quiet | None:
-        """Ask the session's server since when nothing is done there; None where something is, or that is not known."""
+        """Ask the session's server since when it is idle; None if it is busy or does not answer."""
 
 
 class SessionActivity:
-    """The scheduler's `Activity`. ``idle_after_s`` tells of a session how long it may be idle."""
+    """The scheduler's `Activity`. ``idle_after_s`` returns how long a session may be idle."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SessionActivity:
         self._idle_after_s = idle_after_s
 
     async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
-        """Return since when each is idle, for those that are for as long as is allowed; None for the others."""
+        """Return since when each session is idle, if longer than allowed; otherwise None."""
         now_s = self._clock.now_s()
         found = await asyncio.gather(
             *(self._since(s, self._gpus.idle_since_s(s.id), now_s) for s in sessions)
@@ -76,7 +76,7 @@ class SessionActivity:
         started_s = session.started_at_s or now_s
         if gpu_since_s is None or now_s - max(gpu_since_s, started_s) < long_enough_s:
             return None
-        # The Hub hears of activity every few minutes only: the server itself has the last word.
+        # The Hub hears of activity only every few minutes, so the server decides.
         quiet = await self._servers.quiet(session)
         heard_s = self._servers.last_activity_s(session)
         if quiet is None or heard_s is None:
@@ -86,11 +86,11 @@ class SessionActivity:
 
 
 async def ask_quiet(base_url: str, token: str) -> Quiet | None:
-    """Return since when nothing is done at a Jupyter server; None where something is, or that is not known."""
+    """Return since when a Jupyter server is idle; None if it is busy or does not answer."""
     try:
-        # One after the other: what is left in the middle of an answer would not be closed.
+        # One after the other: after a failure no half-read answer is left open.
         noted = await _ask(f"{base_url}fgpu/api/input?no_track_activity=1", token, may_be_missing=True)
-        # To be asked is no activity; the server would else never be idle for longer than between two questions.
+        # Without no_track_activity the question itself would count as activity.
         kernels = await _ask(f"{base_url}api/kernels?no_track_activity=1", token)
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
@@ -101,7 +101,7 @@ async def ask_quiet(base_url: str, token: str) -> Quiet | None:
             input_at_s = int(noted["input_at_s"])
         since_s = max(input_at_s, *(instant_s(one["last_activity"]) for one in (*others, *kernels)), 0)
         return Quiet(since_s, notes_input=noted is not None)
-    # The server is the user's own: whatever it answers, the others are still asked.
+    # The server is the user's own: whatever it answers, the other sessions must still be asked.
     except (NoAnswer, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as e:
         words = f"{e!r}"[:500]
         log.warning("What the kernels at %s do is not known, so they are not idle: %s", base_url, words)
@@ -119,6 +119,6 @@ async def _ask(url: str, token: str, *, may_be_missing: bool = False) -> Any:
 
 
 def instant_s(text: str) -> int:
-    """Return an ISO 8601 instant, of UTC unless it says otherwise, in seconds."""
+    """Return an ISO 8601 time, UTC by default, in seconds."""
     at = datetime.fromisoformat(text)
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

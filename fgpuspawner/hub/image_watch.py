@@ -1,4 +1,4 @@
-"""Asks the engine where the images are, tells the service, and fetches what administrators ask for."""
+"""Asks the engine where each image is, writes that for the service, and pulls what administrators ask for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fgpuspawner.meter.told import AVAILABLE, WANTED
 
 LOOK_EVERY_S = 3.0
 ASK_EVERY_S = 15.0
-"""While nothing is fetched, and no image or node is new."""
+"""Interval while nothing is pulled and no image or node is new."""
 NO_SESSION = 0
 
 
 class ImageWatch:
-    """One for the Hub's life. ``available`` is the engine's last answer."""
+    """Polls the availability of images; ``available`` is the last answer. One for the Hub."""
 
     def __init__(
         self,
@@ -39,11 +39,10 @@ class ImageWatch:
         self.available = NOTHING_KNOWN
 
     def begin(self) -> None:
-        """Ask again and again."""
         self._background.every(LOOK_EVERY_S, self.look, failed="Which images can start is not known now")
 
     async def look(self) -> None:
-        """Begin to fetch what was asked for since the last look, then ask where each image is, if it is time."""
+        """Start the pulls that were asked for since the last round, then ask where each image is, if due."""
         images, nodes = self._catalogue().images, [node.id for node in self._nodes()]
         wanted = await asyncio.to_thread(WANTED.read, self._data)
         for image in images:

@@ -1,7 +1,7 @@
-"""The Hub's image worker: acts on what owners and administrators wish of private images.
+"""The image worker: makes, renames and removes private images as owners and administrators ask.
 
-It alone has them made, named and removed, and everything that it does can be begun anew: it goes by the rows of the
-database, so a Hub that dies in between loses no wish. What a crash leaves with the engine is known by its name.
+It works from rows in the database, and every step can run again, so a crashed Hub loses no request. What a crash leaves
+in the engine is found by its name.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ Work = Callable[[PrivateImage], Coroutine[Any, Any, None]]
 
 
 def kept_names(images: PrivateImages) -> set[str]:
-    """Return the names of all private images that somebody has, or is to have. Blocks."""
+    """Return the names of all private images that exist or are being made. Blocks."""
     rows = [row for row in images.all() if row.state in KEPT]
     return {name for row in rows for name in (row.reference, images.wanted_reference(row))}
 
 
 class ImageWorker:
-    """One for the Hub."""
-
     def __init__(
         self,
         store: Store,
@@ -70,11 +68,10 @@ class ImageWorker:
         self._seen_version, self._look_at_s = -1, 0.0
 
     def begin(self, background: Background) -> None:
-        """Work from now on."""
         background.every(LOOK_EVERY_S, self.look, failed="Private images are not looked after now")
 
     async def look(self) -> None:
-        """Begin what is wished, where anything has changed or something is to be tried again."""
+        """Start work on the rows, if any has changed or a retry is due."""
         now = time.monotonic()
         version = await asyncio.to_thread(self._store.version)
         if version == self._seen_version and now < self._look_at_s:
@@ -97,7 +94,7 @@ class ImageWorker:
                 return None
 
     async def _guarded(self, row: PrivateImage, work: Work) -> None:
-        """Do some work; what fails is tried again at the next look, unless it says that it never can."""
+        """Do one piece of work. A failure is retried at a later round, unless it is permanent."""
         try:
             await work(row)
         except Exception as e:
@@ -136,7 +133,7 @@ class ImageWorker:
         except OSError:
             raise
         except Exception:
-            # Each try may pause the session: there is an end to them.
+            # Each try may pause the session, so the number of tries is limited.
             if self._one_more_try(row) < MOST_TRIES:
                 raise
             log.exception("Private image %s: internal error", row.name)
@@ -162,7 +159,7 @@ class ImageWorker:
             return
         log.info("Session %d is being saved as %s, for %s", row.session_id, row.name, row.asked_by)
         under = await asyncio.to_thread(self._under, begun)
-        # What is under it counts for it, too: it stays when that is deleted.
+        # Layers below count too: they stay when the lower image is deleted.
         inherited = (under.size_bytes or 0) if under is not None else 0
         saved = await self._engine.save_image(
             SaveSpec(
@@ -180,7 +177,7 @@ class ImageWorker:
         try:
             await self._note_made(row, saved, size_bytes)
         except FGPUError:
-            # Too large, or not wished any more.
+            # Too large, or deleted by its owner during the save.
             with contextlib.suppress(EngineSilent):
                 await self._engine.delete_image(begun)
             raise
@@ -188,14 +185,14 @@ class ImageWorker:
         log.info("Session %d is saved as %s, %d bytes", row.session_id, row.name, size_bytes)
 
     def _under(self, row: PrivateImage) -> PrivateImage | None:
-        """Return the private image that the session was started from, if it was one."""
+        """Return the private image that the session was started from, if any."""
         return next((image for image in self._images.all() if image.name == row.made_from), None)
 
     async def _note_made(self, row: PrivateImage, saved: SavedImage, size_bytes: int) -> None:
-        """Keep that it is made, however long the database is away: its session may have ended by then."""
+        """Store that the image is made, even if the database is away for long: its session may end before."""
         while True:
             try:
-                # The last try may have been kept, and only its answer lost.
+                # The last try may have been stored and only its answer lost.
                 if (await asyncio.to_thread(self._images.get, row.id)).image_id != saved.engines_id:
                     await self._now(
                         self._images.made,

@@ -1,4 +1,6 @@
-"""What becomes of the settings that spawner classes inherit from JupyterHub, DockerSpawner and the like."""
+"""Settings that spawner classes inherit from JupyterHub, DockerSpawner and KubeSpawner: used, refused or without
+effect.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from fgpuspawner.settings import configured
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 USED, REFUSED, NO_EFFECT = "used", "refused", "no_effect"
 UNFORESEEN = "the launch failed"
-"""How the words begin of what no engine foresaw."""
+"""First words of an unexpected launch failure."""
 LOG_SAYS_WHY = "the Hub's log says why"
 
 
 def rows_of(kind: type[HasTraits]) -> dict[str, tuple[str, str]]:
-    """Return for each setting that a class inherits what becomes of it, and what there is in its place."""
+    """Return for each setting that a class inherits its use and its replacement."""
     rows: dict[str, tuple[str, str]] = {}
     for table in (TABLES[base.__name__] for base in reversed(kind.mro()) if base.__name__ in TABLES):
         rows |= dict.fromkeys(table[USED].split(), (USED, ""))
@@ -35,10 +37,10 @@ def overruled(kind: type[HasTraits], config: Config) -> list[str]:
     """Return a line for each setting of a spawner class that has no effect.
 
     Raises:
-        BadSettings: one that cannot be used; the line names it, and what there is instead.
+        BadSettings: a setting is refused; the line names it and its replacement.
     """
     lines, rows, traits = [], rows_of(kind), kind.class_traits()
-    # Of KubeSpawner a variable may be a reference to a secret.
+    # KubeSpawner also takes references to secrets as values.
     references = any(base.__name__ == "KubeSpawner" for base in kind.mro())
     for where, name, value in _given(kind, config):
         setting, _, key = name.partition(".")
@@ -61,14 +63,14 @@ def overruled(kind: type[HasTraits], config: Config) -> list[str]:
 
 
 def suspects(kind: type[HasTraits], config: Config, words: str) -> list[str]:
-    """Return the settings that may be why a launch failed, which ended with these words."""
+    """Return the settings that may have caused a launch failure with this message."""
 
     def may_be(name: str, value: Any) -> bool:
         if callable(value):
             return words.startswith(UNFORESEEN) and not name.endswith("_hook")
         if name == "cmd":
             return bool(value) and (value if isinstance(value, str) else str(value[0])) in words
-        # As sessions start without it, and Zero to JupyterHub always sets these.
+        # Values without an effect, and those that Zero to JupyterHub always sets.
         usual = value in (None, "", {}, []) or (name, value) == ("uid", 1000)
         return name in TABLES["shapes_launch"] and not usual
 
@@ -76,7 +78,7 @@ def suspects(kind: type[HasTraits], config: Config, words: str) -> list[str]:
 
 
 def _given(kind: type[HasTraits], config: Config) -> Iterator[tuple[str, str, Any]]:
-    """Yield what is set for a class, and the keys of what is a dict: as it is written, its name, its value."""
+    """Yield each setting of a class and each key of a dict setting: as written, its name, its value."""
     for name, value in configured(kind, config).items():
         section = next(base.__name__ for base in kind.mro() if name in config.get(base.__name__, {}))
         where = f"c.{section}.{name}"

@@ -1,4 +1,4 @@
-"""Which nodes there are on other machines, and what each has: as the Hub starts, and while it runs."""
+"""The nodes on other machines and their devices: read as the Hub starts, and kept up to date while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("fgpu")
 
 LOOK_EVERY_S = 60.0
 LOOK_SOON_S = 10.0
-"""So often while a machine is silent, or cannot be used as it is."""
+"""Used while a machine is silent or cannot be used."""
 
 TOGETHER_S = 1.0
 
@@ -34,10 +34,10 @@ Survey = Callable[[], Mapping[str, Machine | None]]
 
 
 def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> tuple[Node, ...]:
-    """Return the nodes that a Hub starts with, sorted by their ids; what is silent as the store remembers it. Blocks.
+    """Return the nodes that a Hub starts with, sorted by id; silent ones as the store remembers them. Blocks.
 
     Raises:
-        BadSettings, ProbeFailed: what is configured is not there.
+        BadSettings, ProbeFailed: something configured is missing.
     """
     if not settings.finds_nodes:
         known = [node.id for node in stored if node.devices]
@@ -63,14 +63,14 @@ def described(
     before: Mapping[str, Node],
     others: Iterable[Node] = (),
 ) -> tuple[tuple[Node, ...], dict[str, FGPUError]]:
-    """Return the nodes of these machines, and of each that cannot be used as it is now, why; that is as it was before.
+    """Return the nodes of these machines, and the trouble of each that cannot be used; such a node stays as before.
 
-    ``others`` are nodes that stay as they are: no device of theirs is on another.
+    ``others`` are unchanged nodes, with which no device may be shared.
     """
     found: list[Node] = []
     troubles: dict[str, FGPUError] = {}
     owners = {device.uuid: node.id for node in others for device in node.devices}
-    # Of two machines that show one GPU the one that had it keeps it.
+    # If two machines show one GPU, the machine that had it keeps it.
     for name in sorted(machines, key=lambda name: (name not in before, name)):
         machine, node = machines[name], before.get(name)
         try:
@@ -93,11 +93,7 @@ def _check_owned_by_nobody(node: Node, owners: Mapping[str, str]) -> None:
 
 
 class Inventory:
-    """Looks every so often, and whenever `changed` is called, and has what is different taken over.
-
-    ``nodes`` are all that there are, also this machine's own, sorted by their ids; ``heard`` says whether that was ever
-    told, or is only what was known before.
-    """
+    """Surveys the machines periodically and after `changed`, and applies the differences."""
 
     def __init__(
         self,
@@ -109,7 +105,9 @@ class Inventory:
         *,
         heard: bool = True,
     ) -> None:
+        #: All nodes, with this machine's own, sorted by id.
         self.nodes = nodes
+        #: Whether the engine has ever answered; otherwise ``nodes`` is what was known before.
         self.heard = heard
         self._settings = settings
         self._survey = survey
@@ -120,7 +118,7 @@ class Inventory:
         self._left_s = 0.0
 
     def begin(self, background: Background) -> None:
-        """Look from now on, if anything but the Hub's own machine says which nodes there are."""
+        """Begin, if anything but this machine says which nodes there are."""
         if self._settings.finds_nodes or any(spec.get("engine") for spec in self._settings.nodes):
             background.every(
                 LOOK_SOON_S,
@@ -131,7 +129,7 @@ class Inventory:
             )
 
     def changed(self) -> None:
-        """Look soon. In the Hub's event loop."""
+        """Survey soon. In the Hub's event loop."""
         self._left_s = 0.0
         self._wake.set()
 
@@ -139,26 +137,26 @@ class Inventory:
         self._left_s -= LOOK_SOON_S
         if self._left_s > 0:
             return
-        # One look for the many changes of one moment, and one soon for what changes meanwhile.
+        # One survey for changes that come together; a change during it causes another one soon.
         await asyncio.sleep(TOGETHER_S)
         self._wake.clear()
         if await self.look() and not self._wake.is_set():
             self._left_s = LOOK_EVERY_S
 
     async def look(self) -> bool:
-        """Look once, and take over what is there; return whether every machine answered, and can be used as it is.
+        """Survey once and apply the result; return whether every machine answered and can be used.
 
         Raises:
-            EngineSilent, StoreUnavailable: nothing is taken over. The next look does it.
+            EngineSilent, StoreUnavailable: nothing is applied; the next survey does it.
         """
         machines = await asyncio.to_thread(self._survey)
         before = {node.id: node for node in self.nodes}
-        # What a survey leaves out is gone where the engine says which nodes there are, else it is this machine.
+        # Where the engine lists all nodes, missing ones are gone; otherwise they are this machine's.
         others = [] if self._settings.finds_nodes else [n for n in self.nodes if n.id not in machines]
         found, troubles = await asyncio.to_thread(described, self._settings, machines, before, others)
         taken = [node for node in [await self._taken(n, before, troubles) for n in found] if node is not None]
         nodes = tuple(sorted((*others, *taken), key=lambda node: node.id))
-        # Each time: what is gone leaves the queue only when nothing is on it any more.
+        # Every time: a removed node leaves the queue only when nothing runs on it.
         await self._queue.change_nodes(nodes)
         gone = before.keys() - {node.id for node in nodes}
         if gone:
@@ -170,7 +168,7 @@ class Inventory:
     async def _taken(
         self, node: Node, before: Mapping[str, Node], troubles: dict[str, FGPUError]
     ) -> Node | None:
-        """Return a node once its sessions can be held to their slices; as it was before, where they cannot."""
+        """Return a node once its isolation is chosen; as it was before, if none works."""
         old = before.get(node.id)
         if old is None or node.devices != old.devices:
             try:
@@ -179,7 +177,7 @@ class Inventory:
                 troubles[node.id] = e
                 return old
             except Exception as e:
-                # Whatever it was, as where a disk is full: the others are taken over all the same.
+                # An unexpected error, such as a full disk, must not keep the other nodes from being applied.
                 log.debug("Node %s", node.id, exc_info=e)
                 troubles[node.id] = FGPUError(repr(e))
                 return old

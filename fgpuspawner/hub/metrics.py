@@ -1,7 +1,7 @@
-"""What Prometheus reads at the Hub's own ``/hub/metrics``: queue, starts, ends, GPUs. No names of people, no images.
+"""Prometheus metrics at the Hub's ``/hub/metrics``: queue, starts, ends, GPUs. No names of users or images.
 
-What is so at the moment is read every `EVERY_S` and kept: whoever asks waits for no database. Where it cannot be read it
-is left out, and not shown as it was, nor as 0; what is counted begins again with each start of the Hub.
+Current values are read every `EVERY_S` and cached, so a scrape never waits for the database. Unreadable values are left
+out rather than shown as old or 0. Counters restart with the Hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fgpuspawner.meter.gpu_health import HEALTH, HealthTold
 
 EVERY_S = 10
 OLD_S = 60
-"""What was read longer ago is not what is."""
+"""Older readings are not shown."""
 WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
 STARTS_S = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300, 600)
 READS_S = (0.005, 0.02, 0.1, 0.5, 2, 10)
@@ -31,7 +31,7 @@ CALLS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found at one instant of a clock that nobody sets."""
+    """What was read at a monotonic time."""
 
     at_s: float
     snapshot: Snapshot
@@ -39,7 +39,7 @@ class Reading:
 
 
 class Metrics(Collector):
-    """One for the Hub's life. It is what a registry asks, and what is told of starts and ends."""
+    """The collector that a registry scrapes, and the counters that the Hub updates. One for the Hub."""
 
     def __init__(
         self,
@@ -107,35 +107,33 @@ class Metrics(Collector):
         )
 
     def begin(self, background: Background) -> None:
-        """Tell the Hub's endpoint from now on, and read again and again."""
         REGISTRY.register(self)
         background.every(EVERY_S, self.read, failed="The queue could not be read for the metrics")
 
     # -- what is told ---------------------------------------------------------------------------------
 
     def started(self, session: Session, *, way: str, took_s: float) -> None:
-        """Note that a session has started: it waited until it was placed, and its launch took so long."""
+        """Record that a session has started: its wait until it was placed, and the duration of its launch."""
         if session.scheduled_at_s is not None:
             waited_s = max(0, session.scheduled_at_s - session.waits_since_s)
             self.waits.labels(session.request.resource_group).observe(waited_s)
         self.starts.labels(way).observe(took_s)
 
     def transaction(self, kind: str, took_s: float) -> None:
-        """Note that a transaction of the database has ended. From any thread."""
+        """Record the end of a database transaction. From any thread."""
         self.transactions.labels(kind).observe(took_s)
 
     def ended(self, session: Session) -> None:
-        """Note that a session ends."""
         cause = "unknown" if session.end_cause is None else session.end_cause.value
         self.ends.labels(session.request.resource_group, cause).inc()
 
     # -- what is asked --------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read what is so now.
+        """Read the current values.
 
         Raises:
-            FGPUError: it cannot be read; what was read before is then told no longer.
+            FGPUError: they cannot be read; the old ones are no longer shown.
         """
         try:
             snapshot = await self._queue.snapshot()
@@ -145,11 +143,11 @@ class Metrics(Collector):
         self._reading = Reading(self._now_s(), snapshot, HEALTH.read(self._data))
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: so it is not asked when it is registered."""
+        """Return nothing, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Return what has been counted, and what is so now."""
+        """Return the counters and the current values."""
         yield from self._counted.collect()
         away = GaugeMetricFamily("fgpu_database_away", "1 while the scheduler's database does not answer.")
         away.add_metric([], float(self._queue.database_is_away))
@@ -169,7 +167,7 @@ class Metrics(Collector):
 
 
 def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
-    """Return how many sessions each group has in which state, and how long the first of its queue has waited."""
+    """Return each group's sessions by state, and its longest wait."""
     groups = sorted(
         {n.resource_group for n in snapshot.nodes} | {s.request.resource_group for s in snapshot.sessions}
     )
@@ -198,7 +196,7 @@ def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def of_gpus(snapshot: Snapshot, health: HealthTold) -> Iterator[Metric]:
-    """Return of each GPU what it offers, what sessions hold of it, and what its driver says."""
+    """Return each GPU's capacity, what sessions hold of it, and the driver's figures."""
     names = ["node", "gpu", "model"]
 
     def family(name: str, what: str) -> GaugeMetricFamily:

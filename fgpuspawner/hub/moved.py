@@ -1,4 +1,4 @@
-"""That the Hub is not moved away from sessions that run: they know it by its address alone."""
+"""Refuses a new address of the Hub while sessions run that know it by the old one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FILE = "hub-urls.json"
 
 
 def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]) -> None:
-    """Note the ``urls`` at which sessions reach the Hub and its service, if no running session knows them by others.
+    """Store the ``urls`` at which sessions reach the Hub and its service.
 
     Raises:
-        BadSettings: some do. Their log-ins, and what their pages ask, would fail from now on.
-        OSError: it cannot be noted.
+        BadSettings: running sessions know others. Their log-ins and their pages' requests would fail.
+        OSError: they cannot be stored.
     """
     file, wanted = data / FILE, list(urls)
     try:

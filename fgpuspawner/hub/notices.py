@@ -1,7 +1,7 @@
-"""Tells owners who look at no page what became of their sessions: by a program of the administrator's, for each notice.
+"""Runs the administrator's notice program for each event that an owner should hear of.
 
-Notices are made of the log of events, so one Hub goes on where the last one ended. A notice whose program failed is
-logged and not told again: another try could come long after what it tells of.
+Notices come from the event log, so a restarted Hub continues where it stopped. A failed notice is logged and not
+repeated: later it could be outdated.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ log = logging.getLogger("fgpu.notices")
 EVERY_S = 5.0
 PAGE = 500
 WAITED_S = 60
-"""Whoever got a place sooner than this still looks at the page."""
+"""Owners who waited less than this are still on the page."""
 SOON_S = 600
-"""An end that is nearer is told to the second."""
+"""An end that is nearer is stated to the second."""
 OLD_S = 3600
-"""What happened longer ago, while there was no Hub say, is not told any more."""
+"""Older events, for example from before a restart, are not reported."""
 PROGRAM_TIMEOUT_S = 30
 WRITTEN = "notices.json"
 KEPT = ("PATH", "HOME", "LANG", "TZ")
-"""What the program has of the Hub's environment: there are secrets in it."""
+"""The only variables that the program gets of the Hub's environment, which has secrets."""
 
 Notice = Mapping[str, str | int | None]
 
 
 class ProgramFailed(FGPUError):
-    """The program did not end well; the message is one line."""
+    """The program failed; the message is one line."""
 
     code = "notice_failed"
 
 
 def notice_of(event: Event, session: Session, *, site_name: str) -> Notice | None:
-    """Return what a session's owner is told of an event; None where that is nothing.
+    """Return the notice of an event for a session's owner; None if there is none.
 
-    The values are text, numbers or None, for a program to read: see docs/operations.md.
+    The values are text, numbers or None: docs/operations.md describes them.
     """
     cause, ends_at_s = None, None
     name = server_words(session)
@@ -97,7 +97,7 @@ def _waited_s(session: Session) -> int:
 
 
 class Notices:
-    """One for the Hub; it begins with what happens after the first start that has a program."""
+    """Sends notices, beginning with the first start that has a program configured. One for the Hub."""
 
     def __init__(
         self, store: Store, command: Sequence[str], clock: Clock, *, data: Path, site_name: str
@@ -111,14 +111,13 @@ class Notices:
         self._failures = Failures(log, "An owner was not told", foreseen=(FGPUError, OSError))
 
     def begin(self, background: Background) -> None:
-        """Tell from now on, if there is a program."""
         if self._command:
             background.every(
                 EVERY_S, self.look, failed="Owners are not told now", foreseen=(FGPUError, OSError)
             )
 
     async def look(self) -> None:
-        """Tell what has happened since the last look."""
+        """Send the notices of the events since the last round."""
         if self._told is None:
             self._told = await asyncio.to_thread(self._read)
             await asyncio.to_thread(self._write)
@@ -145,7 +144,7 @@ class Notices:
     def _read(self) -> int:
         newest = self._store.last_event_id()
         try:
-            # A database that was restored may be older than the file.
+            # A restored database may be older than the file.
             return min(newest, int(json.loads(self._path.read_bytes())["told"]))
         except FileNotFoundError:
             return newest
@@ -158,10 +157,10 @@ class Notices:
 
 
 async def run(command: Sequence[str], notice: Notice) -> None:
-    """Run a program with a notice as its standard input: one JSON object.
+    """Run the program with a notice as one JSON object on its standard input.
 
     Raises:
-        ProgramFailed: it ended with another status than 0, or not in time; then it is killed, with what it has started.
+        ProgramFailed: its status was not 0, or it took too long and was killed with its children.
         OSError: it could not be started.
     """
     program = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""That no other Hub serves the same sessions."""
+"""Makes sure that no other Hub serves the same sessions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger("fgpu")
 
 LOOKED_AT_EVERY_S = 30.0
 NOTE = "installation"
-"""The file in the data folder that names the installation whose sessions' files are there."""
+"""File in the data folder with the id of the installation that it serves."""
 
 
 def _account_of(name: str) -> int | None:
-    """Return the user id of the process that listens at a Unix socket's name, as the kernel knows it; None: of none."""
+    """Return the user id of the process that listens on a Unix socket, from the kernel; None if there is none."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(1)
         try:
@@ -34,10 +34,10 @@ def _account_of(name: str) -> int | None:
 
 
 class OnlyHub:
-    """What a Hub holds for as long as it runs: its data folder, and its claim on the scheduler's database."""
+    """The locks of a running Hub: on its data folder, and the claim on the scheduler's database."""
 
     def __init__(self, app: Any) -> None:
-        """Have the Hub that is being started take both before it looks at its own database, and changes it."""
+        """Make the starting Hub take both before it opens, and possibly upgrades, its own database."""
         self._app = app
         self._init_db = app.init_db
         app.init_db = self._first
@@ -47,7 +47,7 @@ class OnlyHub:
             self._take(FGPU.from_config(self._app.config))
         except FGPUError as e:
             sys.exit(f"fgpuspawner: {e}")
-        # A file that this makes is for its owner only.
+        # Database files that this creates are readable by their owner only.
         usual = os.umask(0o077)
         try:
             self._init_db()
@@ -55,19 +55,19 @@ class OnlyHub:
             os.umask(usual)
 
     def serve(self, installation: str) -> None:
-        """Take an installation on this machine, and note in the data folder that it is served from there.
+        """Take an installation on this machine, and record in the data folder that it is served from there.
 
         Raises:
             BadSettings: another Hub serves it from a copy of the database, or the folder has files of sessions of
                 another installation.
         """
-        # The kernel frees this name when the process ends, and no file is left behind.
+        # The kernel frees this name when the process ends; no file is left behind.
         self._name, name = socket.socket(socket.AF_UNIX), f"\0fgpu-hub-{installation}"
         try:
             self._name.bind(name)
             self._name.listen(0)
         except OSError:
-            # Any account can take the name: only what root or this Hub's own account runs is another Hub.
+            # Any account can take the name. Only a process of root or of this Hub's account is another Hub.
             if _account_of(name) in (0, os.geteuid()):
                 raise BadSettings(
                     f"c.FGPU.db_url: another Hub on this machine serves installation {installation}, and this database "
@@ -100,7 +100,7 @@ class OnlyHub:
         self._claim.take()
 
     async def look(self) -> None:
-        """Take the claim again where the database has given it up, as at its own restart.
+        """Take the claim again if the database lost it, for example at its restart.
 
         Raises:
             BadSettings: another Hub has it now.

@@ -1,8 +1,8 @@
-"""The images of those who wait are fetched beforehand, so that they start as soon as it is their turn.
+"""Pre-pulls the images of waiting requests, so that they can start at once.
 
-The rule is simple: for the first few of each resource group's queue, on every node of the group that could hold the
-session. What was begun is kept while the request waits, wherever in the queue it gets. A request that is ended
-is no waiter any more; nor is one that has its place, but on the node of that place.
+For the first ``prefetch`` requests of each resource group, on every node of the group that could hold the session. A
+pull that has begun continues while its request waits, wherever it moves in the queue. It is cancelled when the request
+ends, and when it is placed on another node.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ log = logging.getLogger("fgpu.images")
 
 LOOK_EVERY_S = 15.0
 QUIET_S = 0.5
-"""Between two looks, however much changes."""
+"""Shortest time between two rounds."""
 AGAIN_AFTER_S = 300.0
-"""What could not be pre-pulled is not tried again for so long, nor what was there looked for."""
+"""How long a failed or finished pull is not looked at again."""
 
 PLACED = (SessionState.SCHEDULED, *LAUNCHING)
 
 Wish = tuple[int, str, str]
-"""A session, a node, and a reference."""
+"""A session, a node and an image reference."""
 
 
 class Prefetch:
-    """Fetches. To be run in the Hub's event loop."""
+    """Starts and cancels the pulls. Runs in the Hub's event loop."""
 
     def __init__(
         self,
@@ -55,18 +55,17 @@ class Prefetch:
         self._queue = queue
         self._first = first
         self._catalogue = catalogue
+        #: What the owners of waiting sessions are told about failed pulls, by session.
         self.failed: dict[int, PullState] = {}
-        """What the owners of waiting sessions are told whose image could not be fetched, by session."""
         self._waiting: dict[Wish, asyncio.Task[None]] = {}
         self._not_again: dict[tuple[str, str], float] = {}
+        #: Outcome of the last try; None: the node has the image.
         self._outcomes: dict[tuple[str, str], PullFailed | None] = {}
-        """What became of the last try; None: the node has it."""
+        #: The pulls that each waiting session needs.
         self._wishes: dict[int, list[tuple[str, str]]] = {}
-        """Where the image of each session is wished for that waits."""
         self._seen: frozenset[int] = frozenset()
 
     def begin(self, background: Background) -> None:
-        """Look after the queue from now on, if anything is to be fetched beforehand."""
         if self._first and self._engine.capabilities.fetches_images:
             background.run(self._always(), failed="Images are not pre-pulled any more")
 
@@ -79,16 +78,16 @@ class Prefetch:
                     again = await self.look()
                     failures.worked()
                 except Exception as e:
-                    # It is looked at again soon.
+                    # The next round comes soon.
                     failures.failed(e)
                     again = False
                 await asyncio.sleep(QUIET_S)
 
     async def look(self) -> bool:
-        """Begin what is to be fetched now, and leave what nobody needs any more.
+        """Start the pulls that are needed now, and cancel those that are not.
 
-        Return whether somebody waits who did not at the look before: they may have their place in a moment, and what they
-        need elsewhere would have been begun for nothing.
+        Returns whether a session waits that did not in the last round. A new request may be placed in a moment, so its
+        pulls start only in the next round.
         """
         snapshot = await self._queue.snapshot()
         waiting = [s for s in snapshot.sessions if s.state is SessionState.PENDING]
@@ -108,7 +107,7 @@ class Prefetch:
         return bool(self._seen - before)
 
     async def _in_order(self, waiting: Sequence[Session]) -> Sequence[Session]:
-        # A long queue takes long to forecast: only where it matters who is first.
+        # A long queue is slow to forecast, so it is done only if the order matters.
         by_group: dict[str, int] = {}
         for session in waiting:
             group = session.request.resource_group
@@ -121,13 +120,13 @@ class Prefetch:
     def _wished(
         self, waiting: Iterable[Session], before: Collection[int], nodes: Sequence[Node]
     ) -> Mapping[Wish, Image]:
-        """Return what is to be fetched for those who wait, given in the order of the queues."""
+        """Return the pulls for waiting sessions, which are given in the order of the queues."""
         left: dict[str, int] = {}
         found: dict[Wish, Image] = {}
         for session in waiting:
             group = session.request.resource_group
             image = self._catalogue().get(session.request.image)
-            # One that nobody waits to launch may never be resumed.
+            # A held session may never be resumed.
             if session.held or image is None or not image.reference:
                 continue
             if left.setdefault(group, self._first) <= 0:
@@ -140,7 +139,7 @@ class Prefetch:
         return found
 
     def _kept(self, live: Mapping[int, Session]) -> frozenset[Wish]:
-        """Return which of the sessions that wait still need what they wait for."""
+        """Return the running pulls that their sessions still need."""
         return frozenset(wish for wish in self._waiting if self._needs(live.get(wish[0]), wish[1]))
 
     def _needs(self, session: Session | None, node_id: str) -> bool:
@@ -149,7 +148,7 @@ class Prefetch:
         if session.state is SessionState.PENDING:
             return True
         placed = session.placement
-        # Its launch becomes a waiter of its own in a moment.
+        # The launch will wait for the pull itself in a moment.
         return session.state in PLACED and placed is not None and placed.node_id == node_id
 
     async def _fetched(self, wish: Wish, image: Image) -> None:
@@ -175,7 +174,7 @@ class Prefetch:
         self._waiting.pop(wish, None)
 
     def _tell(self, session_id: int, wishes: Iterable[tuple[str, str]]) -> None:
-        """Tell the owner that the image could not be fetched, unless a node that could hold the session has it."""
+        """Tell the owner that the pull failed, unless a node that could hold the session has the image."""
         known = [self._outcomes[wish] for wish in wishes if wish in self._outcomes]
         failed = [why for why in known if why is not None]
         self.failed.pop(session_id, None)
@@ -191,7 +190,7 @@ def _by_session(wished: Iterable[Wish]) -> dict[int, list[tuple[str, str]]]:
 
 
 def nodes_for(session: Session, nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that take sessions and could hold this one if nothing else ran there."""
+    """Return the nodes that take sessions and could hold this one if they were empty."""
     asked = session.request
     return [
         node

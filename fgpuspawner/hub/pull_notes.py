@@ -1,4 +1,4 @@
-"""How far the pulls are that sessions wait for, written for the service every second while there is something to tell."""
+"""Writes the progress of pulls that sessions wait for, for the service, every second while there are any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ WRITE_EVERY_S = 1.0
 
 
 class PullNotes:
-    """Writes what ``states`` returns, by session, into ``data``."""
+    """Writes the result of ``states``, by session, into ``data``."""
 
     def __init__(self, data: Path, states: Callable[[], Mapping[int, PullState]]) -> None:
         self._data = data
         self._states = states
-        # Whatever the last run told of its pulls: they have ended with it.
+        # Pulls of the last run ended with it.
         write_pulls(data, {}, now_s=0)
         self._told: Mapping[int, PullState] = {}
         self._told_at_s = 0.0
 
     def begin(self, background: Background) -> None:
-        """Tell from now on."""
         background.every(
             WRITE_EVERY_S, self._tell, failed="How far the pulls are cannot be told", foreseen=(OSError,)
         )

@@ -1,7 +1,12 @@
-"""Gives running sessions other slices, as their owners wish: decision 0058 has the order, and why.
+"""Changes the slices of running sessions. Decision 0058 has the order and its reasons.
 
-Everything here can be begun anew. The wish is a row until it is done or refused; a session's limits file never allows
-more than the record of its shares, after a crash at any point.
+1. An owner's request is a row in the database until it is done or refused.
+2. Growing: the record first (`_grow`), then the limits file, then the proof from inside the session. Without a proof
+   the old slice comes back.
+3. Shrinking: the limits file first (`_shrink`), then a check that all allocations are below the new limit, then the
+   record.
+
+So after a crash at any point a session's limits file never allows more than its record, and every step can run again.
 """
 
 from __future__ import annotations
@@ -44,25 +49,23 @@ log = logging.getLogger("fgpu.isolation")
 LOOK_EVERY_S = 0.5
 AGAIN_AFTER_S = 5.0
 SETTLES_WITHIN_S = 3.0
-"""So long what was granted by the old limit may be taken back: a moment, unless the machine is very busy."""
+"""How long allocations granted by the old limit may take to be taken back, unless the machine is very busy."""
 ASK_AGAIN_S = 0.2
 MIB = 2**20
 
 Held = Callable[[Session], Awaitable[int]]
-"""Asks a session what libfgpu has granted of its GPU, in bytes. Raises FGPUError where that cannot be told."""
+"""Returns what libfgpu has granted to a session of its GPU, in bytes. Raises FGPUError if that is unknown."""
 Problems = Callable[[Session, Limits], Awaitable[Sequence[str]]]
 """Asks from inside a session where these limits are not in force."""
 
 
 class Refusal(FGPUError):
-    """A wish that is not done; the message is for the owner."""
+    """A request that is refused; the message is for the owner."""
 
     code = "not_resized"
 
 
 class Resizer:
-    """One for the Hub."""
-
     def __init__(
         self,
         store: Store,
@@ -86,23 +89,22 @@ class Resizer:
         self._busy: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, background: Background) -> None:
-        """Act from now on."""
         background.every(LOOK_EVERY_S, self.look, failed="Sessions are not resized now")
 
     async def look(self) -> None:
-        """Begin what is wished."""
+        """Start the work on each new request."""
         for wish in await asyncio.to_thread(self._wishes.asked):
             if wish.session_id not in self._busy:
                 task = asyncio.create_task(self._guarded(wish))
                 self._busy[wish.session_id] = task
 
     async def done(self) -> None:
-        """Return when nothing is being done."""
+        """Return when no request is being worked on."""
         while self._busy:
             await asyncio.wait(tuple(self._busy.values()))
 
     async def heal(self, sessions: tuple[Session, ...]) -> None:
-        """Make the limits of running sessions those of their records, where a Hub that died has left others."""
+        """Bring the limits of running sessions in line with their records, after a crash of the Hub."""
         for session in sessions:
             if session.state is SessionState.RUNNING and self._isolation.resizes(session) is None:
                 try:
@@ -113,7 +115,7 @@ class Resizer:
                     )
 
     async def act(self, wish: Resize) -> None:
-        """Act on a wish and say what became of it. What else is raised, it can be begun anew after."""
+        """Carry out a request and store the outcome. After any other exception it can run again."""
         state, message = ResizeState.DONE, None
         try:
             await self._resize(wish)
@@ -127,7 +129,7 @@ class Resizer:
         log.info("Session %d: its wish to be resized is %s%s", wish.session_id, state, why)
 
     async def _guarded(self, wish: Resize) -> None:
-        """Act on a wish; what fails in a way that is no answer is tried again."""
+        """Carry out a request; after an unexpected failure it is tried again."""
         try:
             await self.act(wish)
         except Exception as e:
@@ -143,7 +145,7 @@ class Resizer:
             del self._busy[wish.session_id]
 
     async def _resize(self, wish: Resize) -> None:
-        """Do it, or raise why not. Whatever is raised, the file allows no more than the record."""
+        """Resize, or raise why not. In either case the limits file allows no more than the record."""
         try:
             session = await self._queue.session(wish.session_id)
         except UnknownSession:
@@ -153,7 +155,7 @@ class Resizer:
         fixed = self._isolation.resizes(session)
         if fixed is not None:
             raise Refusal(f"This session can't be resized: {fixed}.")
-        # What a Hub that died in the middle has left is made good first.
+        # Repair what a crashed Hub left first.
         await asyncio.to_thread(self._as_recorded, session)
         would = await self._queue.resizable(session.id, wish.amount)
         if isinstance(would, NotResized):
@@ -161,7 +163,7 @@ class Resizer:
         had, share = _share(session), _share(would)
         if share == had:
             before = Amount.before(session)
-            # It may be that the record has it, and it was not proved yet.
+            # The record may have it already, without a proof.
             await self._prove(session, before if before is not None else wish.amount)
         elif grows(had, share):
             await self._grow(session, wish.amount)
@@ -175,7 +177,7 @@ class Resizer:
         await self._prove(found, Amount.of(session))
 
     async def _prove(self, session: Session, before: Amount) -> None:
-        """Put a session's record in force, or give it back what it had."""
+        """Put a session's record in force, or restore its old slice."""
         try:
             held_to = await asyncio.to_thread(self._isolation.resize, session)
             problems = await self._asked(session, held_to)
@@ -192,7 +194,7 @@ class Resizer:
         )
 
     async def _shrink(self, session: Session, would: Session, amount: Amount, *, proves: bool = True) -> None:
-        """Lower the limit, see that all that is held is below it, and give the rest back."""
+        """Lower the limit, check that all allocations are below it, and release the rest."""
         most_mib = _share(would).memory_mib
         used_mib = await self._held_mib(session)
         if used_mib > most_mib:
@@ -217,7 +219,7 @@ class Resizer:
             raise
 
     async def _settled_mib(self, session: Session, most_mib: int) -> int:
-        """Return what a session holds once what was granted by its old limit is taken back, or stays."""
+        """Return what a session holds, in MiB, once it is at most ``most_mib`` or the wait is over."""
         end_s = asyncio.get_running_loop().time() + SETTLES_WITHIN_S
         while True:
             used_mib = await self._held_mib(session)
@@ -269,7 +271,7 @@ def resizer_of(
     simulated: Callable[[Session], bool],
     told: Callable[[str], None],
 ) -> Resizer:
-    """Return the Hub's, which asks sessions through their engine."""
+    """Return a resizer that asks sessions through their engine."""
 
     async def held(session: Session) -> int:
         found = (await slots_of(engine, isolation, session, ())).held

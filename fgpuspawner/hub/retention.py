@@ -1,4 +1,4 @@
-"""The Hub forgets what ended more than ``history_days`` ago: once an hour, in small steps with pauses between them."""
+"""Deletes what ended more than ``history_days`` ago: once an hour, in small steps with pauses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger("fgpu")
 
 EVERY_S = 3600.0
 FIRST_AFTER_S = 900.0
-"""A machine that has just started may have a wrong clock, which is set soon; what was forgotten does not come back."""
+"""A machine that has just booted may have a wrong clock, and deleted history does not come back."""
 PAUSE_S = 0.2
-"""Between two steps, in which everybody else's transactions go first."""
+"""Between two steps, to let other transactions go first."""
 DAY_S = 24 * 3600
 
 
@@ -26,7 +26,7 @@ def keep_forgetting(
     days: int,
     first_after_s: float = FIRST_AFTER_S,
 ) -> None:
-    """Forget again and again what is older than so many days; 0 is for ever."""
+    """Delete periodically what is older than ``days``; 0 keeps everything."""
     if days:
         background.every(
             EVERY_S,
@@ -39,7 +39,7 @@ def keep_forgetting(
 async def forget(
     retention: Retention, clock: Clock, *, days: int, pause_s: float = PAUSE_S
 ) -> tuple[int, int]:
-    """Forget all that is older than so many days and may be; return how many sessions and events that were."""
+    """Delete all that is older than ``days`` and may go; return the numbers of sessions and events."""
     now_s = clock.now_s()
     before_s = now_s - days * DAY_S
     sessions = events = 0

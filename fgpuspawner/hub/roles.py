@@ -1,8 +1,8 @@
-"""Whoever administers the Hub administers its sessions: the role that says so follows the Hub's own.
+"""Keeps the role `fgpu-admin` in step with the Hub's own role ``admin``.
 
-The Hub gives and takes its role ``admin`` in several places (at a log-in, in its admin page, through its API), and has no
-hook for that; an authenticator that manages roles takes away every role that it does not name. So each change of a
-user's roles is looked at before it is written, and the other role is written with it, in the same transaction.
+The Hub gives and takes ``admin`` in several places (log-in, admin page, API) without a hook, and an authenticator that
+manages roles removes every role that it does not name. So each change of a user's roles is intercepted before it is
+written, and the other role is written in the same transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_THE_HUB = "admin"
 
 
 def follow_the_hub(app: Any) -> None:
-    """Give the role to all who administer this Hub, and from now on to whoever begins to, until they no longer do."""
+    """Give the role to all administrators of this Hub, and keep it in step from now on."""
     if orm.Role.find(app.db, ROLE) is None:
         return
     for user in list(orm.Role.find(app.db, OF_THE_HUB).users):

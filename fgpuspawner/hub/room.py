@@ -1,8 +1,8 @@
-"""A Hub whose disk is full: a reserve that it gives up then, and what goes on without writing.
+"""A full disk of the Hub: the reserve that it then frees, and what it stops writing.
 
-JupyterHub notes at every request when a token or a user was seen last. Where that cannot be written it takes a valid
-token for none. So on a full disk nobody's activity is noted, and the reserve leaves room for what must be written:
-log-ins, and the ends of sessions, which are what makes room.
+JupyterHub records at every request when a token and a user were last seen; if it cannot, it treats a valid token as
+invalid. So on a full disk activity is not recorded. The reserve leaves room for log-ins and for the ends of sessions,
+which free space.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger("fgpu")
 
 EVERY_S = 2.0
 SAY_AGAIN_AFTER = 150
-"""Looks after which a disk that is still full is logged again."""
+"""Checks after which a disk that is still full is logged again."""
 FILES = 16
 MOST_BYTES = 32 << 20
 SHARE = 16
-"""Of a small file system the reserve is a sixteenth at most."""
+"""On a small file system the reserve is at most a sixteenth of it."""
 NEVER_S = 100 * 365 * 24 * 3600
 LOOK_WITHIN_S = 5.0
 LOOK_AGAIN_S = 1.0
@@ -41,13 +41,13 @@ ANNOUNCEMENT = (
 
 
 class Reserve:
-    """Files that take room (blocks, and inodes) until it is needed. Everything blocks."""
+    """Files that hold blocks and inodes until they are needed. Everything blocks."""
 
     def __init__(self, data: Path) -> None:
         self._folder = data / "reserve"
 
     def make(self, room: Room) -> None:
-        """Make what is missing, where there is plenty of room for it."""
+        """Make missing files while there is plenty of room."""
         bytes_each = min(MOST_BYTES, room.total_bytes // SHARE) // FILES
         left = room.free_bytes
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ class Reserve:
                 os.posix_fallocate(file.fileno(), 0, bytes_each)
 
     def give_up(self) -> bool:
-        """Remove all of it; return whether there was any."""
+        """Remove all files; return whether there were any."""
         there = list(self._folder.glob("*"))
         for path in there:
             path.unlink(missing_ok=True)
@@ -70,7 +70,7 @@ class Reserve:
 
 
 class DiskWatch:
-    """Looks at the file system of the Hub's data for as long as the Hub lives."""
+    """Watches the file system of the Hub's data."""
 
     def __init__(self, app: Any, data: Path) -> None:
         self._app = app
@@ -81,14 +81,13 @@ class DiskWatch:
         self.room = room_of(data)
 
     def begin(self, background: Background) -> None:
-        """Look, again and again; also before anything of the Hub has been started."""
+        """Check at once and then periodically."""
         self._note(self._looked())
         background.every(
             EVERY_S, self.look, failed="The room on the Hub's disk cannot be looked at", foreseen=(OSError,)
         )
 
     async def look(self) -> None:
-        """Look once."""
         self._note(await asyncio.to_thread(self._looked))
 
     def _looked(self) -> Room:
@@ -106,7 +105,7 @@ class DiskWatch:
     def _note(self, room: Room) -> None:
         self.room = room
         if not self._app.db.is_active:
-            # What could not be written in the middle of something; until then nothing can be read either.
+            # A failed write left the session in an aborted transaction, in which nothing can be read.
             self._app.db.rollback()
         if not room.short:
             if self._looks:
@@ -119,10 +118,10 @@ class DiskWatch:
         self._let_the_hub_know(short=room.short)
 
     def _let_the_hub_know(self, *, short: bool) -> None:
-        """Have the Hub's handlers note nobody's activity while the disk is full, and say why things fail."""
+        """While the disk is full: stop the Hub from recording activity, and announce the reason on its pages."""
         application = getattr(self._app, "tornado_application", None)
         if application is None:
-            return  # Not made yet: the next look finds it.
+            return  # The next check finds it.
         settings = application.settings
         if short and self._usual is None:
             self._usual = settings.get("activity_resolution", 0), settings.get("template_vars")
@@ -133,7 +132,7 @@ class DiskWatch:
             self._usual = None
 
     def give_up(self) -> None:
-        """Give the reserve up: the Hub ends, and writes that."""
+        """Free the reserve for what the ending Hub writes."""
         try:
             if room_of(self._data).short:
                 self._reserve.give_up()
@@ -142,7 +141,7 @@ class DiskWatch:
 
 
 def leave_on_a_full_disk(app: Any, watch: DiskWatch) -> None:
-    """Have the Hub end when it is told to, also where it cannot write that it does."""
+    """Let the Hub end when told to, even if it cannot write to its database."""
     usual = app.cleanup
 
     async def cleanup() -> None:
@@ -159,9 +158,9 @@ def leave_on_a_full_disk(app: Any, watch: DiskWatch) -> None:
 
 
 class Writable:
-    """Whether the scheduler's database can be written. Looked at once for all who ask at about the same time.
+    """Whether the scheduler's database can be written: one check for all requests of about the same time.
 
-    Anybody may ask, as often as they like, and each look takes the lock that submissions, starts and ends wait for.
+    Anybody may ask at any rate, and each check takes the lock that submissions, starts and ends wait for.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -170,7 +169,6 @@ class Writable:
         self._until = 0.0
 
     async def now(self) -> bool:
-        """Return whether it can."""
         look = self._look
         if look is None or (look.done() and asyncio.get_running_loop().time() >= self._until):
             look = self._look = asyncio.ensure_future(self._looked())
@@ -191,14 +189,14 @@ class Writable:
 
 
 class Health(HealthCheckHandler):  # type: ignore[misc]
-    """Whether the Hub can do its work, for monitors, who need no log-in and are told nothing else."""
+    """The Hub's health for monitors, without log-in and without details."""
 
     watch: DiskWatch
     runtime: Runtime
     writable: Writable
 
     async def prepare(self) -> None:
-        """Do nothing: who asks is nobody's business, and looking that up asks the Hub's database."""
+        """Skip authentication: it would query the Hub's database."""
 
     async def get(self) -> None:
         """Answer 200 while sessions can start and end, else 503."""
@@ -223,10 +221,10 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
 
 
 def answer_health(app: Any, watch: DiskWatch, runtime: Runtime) -> None:
-    """Have the Hub's own address for monitors tell whether it works."""
+    """Replace the handler of the Hub's health address."""
     writable = Writable(runtime.store.check_writable)
     own = type("Health", (Health,), {"watch": watch, "runtime": runtime, "writable": writable})
-    # In place: that the list is set is what this Hub starts by.
+    # In place: JupyterHub starts with this list object.
     app.handlers[:] = [
         (entry[0], own, *entry[2:]) if entry[1] is HealthCheckHandler else entry for entry in app.handlers
     ]

@@ -1,4 +1,11 @@
-"""What the Hub process has one of: settings, store, images, engine, isolation, queue, and what looks after them."""
+"""The Hub's single instances: settings, store, images, engine, isolation, queue, and the background work on them.
+
+1. `Runtime.open` runs before JupyterHub looks at its servers. It reads the catalogue, opens the database, connects to
+   the engine and chooses each node's isolation. An error ends the Hub with one line.
+2. `Runtime.start` runs in the Hub's event loop. It compares the engine with the database, starts the scheduler, removes
+   files of ended sessions, and then begins the background work.
+3. JupyterHub's polls wait in `Runtime.ready` until then, so that a slow database does not look like dead servers.
+"""
 
 from __future__ import annotations
 
@@ -73,30 +80,30 @@ T = TypeVar("T")
 
 START_AGAIN_S = 1.0
 FIRST_LOOK_S = 5.0
-"""Seconds that a start waits for an engine to say what it runs."""
+"""How long a start waits for the engine's first answer."""
 WATCHDOG = "the watchdog"
 FILERS = 4
-"""Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
+"""Own threads for files of launches and ends, so that both continue while other work hangs."""
 FORM_READERS = 4
-"""Threads that read for the launch form: while the database hangs they do, and nobody else waits for them."""
+"""Own threads for the launch form: when the database hangs, only they hang."""
 
 
 class LaunchingSpawner(Servers, Protocol):
-    """The spawner class of the Hub, as far as the runtime needs it."""
+    """What the runtime uses of the Hub's spawner class."""
 
     capabilities: ClassVar[Capabilities]
 
     @classmethod
     def make_engine(cls, installation: Installation) -> Engine:
-        """Return what sessions run in."""
+        """Return the engine that runs sessions."""
 
     @classmethod
     def ended(cls, session: Session) -> None:
-        """Have the Hub learn that a session has ended."""
+        """Tell the Hub that a session has ended."""
 
 
 class Runtime:
-    """Opened once, before the Hub looks at its servers; started in its event loop."""
+    """Everything that the Hub has one of. Opened before the Hub looks at its servers, started in its event loop."""
 
     _current: Runtime | None = None
 
@@ -109,8 +116,8 @@ class Runtime:
         self._filers = ThreadPoolExecutor(FILERS, thread_name_prefix="fgpu-files")
         self._form_readers = ThreadPoolExecutor(FORM_READERS, thread_name_prefix="fgpu-form")
         self.background = Background(log)
+        #: Whether the Hub stops: sessions that end now were not ended by their owner.
         self.hub_stops = False
-        """Whether the Hub ends, and so what it ends is nobody's wish."""
 
     @classmethod
     def current(cls) -> Runtime:
@@ -126,9 +133,9 @@ class Runtime:
         return cls._current
 
     def open(self, serve: Callable[[str], None]) -> None:
-        """Read the catalogue, find the GPUs, open the database, connect to the engine. Blocks; for the Hub's start.
+        """Read the catalogue, find the GPUs, open the database and connect to the engine. Blocks.
 
-        ``serve`` takes the id of the database's installation, and raises where this Hub may not serve that.
+        ``serve`` gets the id of the database's installation and raises if this Hub may not serve it.
 
         Raises:
             FGPUError: one of them cannot be used; the message is one line.
@@ -159,7 +166,7 @@ class Runtime:
         atexit.register(self.isolation.close)
         self.drivers = Drivers(self.isolation, self.engine)
         settings = self.settings
-        # Whoever wants to look most often says how often.
+        # One poller serves all observers, so the shortest interval counts.
         self._poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
         self._gpu_use = GpuUse(SystemClock(), every_s=self._poll_every_s)
         atexit.register(self.drivers.close)
@@ -195,7 +202,7 @@ class Runtime:
         self._image_watch = ImageWatch(
             self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
         )
-        # However the Hub ends, as long as it can: its threads may be in the middle of something then.
+        # Close the database however the Hub ends: threads may still be in a transaction.
         atexit.register(self.store.close)
         Runtime._current = self
 
@@ -204,7 +211,7 @@ class Runtime:
         self._spawner_class.ended(session)
 
     def _activity(self) -> SessionActivity | None:
-        """Return what knows who is idle, where anybody is ended for it."""
+        """Return the source of idle times, if any group ends idle sessions."""
         rules = self.settings.rules()
         if not any(own.idle_after_s for own in (rules.default, *rules.groups.values())):
             return None
@@ -216,10 +223,11 @@ class Runtime:
         )
 
     def open_engine(self, urls: Sequence[str]) -> None:
-        """Have the engine close in what sessions will run in; ``urls`` are what they have to reach. In the Hub's loop.
+        """Give the engine the Hub's side and close its networks. ``urls`` must stay reachable for sessions. In the
+        Hub's loop.
 
         Raises:
-            BadSettings: it cannot be held to what is set.
+            BadSettings: the engine cannot do what is set.
         """
         atexit.register(self.engine.close)
         self.engine.open(
@@ -237,9 +245,9 @@ class Runtime:
     # -- in the Hub's event loop ----------------------------------------------------------------------
 
     def start(self, served: Collection[tuple[str, str]]) -> None:
-        """Begin to schedule. `ready` waits until that is done.
+        """Begin to schedule; `ready` waits until that is done.
 
-        ``served`` are the servers (user, name) that the Hub knows to be up, or had been when it ended.
+        ``served`` are the servers (user, name) that the Hub's database has as running.
         """
         self._served = frozenset(served)
         self._started = asyncio.ensure_future(self._start())
@@ -252,12 +260,12 @@ class Runtime:
         self._pull_notes.begin(self.background)
 
     async def _start(self) -> None:
-        # Polls wait until all of this is done: a database that is away must not look like servers that are gone.
-        # Nothing of it is done a second time, so nothing may fail for good that can be had later.
+        # Polls wait until this is done: a database that does not answer must not look like servers that are gone. It
+        # runs once, so no temporary error may end it.
         nodes = self.nodes
         if self.checked is not None:
             await self._look_first(self.checked)
-            # What a silent node runs may be unknown here: nothing is placed there before it has answered.
+            # A silent node may run unknown sessions: place nothing there before it has answered.
             fitting = self.checked.fitting
             nodes = tuple(n if n.id in fitting else replace(n, state=NodeState.LOST) for n in nodes)
         live = await until_it_works(
@@ -291,7 +299,7 @@ class Runtime:
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
 
     async def _look_first(self, engine: CheckedEngine) -> None:
-        """Look at the engine until nothing is wrong. It may be silent: what answers later is checked then."""
+        """Observe the engine until no answer contradicts the database. Silent nodes are checked when they answer."""
         while True:
             look = self.background.run(engine.observe(), failed="The engine could not be looked at")
             await asyncio.wait([look], timeout=FIRST_LOOK_S)
@@ -300,7 +308,7 @@ class Runtime:
             await asyncio.sleep(START_AGAIN_S)
 
     def _look_after(self) -> None:
-        """Begin what goes on for as long as the Hub runs, now that it is known which sessions live."""
+        """Begin the background work, now that the live sessions are known."""
         settings, clock = self.settings, SystemClock()
         watchdog = Watchdog(
             self.isolation,
@@ -364,7 +372,7 @@ class Runtime:
         self.engine.begin()
 
     async def audit(self, session: Session, action: str, details: str = "", *, actor: str = WATCHDOG) -> None:
-        """Write into the audit log what was done to a session, by somebody else than its owner.
+        """Add to the audit log what someone other than its owner did to a session.
 
         Raises:
             StoreUnavailable: it cannot be written.
@@ -383,7 +391,7 @@ class Runtime:
         )
 
     def opened(self, user: str, server: str, by: str) -> None:
-        """Write into the audit log that somebody opened another's server. In the Hub's event loop."""
+        """Add to the audit log that ``by`` opened another user's server. In the Hub's event loop."""
 
         async def audit() -> None:
             session = await self.queue.serving(user, server)
@@ -410,48 +418,48 @@ class Runtime:
         disks.begin(self.background)
 
     def why_not_all(self) -> str:
-        """Return why the Hub does not do all of its work, in words for anybody; empty where it does."""
+        """Return why the Hub does only part of its work, in words for users; empty if it does all."""
         if self.checked is not None and self.checked.wrong:
             return "a machine runs sessions that this Hub does not know; its log names them"
         return "" if self.has_begun else "the Hub has not begun its work yet"
 
     @property
     def has_begun(self) -> bool:
-        """Whether sessions are scheduled."""
+        """Whether the scheduler has started."""
         return self._started is not None and self._started.done()
 
     async def ready(self) -> None:
-        """Wait until what the last run left is known and healed."""
+        """Wait until the state of the last run is read and repaired."""
         assert self._started is not None, "the runtime was not started"
         await asyncio.shield(self._started)
 
     def pull_states(self) -> dict[int, PullState]:
-        """Return how far the pulls are that sessions wait for, or why they failed beforehand, by session."""
+        """Return the progress of the pulls that sessions wait for, or why a pre-pull failed, by session."""
         return {**self._prefetch.failed, **self.engine.fetching()}
 
     def pull_of(self, session_id: int) -> PullState | None:
-        """Return how far the pull is that a session waits for, None where it waits for none."""
+        """Return the progress of the pull that a session waits for, or None."""
         return self.pull_states().get(session_id)
 
     async def prepare(self, session: Session) -> Prepared:
-        """Write what a session needs for its launch.
+        """Write a session's files for its launch.
 
         Raises:
             CannotPrepare: with words for the owner.
         """
-        # One at a time, so that whoever lives by now is known to whoever removes what the dead left.
+        # One at a time: the list of live sessions must be current when files of dead ones are removed.
         async with self._preparing:
             live = [s.id for s in await self.queue.live()]
             loop = asyncio.get_running_loop()
             return await to_the_end(loop.run_in_executor(self._filers, self.isolation.prepare, session, live))
 
     async def clear(self, session: Session) -> None:
-        """Remove what was written for a session that is gone."""
+        """Remove the files of a session that is gone."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
 
     async def accept_image(self, engines_id: str, user: str) -> None:
-        """Keep that a user accepts an image of somebody else's, and know it from now on."""
+        """Store that a user accepts another user's image, and reload the images."""
         answer = PrivateImages(self.store).answer
         now_s = SystemClock().now_s()
         await self.queue.patiently(
@@ -460,26 +468,24 @@ class Runtime:
         await asyncio.to_thread(self.images.refresh)
 
     async def read_for_form(self, read: Callable[..., T], *args: Any) -> T:
-        """Run what asks the database for a form, which may hang there longer than anybody waits for it."""
+        """Run a database read of the launch form in the form's own threads, as it may hang."""
         return await asyncio.get_running_loop().run_in_executor(self._form_readers, read, *args)
 
     @property
     def catalogue(self) -> Catalogue:
-        """The images in force now."""
+        """The images in force."""
         return self.images.catalogue
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, as they were seen last."""
+        """All nodes, as last seen."""
         return self.inventory.nodes
 
     @property
     def simulated(self) -> bool:
-        """Whether any GPU is simulated."""
         return any(d.simulated for n in self.nodes for d in n.devices)
 
     def is_simulated(self, session: Session) -> bool:
-        """Whether any GPU of this session's shares is simulated."""
         assert session.placement is not None
         own = [s.device_uuid for s in session.placement.shares]
         return any(d.simulated and d.uuid in own for n in self.nodes for d in n.devices)
@@ -488,7 +494,7 @@ class Runtime:
         """Return what this user may choose.
 
         Raises:
-            Refused: no image, or no resource group, is open to them, or it is not known what there is.
+            Refused: no image or resource group is open to the user, or the nodes are unknown.
         """
         if not self.nodes and not self.inventory.heard:
             words = (

@@ -1,4 +1,4 @@
-"""What engine, isolation and proxy do for security, beyond the settings: `fgpu check` says what is missing.
+"""Security demands on engine, isolation and proxy beyond the settings: `fgpu check` says what is missing.
 
 docs/security.md has the profiles with their settings. Its table of checks is written from `DEMANDS`.
 """
@@ -17,26 +17,26 @@ from fgpuspawner.hub.checks import is_loopback
 from fgpuspawner.settings import FGPU
 
 FOR_ALL = {"DummyAuthenticator", "SharedPasswordAuthenticator"}
-"""The Hub's authenticators with which anybody who may log in can do so in everybody's name."""
+"""JupyterHub's authenticators that let everyone log in under any name."""
 
 
 class Profile(StrEnum):
-    """Users of a Hub, from those who trust each other most."""
+    """Kinds of users of a Hub, from the most trusting on."""
 
     LAB = "lab"
     """People who would give each other a shell."""
     DEPARTMENT = "department"
     """People who do not know each other."""
     CLASS = "class"
-    """A public class: nobody trusts anybody."""
+    """A public class without any trust."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The Hub's final configuration, and what the engine does.
 
-    ``bound`` is what the Hub's proxy listens at, ``public`` the URL for browsers where it is set; ``outer_proxy``: the
-    administrator runs the proxy. ``held`` is the isolation of each node with real GPUs; None where it is not known.
+    ``bound`` is the address of the Hub's proxy, ``public`` the URL for browsers if set. ``outer_proxy``: the
+    administrator runs the proxy. ``held`` is the isolation of each node with real GPUs; None if unknown.
     """
 
     able: Capabilities
@@ -50,9 +50,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the profiles from ``since`` on demand. ``judge`` or the engine tells whether it is met; None: it is not known.
+    """A demand of the profiles from ``since`` on. ``judge`` tells whether it is met, or the engine does; None: unknown.
 
-    ``line`` is how to meet it; for a safeguard of the engine the engine says so.
+    ``line`` is how to meet it; the engine has its own lines for its safeguards.
     """
 
     since: Profile
@@ -64,7 +64,7 @@ class Demand:
 def facts_of(app: Any, settings: FGPU, *, nodes: Collection[Node], backends: Mapping[str, str]) -> Facts:
     """Return the facts of a Hub's application. Asks the engine, so it blocks.
 
-    ``nodes`` are those that are known, and ``backends`` what holds their sessions.
+    ``nodes`` are the known nodes, ``backends`` their isolation.
     """
     spawner_class = app.spawner_class
     outer = not app.proxy.should_start
@@ -73,7 +73,7 @@ def facts_of(app: Any, settings: FGPU, *, nodes: Collection[Node], backends: Map
     return Facts(
         able=spawner_class.capabilities,
         bound=app.bind_url,
-        # The Hub takes "https:" away where it has no certificate itself. What its proxy has it does not know.
+        # JupyterHub removes "https:" where it has no certificate; its own proxy may have one.
         public=app.public_url
         or app.subdomain_host
         or (app.config.JupyterHub.get("bind_url", "") if outer else ""),
@@ -94,12 +94,12 @@ def _encrypted(facts: Facts) -> bool | None:
         return True
     if is_loopback(urlparse(facts.bound).hostname or ""):
         return said or is_loopback(urlparse(facts.public or facts.bound).hostname or "")
-    # Another proxy may stand before the Hub's, and a firewall around that.
+    # Another proxy may stand before the Hub's, inside a firewall.
     return None if said else False
 
 
 def _by_all(*allowed: str) -> Callable[[Facts], bool | None]:
-    """Return whether what holds the sessions of every node with real GPUs is one of these."""
+    """Return a judge that is true if every node with real GPUs has one of these isolations."""
 
     def judge(facts: Facts) -> bool | None:
         found = [None if name is None else name in allowed for name in facts.held.values()]
@@ -145,12 +145,12 @@ DEMANDS = (
         f"MIG, or a driver r615 or newer, and {AUTO}",
     ),
 )
-"""All of them. A profile's are its own, and those of the profiles before it."""
+"""All demands. A profile has its own and those of the profiles before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A demand, whether it is met, None where that cannot be told, and the line that meets it."""
+    """A demand, whether it is met (None: unknown), and the line that meets it."""
 
     demand: Demand
     met: bool | None
@@ -158,7 +158,6 @@ class Judged:
 
 
 def judged(facts: Facts) -> tuple[Judged, ...]:
-    """Return every demand with what came of it."""
     return tuple(_judged(demand, facts) for demand in DEMANDS)
 
 
@@ -170,7 +169,7 @@ def _judged(demand: Demand, facts: Facts) -> Judged:
 
 
 def words(found: Collection[Judged]) -> list[str]:
-    """Return what is missing or unknown, as lines for people, each with the profile that needs it."""
+    """Return the missing and unknown demands as lines for people, each with its profile."""
     lines = [
         f"  {'missing' if own.met is False else 'unknown'} for {own.demand.since}: {own.demand.what}: {own.line}"
         for own in found

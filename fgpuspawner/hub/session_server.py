@@ -1,7 +1,7 @@
-"""Asking a session's own server. It is its user's: it answers what it likes, and costs the Hub little.
+"""Requests to a session's own server, which belongs to its user and may answer anything.
 
-Whoever asks what a session controls asks here. An answer has at most 64 KiB, comes within a total time however slowly
-it drips, leads nowhere else, and is not unpacked.
+All such requests of the Hub go through here. An answer is at most 64 KiB, must be complete within a total time, is not
+decompressed, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MOST_BODY_BYTES = 64 << 10
 MOST_HEADER_BYTES = 16 << 10
 ANSWER_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.03
-"""A server that is not there yet is asked again so soon: it costs a refused connection."""
+"""Interval for a server that does not listen yet; a refused connection is cheap."""
 LONGEST_PAUSE_S = 2.0
-"""Between two questions to a server that is there and gives wrong answers."""
+"""Longest interval for a server that listens and gives wrong answers."""
 VERSION = "X-JupyterHub-Version"
 
 
 class NoAnswer(Exception):
-    """The server gave no answer that can be used; the text is for the log."""
+    """No usable answer; the text is for the log."""
 
 
 async def ask(
@@ -35,7 +35,7 @@ async def ask(
     """Return what a session's server answers, whatever its status.
 
     Raises:
-        NoAnswer: none came in time, or one that is too large or makes no sense.
+        NoAnswer: none in time, too large, or invalid.
     """
     client = SimpleAsyncHTTPClient(
         force_instance=True,
@@ -53,7 +53,7 @@ async def ask(
     try:
         async with asyncio.timeout(within_s):
             return await client.fetch(request, raise_error=False)
-    # What a stranger answers can fail anywhere in a parser.
+    # A stranger's answer can fail anywhere in a parser.
     except Exception as e:
         raise NoAnswer(f"{url}: {e!r}"[:500]) from e
     finally:
@@ -61,7 +61,7 @@ async def ask(
 
 
 async def it_answers(ip: str, port: int, path: str) -> HTTPResponse:
-    """Return when a server answers HTTP there, other than with an error of its own (status 500 and above)."""
+    """Return the first answer of a server with a status below 500."""
     pause_s = ASK_AGAIN_S
     while True:
         try:
@@ -89,7 +89,7 @@ async def wait_up(
     ssl_context: object = None,
     extra_path: str = "",
 ) -> HTTPResponse:
-    """Return when a session's server answers, in place of JupyterHub's `Server.wait_up`.
+    """Replace JupyterHub's `Server.wait_up`: return when a session's server answers.
 
     Raises:
         TimeoutError: it did not in time.
@@ -100,6 +100,6 @@ async def wait_up(
     try:
         Version(answer.headers.get(VERSION, ""))
     except InvalidVersion:
-        # JupyterHub takes it for one: a Hub that restarts would fail to start.
+        # JupyterHub parses this header: an invalid version would stop a restarting Hub.
         answer.headers.pop(VERSION, None)
     return answer

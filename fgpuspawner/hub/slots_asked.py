@@ -1,4 +1,4 @@
-"""Asks which processes of a session libfgpu counts: inside its container, or here if it is a local process."""
+"""Asks libfgpu's accounting file for a session's slots: in its container, or here for a local process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WITHIN_S = 20
 async def slots_of(
     engine: Engine, isolation: Isolation, session: Session, processes: Sequence[int]
 ) -> SlotReport:
-    """Return which processes of a session hold a slot of libfgpu's account, and which of ``processes`` run.
+    """Return which processes of a session hold a slot, and which of ``processes`` run.
 
     Raises:
-        BadReport: the probe was started in the session, and gave no report in time.
+        BadReport: the probe started in the session and gave no report in time.
         LaunchFailed, EngineSilent: the engine did not start it.
     """
     nonce, own = secrets.token_hex(16), isolation.folder(session.id)

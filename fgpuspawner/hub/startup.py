@@ -1,4 +1,4 @@
-"""How the runtime comes to life: when the Hub is about to look at its servers, and never with a wrong setting."""
+"""Opens and starts the runtime within JupyterHub's own start; a wrong setting ends the Hub with one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_AT_ONCE = 500
 
 
 def start_with_the_hub(app: Any, only: OnlyHub) -> None:
-    """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
+    """Open and start the runtime of a Hub that is about to look at its servers; exit on a wrong setting."""
     ours = logging.getLogger("fgpu")
     ours.handlers = app.log.handlers
     ours.setLevel(app.log.level)
@@ -86,7 +86,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
 
 
 def _note_the_end(app: Any, runtime: Runtime) -> None:
-    """Have the runtime know that the Hub stops: with ``cleanup_servers`` it then ends everybody's sessions itself."""
+    """Tell the runtime when the Hub stops: with ``cleanup_servers`` the Hub then ends all sessions itself."""
     clean_up = app.cleanup
 
     async def cleanup() -> None:
@@ -97,9 +97,9 @@ def _note_the_end(app: Any, runtime: Runtime) -> None:
 
 
 def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
-    """Take back what the Hub has of servers whose sessions only waited when it ended. They are asked for again.
+    """Remove the Hub's records of servers whose sessions only waited when it ended; users' requests are queued again.
 
-    It would look at each, and undo each by itself, in its event loop: of ten thousand everybody else waits for minutes.
+    Otherwise the Hub would poll and undo each in its event loop, which takes minutes for ten thousand.
     """
     waiting = {(s.request.user, s.request.server_name) for s in sessions if s.state is SessionState.PENDING}
     columns = (
@@ -125,7 +125,7 @@ def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
 
 
 def leave_only_this_token(db: Any, token: str) -> None:
-    """Take back the tokens that earlier starts of the Hub made for the service. Each start makes another."""
+    """Revoke the tokens that earlier starts of the Hub made for the service; each start makes a new one."""
     own = orm.APIToken.find(db, token)
     for other in db.query(orm.APIToken).filter_by(service_id=own.service_id, note="generated at startup"):
         if other is not own:
@@ -134,7 +134,7 @@ def leave_only_this_token(db: Any, token: str) -> None:
 
 
 def leave_known_scopes(db: Any) -> None:
-    """Take from tokens the scopes of resource groups that there are no longer: with one of them, the Hub fails."""
+    """Remove scopes of deleted resource groups from tokens: the Hub fails on a token with an unknown scope."""
     stored = literal_column("api_tokens.scopes", String)
     for token in db.query(orm.APIToken).filter(stored.contains(OF_GROUPS)):
         token.scopes = [
@@ -146,10 +146,10 @@ def leave_known_scopes(db: Any) -> None:
 
 
 def _open_more_files() -> None:
-    """Let the Hub, and what it starts, have more files and connections open than the 1024 that are usual.
+    """Raise the limit on open files and connections above the usual 1024, for the Hub and its children.
 
-    Every session reaches the Hub's port: a few that open connections and say nothing would be enough for nobody else to
-    be heard, and for the Hub's own databases not to be opened.
+    Every session can reach the Hub's port. Without this, a few sessions with idle connections would lock out everyone
+    else and stop the Hub from opening its own databases.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
@@ -158,7 +158,7 @@ def _open_more_files() -> None:
 
 
 async def _bound_bodies(app: Any) -> None:
-    # Its application is made when it is about to serve.
+    # The application exists only once the Hub is about to serve.
     await asyncio.shield(app._start_future)
     bound_bodies(app.tornado_application)
 

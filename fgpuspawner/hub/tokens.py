@@ -1,4 +1,4 @@
-"""A limit on the tokens that a user may have."""
+"""A limit on the number of a user's API tokens."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from jupyterhub.apihandlers.users import UserTokenListAPIHandler
 from tornado.web import HTTPError
 
 MOST_TOKENS = 200
-"""Tokens of one user, with those of the user's servers. Each is a row that the Hub keeps, and compares others with."""
+"""API tokens of one user, with those of the user's servers. Each is a row that token look-ups compare."""
 
 
 class Tokens(UserTokenListAPIHandler):  # type: ignore[misc]
-    """`/users/{name}/tokens`, as JupyterHub has it."""
+    """JupyterHub's `/users/{name}/tokens` with a limit."""
 
     async def post(self, user_name: str) -> None:
-        # JupyterHub removes those that have expired once an hour.
+        # JupyterHub itself purges expired tokens only once an hour.
         orm.APIToken.purge_expired(self.db)
         user = self.find_user(user_name)
         own = self.db.query(orm.APIToken).filter_by(client_id="jupyterhub", user_id=user and user.id)

@@ -1,4 +1,4 @@
-"""The proof, from inside a session, that its limits are in force: where a backend has one, nothing runs without."""
+"""The check from inside a session that its limits are in force; without it no session of such a backend runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("fgpu")
 
 
 class Verification:
-    """One session's. ``data`` is where the last verdict of each node is noted, for the administrators' page."""
+    """The check of one session. The last verdict of each node is stored in ``data``, for the administrators' page."""
 
     def __init__(self, engine: Engine, backend: Backend, *, timeout_s: int, data: Path) -> None:
         self._engine = engine
@@ -37,10 +37,10 @@ class Verification:
     async def prove(
         self, session: Session, prepared: Prepared, endpoint: Endpoint, told: Mapping[str, str]
     ) -> None:
-        """Return when it is proved that the session's limits are in force.
+        """Return when the session's limits are proved to be in force.
 
         Raises:
-            LaunchFailed: they are not, or that cannot be told.
+            LaunchFailed: they are not, or it cannot be told.
         """
         name = self._backend.name
         if not self._backend.verified:
@@ -60,7 +60,7 @@ class Verification:
         )
 
     async def problems(self, session: Session, limits: Limits, told: Mapping[str, str]) -> Sequence[str]:
-        """Return where a session sees other than these limits, or could take more; empty if nowhere."""
+        """Return where a session sees other limits or could exceed them; empty if nowhere."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 report, static = await self._reports(session, limits, told)
@@ -74,7 +74,7 @@ class Verification:
     async def _reports(
         self, session: Session, limits: Limits, told: Mapping[str, str]
     ) -> tuple[ProbeReport, ProbeReport | None]:
-        """Return what the probe says, and where the session has an image of its own what the static one does."""
+        """Return the probe's report, and for a session with its own image the static probe's."""
         timeout_s = self._timeout_s * 4 // 5 or 1
         nonces = secrets.token_hex(16), secrets.token_hex(16)
         commands = [probe_command(nonces[0], limits, timeout_s=timeout_s)]

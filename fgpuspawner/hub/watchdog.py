@@ -1,8 +1,12 @@
-"""The watchdog: what the driver says that each session holds, against what it may.
+"""The watchdog: compares the GPU memory that the driver reports for each session with the session's limit.
 
-What libfgpu counts is in a file that the session itself can write, and a process can get around libfgpu. Neither
-changes what the driver says. Each look that finds a session above its limit and a tolerance is a strike, of which its
-owner is warned. Strikes fade slowly: who frees the memory between looks gathers them all the same, and is ended.
+libfgpu's accounting file can be written by the session, and a process can bypass libfgpu; the driver's figures cannot
+be changed by either.
+
+1. `compare` finds the sessions above their limit plus a tolerance in one snapshot of the GPUs.
+2. `after_look` turns this into strikes. Each strike warns the owner; the third one ends the session.
+3. Strikes fade slowly, so a session that frees its memory between snapshots still collects them and is ended.
+4. `Judge` warns, ends, and writes the audit log.
 """
 
 from __future__ import annotations
@@ -25,48 +29,49 @@ log = logging.getLogger("fgpu.watchdog")
 MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
 CODE_MIB = 256
-"""What a process's kernels take beside its context on a real GPU: nothing counts it, and the tolerance covers one."""
+"""What a process's kernels take beside its context on a real GPU. Nothing counts it; the tolerance covers one process.
+"""
 STRIKES = 3
-"""With so many, as far as they have not faded, a session is ended."""
+"""With this many strikes that have not faded, a session is ended."""
 FADES_IN = 30
-"""So many times the time between two looks it takes for a strike to fade, in which the session keeps to its limit."""
+"""A strike fades after this many mean intervals within the limit."""
 SAY_AGAIN_AFTER = 60
-"""Looks after which a trouble that lasts is logged again."""
+"""Snapshots after which a lasting trouble is logged again."""
 
 Record = Callable[[Session, str, str], Awaitable[None]]
-"""Writes a line of a session, an action and details into the audit log."""
+"""Adds a line to the audit log: session, action, details."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a session may hold of a device."""
+    """What a session may hold of a device, in MiB."""
 
     limit_mib: int
+    #: For each process, where contexts are not charged to the limit.
     context_mib: int = 0
-    """For each process, where contexts are not charged to the limit."""
+    #: For each process but the first.
     code_mib: int = 0
-    """For each process but one."""
 
 
 class Offence(Protocol):
-    """What a session is warned of, and ended for."""
+    """An offence that a session is warned of and ended for."""
 
     @property
     def words(self) -> str:
-        """What it does, for the log: "holds ..."."""
+        """What the session does, for the log: "holds ..."."""
 
     @property
     def advice(self) -> tuple[str, str, str]:
-        """For its owner: what it does, "if it is found ...", and what they should do."""
+        """Words for its owner: what the session does, what is repeated ("if it is found ..."), and the advice."""
 
     @property
     def ended(self) -> str:
-        """What its owner is told when it was ended."""
+        """The message for the owner of the ended session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A session that holds more of a device than it may."""
+    """A session holds more of a device than it may."""
 
     session_id: int
     uuid: str
@@ -75,12 +80,10 @@ class Above:
 
     @property
     def words(self) -> str:
-        """What it does, for the log."""
         return f"holds {self.used_mib} MiB of GPU {self.uuid}, above its limit of {self.limit_mib} MiB"
 
     @property
     def advice(self) -> tuple[str, str, str]:
-        """What its owner is told at a strike."""
         return (
             f"this session holds {self.used_mib} MiB of GPU memory, above its limit of {self.limit_mib} MiB",
             "above it",
@@ -89,7 +92,6 @@ class Above:
 
     @property
     def ended(self) -> str:
-        """What its owner is told when it was ended."""
         return (
             f"your session was ended because it held {self.used_mib} MiB of GPU memory, above its limit of "
             f"{self.limit_mib} MiB, also after a warning; its programs took memory that the limit does not count, or "
@@ -99,7 +101,9 @@ class Above:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one look says: who is above, of whom that is not known, and the processes (device, number) of nobody's."""
+    """The result of one snapshot: sessions above their limit, sessions without figures, and (device, pid) of no
+    session.
+    """
 
     above: Mapping[int, Above]
     unknown: frozenset[int]
@@ -109,10 +113,10 @@ class Found:
 def compare(
     snapshot: GpuSnapshot, allowances: Mapping[int, Mapping[str, Allowance]], *, tolerance_mib: int
 ) -> Found:
-    """Return who holds more than they may. Pure.
+    """Return the sessions that hold more than they may. Pure.
 
-    ``allowances`` are those of the watched sessions, by device; of a device that it has no share of a session may
-    hold nothing but the tolerance.
+    ``allowances`` has the allowances of the watched sessions, by device. Of any other device a session may hold no more
+    than the tolerance.
     """
     above: dict[int, Above] = {}
     silent = {uuid for uuid, use in snapshot.devices.items() if not isinstance(use, DeviceUse)}
@@ -127,7 +131,7 @@ def compare(
             elif session_id in allowances:
                 if process.used_bytes is None:
                     unknown.add(session_id)
-                # One that has ended holds nothing, and is allowed nothing for its context.
+                # A process that has ended holds nothing, and gets no allowance for its context.
                 if process.used_bytes != 0:
                     used.setdefault(session_id, []).append(process.used_bytes or 0)
         for session_id, amounts in sorted(used.items()):
@@ -137,12 +141,12 @@ def compare(
             used_mib = -(-sum(amounts) // MIB)
             if used_mib > allowed_mib:
                 above.setdefault(session_id, Above(session_id, uuid, used_mib, own.limit_mib))
-    # What is known is enough.
+    # Known figures above the limit are enough.
     return Found(above, frozenset(unknown - set(above)), frozenset(strangers))
 
 
 class Step(Enum):
-    """What follows from one look for one session."""
+    """The consequence of one snapshot for one session."""
 
     NOTHING = auto()
     WARN = auto()
@@ -152,7 +156,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """The strikes of a session that have not faded, when it got the last, and when it was looked at last."""
+    """A session's strikes that have not faded, the times of its last strike and last check, and whether it was warned."""
 
     count: float = 0.0
     last_at_s: float | None = None
@@ -163,10 +167,10 @@ class Strikes:
 def after_look(
     before: Strikes, *, at_s: float, is_above: bool | None, every_s: float
 ) -> tuple[Strikes, Step]:
-    """Return a session's strikes after a look, and what follows. Pure.
+    """Return a session's strikes after a check, and the consequence. Pure.
 
-    What is not known, None, changes nothing. A warning is given time, from one mean pause between looks to the
-    next, before a look is another strike.
+    ``is_above`` None (unknown) changes nothing. After a warning the session has one mean interval before the next
+    strike.
     """
     now = replace(before, looked_at_s=at_s)
     match is_above:
@@ -188,7 +192,7 @@ def after_look(
 
 
 def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str:
-    """Return what the owner of a session is told at a strike."""
+    """Return the warning for a session's owner."""
     what, found, advice = offence.advice
     if not ends:
         return f"{what}. {advice}"
@@ -197,7 +201,7 @@ def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str
 
 
 class Sessions(Protocol):
-    """The scheduler, as far as the watchdog needs it."""
+    """What the watchdog uses of the scheduler."""
 
     async def warn(self, session_id: int, message: str | None) -> Session: ...
 
@@ -205,7 +209,7 @@ class Sessions(Protocol):
 
 
 class Judge:
-    """Warns, ends and takes back for one kind of offence, and writes it down. ``ends``: otherwise it only tells."""
+    """Counts strikes for one kind of offence, warns, ends, and takes warnings back. Without ``ends`` it only warns."""
 
     def __init__(self, sessions: Sessions, record: Record, *, every_s: float, ends: bool = True) -> None:
         self._sessions = sessions
@@ -215,22 +219,22 @@ class Judge:
         self._strikes: dict[int, Strikes] = {}
 
     def keep(self, live: Sequence[Session]) -> None:
-        """Forget who is gone."""
+        """Forget sessions that are gone."""
         self._strikes = {s.id: self._strikes[s.id] for s in live if s.id in self._strikes}
 
     async def judge(self, session_id: int, at_s: float, offence: Offence | None, *, known: bool) -> None:
-        """Count a look at a session, and do what follows."""
+        """Count one check of a session, and carry out the consequence."""
         before = self._strikes.get(session_id, Strikes(looked_at_s=at_s))
         is_above = offence is not None if known else None
         after, step = after_look(before, at_s=at_s, is_above=is_above, every_s=self._every_s)
         if await self._done(session_id, step, offence, after):
             self._strikes[session_id] = after
         else:
-            # Who was not warned gets no strike for it, and what could not be done is done at the next look.
+            # A strike without a warning does not count; the next check tries again.
             self._strikes[session_id] = replace(before, looked_at_s=at_s)
 
     async def _done(self, session_id: int, step: Step, offence: Offence | None, after: Strikes) -> bool:
-        """Do what follows; return whether it was done. Whatever becomes of one session hides no other."""
+        """Carry out the consequence and return whether that worked; a failure for one session affects no other."""
         if step is Step.NOTHING:
             return True
         try:
@@ -263,7 +267,7 @@ class Judge:
 
 
 class Watchdog:
-    """Is told of every look. ``every_s`` is the mean time between two at the same machine."""
+    """Checks every snapshot. ``every_s`` is the mean time between two of the same machine."""
 
     def __init__(
         self, isolation: Isolation, sessions: Sessions, record: Record, *, every_s: float, tolerance_mib: int
@@ -275,7 +279,7 @@ class Watchdog:
         self._troubles: dict[str, int] = {}
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Warn and end whom a look finds above their limit."""
+        """Warn and end the sessions that a snapshot shows above their limit."""
         self._judge.keep(live)
         there = running_on(snapshot.devices, live)
         watched = {s.id: self._allowances(s) for s in live if s.id in there and launched_with(s) in WATCHED}
@@ -316,8 +320,8 @@ class Watchdog:
     def _say_strangers(
         self, uuids: Iterable[str], strangers: frozenset[tuple[str, int]], live: Sequence[Session]
     ) -> None:
-        """Log who uses a shared GPU and is no session, once each."""
-        # A launch is known by its session only from when its container runs.
+        """Log each process that uses a shared GPU outside any session, once."""
+        # A container's processes are known to be a session's only once the container runs.
         if any(s.state in LAUNCHING for s in live):
             return
         for uuid, pid in sorted(strangers - self._strangers):
@@ -326,7 +330,7 @@ class Watchdog:
         self._strangers = frozenset(s for s in self._strangers if s[0] not in here) | strangers
 
     def _trouble(self, about: str, words: str) -> None:
-        """Log what keeps the watchdog from looking: at once, and again while it lasts."""
+        """Log why the watchdog cannot check: at once, and again while it lasts."""
         looks = self._troubles.get(about, 0)
         if looks % SAY_AGAIN_AFTER == 0:
             log.error("The watchdog does not know what sessions hold, and ends nobody for it: %s", words)
@@ -338,6 +342,6 @@ class Watchdog:
 
 
 def launched_with(session: Session) -> str | None:
-    """Return which isolation a session was launched with: the setting can be another one by now."""
+    """Return the isolation that a session was launched with; the setting may have changed since."""
     launched = Launched.from_json(session.launched)
     return None if launched is None else launched.isolation

@@ -1,8 +1,7 @@
-"""Who asks the Hub to end what is somebody else's, or opens it: JupyterHub tells no spawner of that.
+"""Records the user behind a request to end, delete or open another user's server; JupyterHub does not tell spawners.
 
-Every way leads through a handler of the Hub's: its pages, its API, and this service's, which asks the Hub with its
-caller's own token, or with its own and has written by whose wish. So each handler notes who it works for, for what is
-done on its behalf and for nothing else.
+Every such request goes through a handler of the Hub: its pages, its API, or this service's requests, which carry the
+caller's token or name the caller. Each handler stores the user in a context variable for the duration of the request.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from tornado.web import HTTPError
 from fgpuspawner.scopes import SESSION_HEADER
 
 MOST_OF_A_USER = 16 << 10
-"""Bytes of a request of somebody who is no administrator; the form of a launch has less than one KiB."""
+"""Bytes of an ordinary user's request; the launch form has less than one KiB."""
 
 _deletes: ContextVar[Any] = ContextVar("deletes", default=None)
-"""Whose request to end or to delete something this is. Other requests begin what goes on long after them."""
+"""The user of the current DELETE request. Only those: other requests start work that outlives them."""
 
 
 def ended_by(owner: str) -> str | None:
-    """Return who has a server of this user ended by the request that is worked on: None for themselves, or nobody."""
+    """Return who ends this user's server in the current request; None for the owner, or outside such a request."""
     return name_of(_deletes.get(), other_than=owner)
 
 
 def name_of(who: Any, *, other_than: str) -> str | None:
-    """Return the name of a user or service that the Hub knows, as the audit log has it; None for this user."""
+    """Return a user's or service's name for the audit log; None for ``other_than``."""
     if who is None:
         return None
     if isinstance(who, orm.Service):
@@ -44,7 +43,7 @@ def name_of(who: Any, *, other_than: str) -> str | None:
 
 
 def note_who_asks(app: Any, opened: Callable[[str, str, str], None]) -> None:
-    """Have the handlers of a Hub that does not serve yet note who asks; ``opened`` hears of user, server and by whom."""
+    """Make the handlers of a starting Hub record their users; ``opened`` gets owner, server and the opening user."""
     app.handlers[:] = [(one[0], _noting(one[1], opened), *one[2:]) for one in app.handlers]
 
 
@@ -60,7 +59,7 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
         async def prepare(self) -> None:
             await super().prepare()
             if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
-                # Of much of what users send the Hub keeps every byte, in as many rows as they like.
+                # The Hub stores what users send in its database, in any number of rows.
                 raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
             if self.request.method == "DELETE":
                 _deletes.set(self.current_user)
@@ -93,7 +92,7 @@ def _meaning_a_session(noting: Any) -> Any:
             meant = self.request.headers.get(SESSION_HEADER)
             user = self.find_user(user_name)
             if meant and user is not None and server_name in user.spawners:
-                # Who may end one session of a server, or only that of a resource group, has not asked for its next.
+                # A client that ends one session must not end the server's next one.
                 serves = getattr(user.spawners[server_name], "session_id", None)
                 if serves is not None and str(serves) != meant:
                     raise HTTPError(409, f"session {meant} has ended, and its server has another one by now")
