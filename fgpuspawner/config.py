@@ -20,7 +20,7 @@ from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner import logs
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
-from fgpuspawner.hub.only_hub import OnlyHub
+from fgpuspawner.hub.hub_lock import HubLock
 from fgpuspawner.hub.startup import start_with_the_hub
 from fgpuspawner.hub.tokens import Tokens
 from fgpuspawner.scopes import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ, SERVICE, admin_of, custom
@@ -71,12 +71,12 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         app = JupyterHub.instance()
         app.log.addFilter(is_no_link)
         app_log.addFilter(logs.without_session_ids)
-        only = OnlyHub(app)
+        only = HubLock(app)
         app.observe(lambda change: _start(app, only), names="handlers")
     return found
 
 
-def _start(app: Any, only: OnlyHub) -> None:
+def _start(app: Any, only: HubLock) -> None:
     # Before every handler is told who asks: Home leads to the sessions.
     app.handlers[:0] = [
         (f"{app.hub_prefix}home", Home),

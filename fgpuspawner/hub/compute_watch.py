@@ -6,7 +6,7 @@ compute. A process without a slot may compute nothing.
 1. `above_share` finds sessions that computed more than their share since the last snapshot.
 2. Such a session is asked for its slots. The question starts a program in its container, so an answer is reused: for
    the processes that every snapshot since has seen, and each time twice as long.
-3. A process counts as held if it has a slot, or had one and has ended. `around` adds up the others; no answer counts
+3. A process counts as held if it has a slot, or had one and has ended. `uncontrolled` adds up the others; silence counts
    against the session.
 4. A proven offence is a strike, and the next snapshot is taken early.
 """
@@ -36,7 +36,7 @@ STRIKE_AFTER_S = 5.0
 """Between two strikes, and between a strike and the next snapshot."""
 POLL_EVERY_S = 5
 """On the mean. Two snapshots are at most four times that apart, so a program without libfgpu is ended within 30 s."""
-BELIEVED_S = 60.0
+TRUSTED_S = 60.0
 """The longest time for which an answer is reused; a first one holds until the next snapshot. In that time a process
 that libfgpu held can compute without it, by executing another program.
 """
@@ -65,7 +65,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Uncontrolled:
     """Processes that may not be under libfgpu and compute more than the session's share.
 
     ``pids`` is empty if unknown. ``remedy`` is the advice for the owner.
@@ -96,7 +96,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class TrustedAnswer:
     """Processes of a session that count as held by libfgpu until a time, by its last answer."""
 
     placement: Placement
@@ -138,7 +138,9 @@ def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | Non
     return found
 
 
-def around(computed: Computed, *, held: Collection[int], behind: Set[int] = frozenset()) -> Around | None:
+def uncontrolled(
+    computed: Computed, *, held: Collection[int], behind: Set[int] = frozenset()
+) -> Uncontrolled | None:
     """Return the processes that are not ``held``, if these exceed the share. Pure.
 
     Processes under libfgpu count as the share at most. Those ``behind`` are not in ``held``.
@@ -149,7 +151,7 @@ def around(computed: Computed, *, held: Collection[int], behind: Set[int] = froz
     if alone + by_libfgpu <= computed.share + TOLERANCE_PERCENT:
         return None
     pids = tuple(sorted(without))
-    found = Around(computed.uuid, round(alone), computed.share, pids)
+    found = Uncontrolled(computed.uuid, round(alone), computed.share, pids)
     return replace(found, cause=CHANGED, remedy=START_AGAIN) if not behind.isdisjoint(pids) else found
 
 
@@ -169,22 +171,22 @@ class ComputeWatch:
         self._ask = ask
         self._snapshot_soon = snapshot_soon
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._believed: dict[int, Believed] = {}
+        self._trusted: dict[int, TrustedAnswer] = {}
         self._silent: set[str] = set()
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Ask the sessions that computed too much for their slots, concurrently."""
         self._judge.keep(live)
-        self._believed = {s.id: self._believed[s.id] for s in live if s.id in self._believed}
+        self._trusted = {s.id: self._trusted[s.id] for s in live if s.id in self._trusted}
         there = running_on(snapshot.devices, live)
         for session in live:
             if session.id not in there or launched_with(session) not in WATCHED:
                 continue
-            self._believe_who_is_there(session, snapshot)
+            self._distrust_ended(session, snapshot)
             computed = above_share(snapshot, session)
             if computed is None:
                 await self._judge.judge(session.id, snapshot.at_s, None, known=False)
-            elif not computed or self._is_believed(session, snapshot, computed):
+            elif not computed or self._is_trusted(session, snapshot, computed):
                 await self._judge.judge(session.id, snapshot.at_s, None, known=True)
             elif session.id not in self._asking:
                 self._asking[session.id] = asyncio.create_task(self._look_closer(session, snapshot, computed))
@@ -195,10 +197,10 @@ class ComputeWatch:
         while self._asking:
             await asyncio.wait(tuple(self._asking.values()))
 
-    def _believe_who_is_there(self, session: Session, snapshot: GpuSnapshot) -> None:
+    def _distrust_ended(self, session: Session, snapshot: GpuSnapshot) -> None:
         """Drop processes that have ended from the last answer: their numbers may be reused."""
-        believed = self._believed.get(session.id)
-        if believed is None:
+        trusted = self._trusted.get(session.id)
+        if trusted is None:
             return
         seen = {
             process.inner_pid
@@ -207,26 +209,26 @@ class ComputeWatch:
             for process in use.processes
             if snapshot.owners.get(process.pid) == session.id
         }
-        self._believed[session.id] = replace(believed, held=believed.held & seen)
+        self._trusted[session.id] = replace(trusted, held=trusted.held & seen)
 
-    def _is_believed(self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]) -> bool:
+    def _is_trusted(self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]) -> bool:
         """Return whether the last answer still proves that libfgpu holds what exceeded the share."""
-        believed = self._believed.get(session.id)
+        trusted = self._trusted.get(session.id)
         return (
-            believed is not None
-            and believed.placement == session.placement
-            and snapshot.at_s < believed.until_s
-            and all(around(one, held=believed.held) is None for one in computed)
+            trusted is not None
+            and trusted.placement == session.placement
+            and snapshot.at_s < trusted.until_s
+            and all(uncontrolled(one, held=trusted.held) is None for one in computed)
         )
 
-    def _believe(self, session: Session, snapshot: GpuSnapshot, held: frozenset[int]) -> None:
-        before = self._believed.get(session.id)
+    def _trust(self, session: Session, snapshot: GpuSnapshot, held: frozenset[int]) -> None:
+        before = self._trusted.get(session.id)
         again = (
             before is not None and before.placement == session.placement and snapshot.at_s >= before.until_s
         )
-        for_s = min(BELIEVED_S, 2 * before.for_s) if before is not None and again else POLL_EVERY_S
+        for_s = min(TRUSTED_S, 2 * before.for_s) if before is not None and again else POLL_EVERY_S
         assert session.placement is not None
-        self._believed[session.id] = Believed(session.placement, held, for_s, snapshot.at_s + for_s)
+        self._trusted[session.id] = TrustedAnswer(session.placement, held, for_s, snapshot.at_s + for_s)
 
     async def _look_closer(
         self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]
@@ -241,12 +243,12 @@ class ComputeWatch:
     ) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
         asked = sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES]
-        offence: Around | None
+        offence: Uncontrolled | None
         try:
             found = await self._ask(session, asked)
         except BadReport as e:
             one, cause = computed[0], f"no answer told whether libfgpu holds them: {e}"
-            offence = Around(
+            offence = Uncontrolled(
                 one.uuid, round(sum(one.percents.values())), one.share, cause=cause, remedy=LET_IT_RUN
             )
         except FGPUError as e:
@@ -260,11 +262,13 @@ class ComputeWatch:
         else:
             behind = frozenset(found.behind)
             held = (frozenset(found.slots) | frozenset(found.lately) - frozenset(found.running)) - behind
-            offence = next((o for one in computed if (o := around(one, held=held, behind=behind))), None)
+            offence = next(
+                (o for one in computed if (o := uncontrolled(one, held=held, behind=behind))), None
+            )
         if offence is None:
-            self._believe(session, snapshot, held.intersection(asked))
+            self._trust(session, snapshot, held.intersection(asked))
         else:
-            self._believed.pop(session.id, None)
+            self._trusted.pop(session.id, None)
         await self._judge.judge(session.id, snapshot.at_s, offence, known=True)
         if offence is not None:
             self._snapshot_soon(snapshot.source, STRIKE_AFTER_S)

@@ -18,7 +18,7 @@ PAUSE_S = 0.2
 DAY_S = 24 * 3600
 
 
-def keep_forgetting(
+def begin_retention(
     background: Background,
     retention: Retention,
     clock: Clock,

@@ -17,7 +17,7 @@ ROLE = "fgpu-admin"
 OF_THE_HUB = "admin"
 
 
-def follow_the_hub(app: Any) -> None:
+def mirror_admin_role(app: Any) -> None:
     """Give the role to all administrators of this Hub, and keep it in step from now on."""
     if orm.Role.find(app.db, ROLE) is None:
         return

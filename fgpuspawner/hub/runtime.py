@@ -58,8 +58,8 @@ from fgpuspawner.hub.notices import Notices
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.resizing import resizer_of
-from fgpuspawner.hub.retention import keep_forgetting
-from fgpuspawner.hub.slots_asked import slots_of
+from fgpuspawner.hub.retention import begin_retention
+from fgpuspawner.hub.slot_query import slots_of
 from fgpuspawner.hub.watchdog import Watchdog
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
@@ -359,7 +359,7 @@ class Runtime:
         self.metrics.begin(self.background)
         self.inventory.begin(self.background)
         self.resizer.begin(self.background)
-        keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
+        begin_retention(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
         self._image_watch.begin()
         Notices(

@@ -60,7 +60,7 @@ async def ask(
         client.close()
 
 
-async def it_answers(ip: str, port: int, path: str) -> HTTPResponse:
+async def first_answer(ip: str, port: int, path: str) -> HTTPResponse:
     """Return the first answer of a server with a status below 500."""
     pause_s = ASK_AGAIN_S
     while True:
@@ -96,7 +96,7 @@ async def wait_up(
     """
     at = urlparse(server.url)
     async with asyncio.timeout(timeout):
-        answer = await it_answers(str(at.hostname), at.port or 80, f"{at.path}{extra_path}")
+        answer = await first_answer(str(at.hostname), at.port or 80, f"{at.path}{extra_path}")
     try:
         Version(answer.headers.get(VERSION, ""))
     except InvalidVersion:

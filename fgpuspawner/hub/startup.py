@@ -19,13 +19,13 @@ from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.adoption import adopt
 from fgpuspawner.hub.checks import check_hub, use_start_timeout, use_subdomains
+from fgpuspawner.hub.full_disk import HubDisk, exit_on_full_disk, serve_health
+from fgpuspawner.hub.hub_lock import CHECK_EVERY_S, HubLock
 from fgpuspawner.hub.moved import check_not_moved
-from fgpuspawner.hub.only_hub import LOOKED_AT_EVERY_S, OnlyHub
-from fgpuspawner.hub.roles import follow_the_hub
-from fgpuspawner.hub.room import DiskWatch, answer_health, leave_on_a_full_disk
+from fgpuspawner.hub.requesters import record_requesters
+from fgpuspawner.hub.roles import mirror_admin_role
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.supervisor import Supervisor
-from fgpuspawner.hub.who_asks import note_who_asks
 from fgpuspawner.scopes import OF_GROUPS, SERVICE
 from fgpuspawner.settings import FGPU
 
@@ -34,7 +34,7 @@ MOST_AT_ONCE = 500
 """Rows that one statement names: databases take a few thousand values at most."""
 
 
-def start_with_the_hub(app: Any, only: OnlyHub) -> None:
+def start_with_the_hub(app: Any, only: HubLock) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; exit on a wrong setting."""
     ours = logging.getLogger("fgpu")
     ours.handlers = app.log.handlers
@@ -46,7 +46,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         check_hub(app, settings)
         use_start_timeout(app, settings)
         use_subdomains(app, settings)
-        watch = DiskWatch(app, settings.data_path())
+        watch = HubDisk(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open(only.serve)
         sessions, urls = runtime.store.snapshot(0).sessions, [app.hub.api_url, settings.service_url()]
@@ -55,16 +55,16 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     watch.begin(runtime.background)
-    leave_on_a_full_disk(app, watch)
-    answer_health(app, watch, runtime)
-    follow_the_hub(app)
-    note_who_asks(app, runtime.opened)
+    exit_on_full_disk(app, watch)
+    serve_health(app, watch, runtime)
+    mirror_admin_role(app)
+    record_requesters(app, runtime.opened)
     _note_the_end(app, runtime)
-    let_go_of_waiting(app.db, sessions)
+    remove_waiting_servers(app.db, sessions)
     adopted = [] if settings.end_unknown_sessions else adopt(app, sessions)
     if (service := app._service_map.get(SERVICE)) is not None:
-        leave_only_this_token(app.db, service.api_token)
-    leave_known_scopes(app.db)
+        revoke_older_tokens(app.db, service.api_token)
+    remove_unknown_scopes(app.db)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     for session in adopted:
@@ -74,7 +74,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         runtime.background.run(audit, failed=f"Not in the audit log: session {session.id} is adopted")
     Supervisor(app, SERVICE).begin(runtime.background)
     runtime.background.every(
-        LOOKED_AT_EVERY_S,
+        CHECK_EVERY_S,
         only.look,
         failed="The scheduler's database is not known to be this Hub's alone",
         level=logging.ERROR,
@@ -96,7 +96,7 @@ def _note_the_end(app: Any, runtime: Runtime) -> None:
     app.cleanup = cleanup
 
 
-def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
+def remove_waiting_servers(db: Any, sessions: Iterable[Session]) -> None:
     """Remove the Hub's records of servers whose sessions only waited when it ended; users' requests are queued again.
 
     Otherwise the Hub would poll and undo each in its event loop, which takes minutes for ten thousand.
@@ -124,7 +124,7 @@ def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
     db.expire_all()
 
 
-def leave_only_this_token(db: Any, token: str) -> None:
+def revoke_older_tokens(db: Any, token: str) -> None:
     """Revoke the tokens that earlier starts of the Hub made for the service; each start makes a new one."""
     own = orm.APIToken.find(db, token)
     for other in db.query(orm.APIToken).filter_by(service_id=own.service_id, note="generated at startup"):
@@ -133,7 +133,7 @@ def leave_only_this_token(db: Any, token: str) -> None:
     db.commit()
 
 
-def leave_known_scopes(db: Any) -> None:
+def remove_unknown_scopes(db: Any) -> None:
     """Remove scopes of deleted resource groups from tokens: the Hub fails on a token with an unknown scope."""
     stored = literal_column("api_tokens.scopes", String)
     for token in db.query(orm.APIToken).filter(stored.contains(OF_GROUPS)):

@@ -70,7 +70,7 @@ class Offence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class OverLimit:
     """A session holds more of a device than it may."""
 
     session_id: int
@@ -105,7 +105,7 @@ class Found:
     session.
     """
 
-    above: Mapping[int, Above]
+    above: Mapping[int, OverLimit]
     unknown: frozenset[int]
     strangers: frozenset[tuple[str, int]]
 
@@ -118,7 +118,7 @@ def compare(
     ``allowances`` has the allowances of the watched sessions, by device. Of any other device a session may hold no more
     than the tolerance.
     """
-    above: dict[int, Above] = {}
+    above: dict[int, OverLimit] = {}
     silent = {uuid for uuid, use in snapshot.devices.items() if not isinstance(use, DeviceUse)}
     unknown = {s for s, own in allowances.items() if silent.intersection(own)}
     strangers: set[tuple[str, int]] = set()
@@ -140,7 +140,7 @@ def compare(
             allowed_mib += own.code_mib * (len(amounts) - 1)
             used_mib = -(-sum(amounts) // MIB)
             if used_mib > allowed_mib:
-                above.setdefault(session_id, Above(session_id, uuid, used_mib, own.limit_mib))
+                above.setdefault(session_id, OverLimit(session_id, uuid, used_mib, own.limit_mib))
     # Known figures above the limit are enough.
     return Found(above, frozenset(unknown - set(above)), frozenset(strangers))
 

@@ -62,8 +62,8 @@ from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, suspects
-from fgpuspawner.hub.session_server import it_answers, wait_up
-from fgpuspawner.hub.who_asks import ended_by
+from fgpuspawner.hub.requesters import ended_by
+from fgpuspawner.hub.session_server import first_answer, wait_up
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
@@ -571,7 +571,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return False
         try:
             async with asyncio.timeout(LONGEST_LOOK_S):
-                await it_answers(launched.ip, launched.port, f"{self.server.base_url}api")
+                await first_answer(launched.ip, launched.port, f"{self.server.base_url}api")
         except TimeoutError:
             return False
         return True

@@ -20,7 +20,7 @@ from fgpuspawner.engines.base import (
 )
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, UNFORESEEN
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.hub.session_server import it_answers
+from fgpuspawner.hub.session_server import first_answer
 from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
@@ -186,7 +186,7 @@ class Launch:
     async def _answers(self, session: Session, endpoint: Endpoint) -> None:
         """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
         # Side by side: a connection to a container that has died hangs for seconds.
-        answering = asyncio.ensure_future(it_answers(endpoint.ip, endpoint.port, self._path))
+        answering = asyncio.ensure_future(first_answer(endpoint.ip, endpoint.port, self._path))
         ending = asyncio.ensure_future(self._ended(session))
         try:
             await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)

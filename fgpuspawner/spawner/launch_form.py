@@ -20,8 +20,8 @@ from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
 from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
+from fgpuspawner.hub.requesters import actor_name
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.hub.who_asks import name_of
 from fgpuspawner.spawner.failures import end_words, failed_lately, last_end, next_step
 
 log = logging.getLogger("fgpu")
@@ -139,7 +139,7 @@ class LaunchFormSpawner(HasTraits):
         """
         asker = None if self.handler is None else self.handler.current_user
         said_now = asker is not None and ACCEPT_IMAGE.encode() in self.handler.request.body
-        if said_now and name_of(asker, other_than=self.user.name) is None:
+        if said_now and actor_name(asker, other_than=self.user.name) is None:
             return
         message = f"image: only {self.user.name} can accept {image}, on the page My images or with a start of their own"
         raise Refused([Refusal("image", "others_answer", message)])

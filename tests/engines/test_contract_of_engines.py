@@ -12,7 +12,7 @@ from labs import Lab, MachineLab
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
-from fgpuspawner.hub.session_server import it_answers
+from fgpuspawner.hub.session_server import first_answer
 from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
@@ -35,7 +35,7 @@ async def until(true: Callable[[], Any], what: str) -> Any:
 async def answer(endpoint: Endpoint, path: str = "") -> str:
     """Return what the server at an endpoint says, once it does."""
     async with asyncio.timeout(PATIENCE_S):
-        await it_answers(endpoint.ip, endpoint.port, "/")
+        await first_answer(endpoint.ip, endpoint.port, "/")
     url = f"http://{endpoint.ip}:{endpoint.port}/{path}"
     return (await asyncio.to_thread(requests.get, url, timeout=10)).text
 

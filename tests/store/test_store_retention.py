@@ -20,7 +20,7 @@ from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Ret
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.hub.retention import DAY_S, forget, keep_forgetting
+from fgpuspawner.hub.retention import DAY_S, begin_retention, forget
 
 YEAR_S = 365 * DAY_S
 NOW_S = 10 * YEAR_S
@@ -219,7 +219,7 @@ def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> 
             done.append(asyncio.run(step()))
 
     clock, done = Wrong(), []
-    keep_forgetting(Waiting(logging.getLogger("fgpu")), Retention(store), clock, days=1)
+    begin_retention(Waiting(logging.getLogger("fgpu")), Retention(store), clock, days=1)
     assert done == [(0, 0)]
     assert counts(store)[0] == len(ids)
 
@@ -229,7 +229,7 @@ def test_zero_days_keep_everything(store: Store) -> None:
 
     async def begin() -> set[asyncio.Task[None]]:
         background = Background(logging.getLogger("fgpu"))
-        keep_forgetting(background, Retention(store), At(), days=0)
+        begin_retention(background, Retention(store), At(), days=0)
         return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
     assert not asyncio.run(begin())

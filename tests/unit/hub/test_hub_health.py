@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 from fgpu_scheduler import StoreUnavailable
-from fgpuspawner.hub import room
-from fgpuspawner.hub.room import Writable
+from fgpuspawner.hub import full_disk
+from fgpuspawner.hub.full_disk import Writable
 
 
 class Lock:
@@ -39,7 +39,7 @@ async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None
 
 
 async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(full_disk, "LOOK_AGAIN_S", 0.0)
     lock = Lock()
     lock.go_on.set()
     writable = Writable(lock.check)
@@ -51,7 +51,7 @@ async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
 
 
 async def test_a_database_that_hangs_takes_one_thread_and_is_told_of(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "LOOK_WITHIN_S", 0.05)
+    monkeypatch.setattr(full_disk, "LOOK_WITHIN_S", 0.05)
     lock = Lock()
     writable = Writable(lock.check)
     assert await asyncio.gather(*(writable.now() for _ in range(100))) == [False] * 100

@@ -17,7 +17,7 @@ from jupyterhub._version import _check_version
 
 from fgpuspawner.hub import session_server
 from fgpuspawner.hub.idle import ask_quiet
-from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, it_answers, wait_up
+from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, first_answer, wait_up
 
 Answers = Callable[[asyncio.StreamWriter], Awaitable[None]]
 MIB = 2**20
@@ -208,7 +208,7 @@ async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
 
     monkeypatch.setattr(session_server.asyncio, "sleep", remembers)
     async with session(answers) as server:
-        asks = asyncio.ensure_future(it_answers("127.0.0.1", server.port, "/"))
+        asks = asyncio.ensure_future(first_answer("127.0.0.1", server.port, "/"))
         async with asyncio.timeout(60):
             await enough.wait()
         asks.cancel()
@@ -258,7 +258,7 @@ async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncio, "open_connection", refuses)
-    waits = asyncio.ensure_future(it_answers("127.0.0.1", 9, "/api"))
+    waits = asyncio.ensure_future(first_answer("127.0.0.1", 9, "/api"))
     done, _ = await asyncio.wait([waits], timeout=30)
     try:
         assert done

@@ -8,9 +8,9 @@ from jupyterhub.scopes import define_custom_scopes, get_scopes_for
 from fgpu_scheduler import Request, Session, SessionState
 from fgpuspawner.hub.startup import (
     MOST_AT_ONCE,
-    leave_known_scopes,
-    leave_only_this_token,
-    let_go_of_waiting,
+    remove_unknown_scopes,
+    remove_waiting_servers,
+    revoke_older_tokens,
 )
 from fgpuspawner.scopes import QUEUE_READ, admin_of, custom
 
@@ -39,7 +39,7 @@ def test_only_servers_that_waited_are_let_go() -> None:
     sessions = [session(n, "alice", f"w{n}", S.PENDING) for n in range(len(waits))]
     sessions += [session(1000, "bob", "runs", S.RUNNING), session(1001, "bob", "ends", S.TERMINATING)]
     sessions += [session(1002, "bob", "", S.PREPARING)]
-    let_go_of_waiting(db, sessions)
+    remove_waiting_servers(db, sessions)
     assert all((s.server, s.oauth_client, s.started) == (None, None, None) for s in waits)
     assert all(s.server is not None and s.oauth_client is not None for s in stay)
     assert db.query(orm.Server).count() == db.query(orm.OAuthClient).count() == len(stay)
@@ -55,7 +55,7 @@ def test_only_the_services_latest_token_is_left() -> None:
         s.new_api_token(note="generated at startup") for s in (service, another, service)
     )
     given = service.new_api_token(note="from config")
-    leave_only_this_token(db, latest)
+    revoke_older_tokens(db, latest)
     assert [orm.APIToken.find(db, t) is not None for t in (former, theirs, latest, given)] == [
         False,
         True,
@@ -77,7 +77,7 @@ def test_tokens_outlive_the_resource_group_whose_scope_they_have() -> None:
     ]
     db.add_all(tokens)
     db.commit()
-    leave_known_scopes(db)
+    remove_unknown_scopes(db)
     db.expire_all()
     assert [token.scopes for token in tokens] == [[QUEUE_READ, stays], [QUEUE_READ, stays], ["inherit"]]
     # What the Hub asks of a token in every request.

@@ -18,9 +18,9 @@ from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, 
 from fgpuspawner.hub.watchdog import (
     FADES_IN,
     STRIKES,
-    Above,
     Allowance,
     Found,
+    OverLimit,
     Step,
     Strikes,
     Watchdog,
@@ -77,7 +77,7 @@ def test_a_fraction_of_a_mib_above_is_above() -> None:
 
 def test_a_sessions_processes_count_together_and_each_sessions_by_themselves() -> None:
     devices = {GPU: held((10, 1500), (11, 1500), (20, 4000))}
-    assert found(devices, {10: 1, 11: 1, 20: 2}).above == {1: Above(1, GPU, 3000, 2048)}
+    assert found(devices, {10: 1, 11: 1, 20: 2}).above == {1: OverLimit(1, GPU, 3000, 2048)}
 
 
 def test_contexts_that_are_not_charged_are_allowed_for_each_process() -> None:
@@ -98,7 +98,7 @@ def test_what_kernels_take_is_allowed_for_each_process() -> None:
 
 def test_of_a_device_that_is_not_its_own_a_session_may_hold_nothing() -> None:
     devices = {GPU: held((10, 100)), OTHER: held((10, 600))}
-    assert found(devices, {10: 1}).above == {1: Above(1, OTHER, 600, 0)}
+    assert found(devices, {10: 1}).above == {1: OverLimit(1, OTHER, 600, 0)}
 
 
 def test_what_nvml_does_not_tell_is_not_known_and_what_is_known_is_enough() -> None:
@@ -215,7 +215,7 @@ def test_a_mishap_now_and_then_is_forgiven(pauses: list[float]) -> None:
 
 
 def test_the_words_have_the_figures() -> None:
-    above = Above(1, GPU, 3000, 2048)
+    above = OverLimit(1, GPU, 3000, 2048)
     assert "holds 3000 MiB" in warning_words(above, 1.0)
     assert "limit of 2048 MiB; if it is found above it 2 times more" in warning_words(above, 1.0)
     assert "found above it once more" in warning_words(above, 1.9)

@@ -69,7 +69,7 @@ class Reserve:
         return bool(there)
 
 
-class DiskWatch:
+class HubDisk:
     """Watches the file system of the Hub's data."""
 
     def __init__(self, app: Any, data: Path) -> None:
@@ -140,7 +140,7 @@ class DiskWatch:
             log.warning("The reserve of room could not be given up: %s", e)
 
 
-def leave_on_a_full_disk(app: Any, watch: DiskWatch) -> None:
+def exit_on_full_disk(app: Any, watch: HubDisk) -> None:
     """Let the Hub end when told to, even if it cannot write to its database."""
     usual = app.cleanup
 
@@ -191,7 +191,7 @@ class Writable:
 class Health(HealthCheckHandler):  # type: ignore[misc]
     """The Hub's health for monitors, without log-in and without details."""
 
-    watch: DiskWatch
+    watch: HubDisk
     runtime: Runtime
     writable: Writable
 
@@ -220,7 +220,7 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
     head = get
 
 
-def answer_health(app: Any, watch: DiskWatch, runtime: Runtime) -> None:
+def serve_health(app: Any, watch: HubDisk, runtime: Runtime) -> None:
     """Replace the handler of the Hub's health address."""
     writable = Writable(runtime.store.check_writable)
     own = type("Health", (Health,), {"watch": watch, "runtime": runtime, "writable": writable})

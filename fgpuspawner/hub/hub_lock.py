@@ -16,7 +16,7 @@ from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu")
 
-LOOKED_AT_EVERY_S = 30.0
+CHECK_EVERY_S = 30.0
 NOTE = "installation"
 """File in the data folder with the id of the installation that it serves."""
 
@@ -33,7 +33,7 @@ def _account_of(name: str) -> int | None:
         return int(user_id)
 
 
-class OnlyHub:
+class HubLock:
     """The locks of a running Hub: on its data folder, and the claim on the scheduler's database."""
 
     def __init__(self, app: Any) -> None:

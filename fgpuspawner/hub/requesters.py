@@ -30,10 +30,10 @@ _deletes: ContextVar[Any] = ContextVar("deletes", default=None)
 
 def ended_by(owner: str) -> str | None:
     """Return who ends this user's server in the current request; None for the owner, or outside such a request."""
-    return name_of(_deletes.get(), other_than=owner)
+    return actor_name(_deletes.get(), other_than=owner)
 
 
-def name_of(who: Any, *, other_than: str) -> str | None:
+def actor_name(who: Any, *, other_than: str) -> str | None:
     """Return a user's or service's name for the audit log; None for ``other_than``."""
     if who is None:
         return None
@@ -42,20 +42,20 @@ def name_of(who: Any, *, other_than: str) -> str | None:
     return None if who.name == other_than else str(who.name)
 
 
-def note_who_asks(app: Any, opened: Callable[[str, str, str], None]) -> None:
+def record_requesters(app: Any, opened: Callable[[str, str, str], None]) -> None:
     """Make the handlers of a starting Hub record their users; ``opened`` gets owner, server and the opening user."""
-    app.handlers[:] = [(one[0], _noting(one[1], opened), *one[2:]) for one in app.handlers]
+    app.handlers[:] = [(one[0], _recording(one[1], opened), *one[2:]) for one in app.handlers]
 
 
 def _is_ordinary(who: Any) -> bool:
     return isinstance(who, User) and not who.admin
 
 
-def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
+def _recording(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     if not (isinstance(handler, type) and issubclass(handler, BaseHandler)):
         return handler
 
-    class Noting(handler):  # type: ignore[misc]
+    class Recording(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
             await super().prepare()
             if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
@@ -65,11 +65,11 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
                 _deletes.set(self.current_user)
 
     if issubclass(handler, UserServerAPIHandler):
-        return _meaning_a_session(Noting)
+        return _for_named_session(Recording)
     if not issubclass(handler, OAuthAuthorizeHandler):
-        return Noting
+        return Recording
 
-    class Opening(Noting):
+    class RecordingOpener(Recording):
         def send_oauth_response(self, headers: Any, body: Any, status: int) -> None:
             super().send_oauth_response(headers, body, status)
             if "code" not in parse_qs(urlparse(headers.get("Location", "")).query):
@@ -78,15 +78,15 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
             if client is None or client.spawner is None:
                 return
             owner, server = client.spawner.user.name, client.spawner.name
-            by = name_of(self.current_user, other_than=owner)
+            by = actor_name(self.current_user, other_than=owner)
             if by is not None:
                 opened(owner, server, by)
 
-    return Opening
+    return RecordingOpener
 
 
-def _meaning_a_session(noting: Any) -> Any:
-    class Meaning(noting):  # type: ignore[misc]
+def _for_named_session(handler: Any) -> Any:
+    class ForNamedSession(handler):  # type: ignore[misc]
         @needs_scope("delete:servers")  # type: ignore[untyped-decorator]
         async def delete(self, user_name: str, server_name: str = "") -> None:
             meant = self.request.headers.get(SESSION_HEADER)
@@ -98,4 +98,4 @@ def _meaning_a_session(noting: Any) -> Any:
                     raise HTTPError(409, f"session {meant} has ended, and its server has another one by now")
             await super().delete(user_name, server_name)
 
-    return Meaning
+    return ForNamedSession

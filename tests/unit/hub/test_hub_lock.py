@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.hub.only_hub import NOTE, OnlyHub
+from fgpuspawner.hub.hub_lock import NOTE, HubLock
 
 
 def test_a_note_that_a_full_disk_left_empty_refuses_no_start(tmp_path: Path) -> None:
     (tmp_path / "limits/1").mkdir(parents=True)
     (tmp_path / NOTE).touch()
-    only = OnlyHub(SimpleNamespace(init_db=None))
+    only = HubLock(SimpleNamespace(init_db=None))
     only._data = tmp_path
     only.serve(f"test-{os.getpid()}")
     assert (tmp_path / NOTE).read_text() == f"test-{os.getpid()}"
@@ -36,14 +36,14 @@ def test_another_account_that_takes_the_installations_name_does_not_keep_the_hub
             other.listen()
         finally:
             os.seteuid(0)
-        only = OnlyHub(SimpleNamespace(init_db=None))
+        only = HubLock(SimpleNamespace(init_db=None))
         only._data = tmp_path
         only.serve(installation)
         only._name.close()
 
 
 def test_another_hub_of_this_account_is_refused(tmp_path: Path) -> None:
-    hubs = [OnlyHub(SimpleNamespace(init_db=None)) for _ in range(2)]
+    hubs = [HubLock(SimpleNamespace(init_db=None)) for _ in range(2)]
     for number, hub in enumerate(hubs):
         hub._data = tmp_path / str(number)
         hub._data.mkdir()
