@@ -1,8 +1,7 @@
-"""The seam between what decides and what runs: all that anything above may know of an engine.
+"""The interface between the Hub and the engines that run sessions: local processes, Docker containers, pods.
 
-An engine starts, watches and ends what sessions run in: local processes, Docker containers, pods. Above this seam nobody
-knows which of them it is. What differs is said in `Capabilities`; what an engine's own settings add travels through
-`LaunchSpec.options`, which that engine alone reads. docs/engines.md shows how to write one.
+Code above this interface does not know which engine it uses. Differences are in `Capabilities`; an engine's own
+settings travel in `LaunchSpec.options`, which only that engine reads. docs/engines.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fgpuspawner.settings.nodes import Machine
 
 
 class WhoseQueue(StrEnum):
-    """Who decides which session is next."""
+    """The owner of the queue that decides which session is next."""
 
     OURS = "ours"
     ENGINE = "engine"
@@ -41,13 +40,13 @@ class WhoseQueue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do. Settings, checks, the service and its pages go by this, and by nothing else.
+    """What an engine can do; settings, checks, the service and its pages depend on this alone.
 
-    ``kind`` is in words, for ``fgpu check``: "containers". ``own_root``: a session has a root file system of its own,
-    an image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
-    are enforced, not only counted. ``apart``: sessions run as users of their own, whom the engine keeps apart;
-    ``networks``: also on the network. ``machines``: nodes may be other machines. ``finds_nodes``: the engine says which
-    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found.
+    ``kind`` is in words, for ``fgpu check``: "containers". ``own_root``: a session has its own root file system, an
+    image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
+    are enforced, not only counted. ``apart``: sessions run as separate users; ``networks``: also on separate networks.
+    ``machines``: nodes may be other machines. ``finds_nodes``: the engine lists all nodes, and ``c.FGPU.nodes`` only
+    overrides what it found.
     """
 
     kind: str
@@ -64,11 +63,10 @@ class Capabilities:
 
     @property
     def why_not_saved(self) -> str:
-        """Why sessions cannot be saved as images, in words."""
+        """The reason why sessions cannot be saved as images, in words."""
         return f"sessions here are {self.kind}, which cannot be saved as images"
 
     def to_json(self) -> str:
-        """Return it as JSON, for the service."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -76,36 +74,36 @@ class Capabilities:
         """Return what `to_json` wrote.
 
         Raises:
-            ValueError, TypeError: it is nothing of the kind.
+            ValueError, TypeError: the text is something else.
         """
         said = json.loads(text)
         return cls(**{**said, "queue": WhoseQueue(said["queue"])})
 
 
 class Safeguard(StrEnum):
-    """What an engine may see to, so that a session harms neither its machine nor others."""
+    """What an engine can do so that a session harms neither its machine nor other sessions."""
 
     UNPRIVILEGED = "unprivileged"
-    """Sessions have no privileges, and gain none."""
+    """Sessions have no privileges and gain none."""
     FILTERED = "filtered"
-    """System calls that a session has no use for are refused."""
+    """System calls that sessions do not need are refused."""
     LIMITS = "limits"
-    """CPU and memory of a session are held to what it asked for."""
+    """A session's CPU and memory are limited to its request."""
     PROCESSES = "processes"
-    """A session has a limit on its processes."""
+    """The number of a session's processes is limited."""
     PORTS = "ports"
-    """The machine's ports are closed to sessions but for the Hub and the service."""
+    """The machine's ports are closed to sessions, except the Hub's and the service's."""
     COMMANDS = "commands"
-    """Nobody on the network but the Hub commands the engine."""
+    """Only the Hub can command the engine over the network."""
     REMAPPED = "remapped"
-    """Root within a session is nobody on the machine."""
+    """Root in a session is an unprivileged user of the machine."""
     READ_ONLY = "read-only"
     """A session's root file system is read-only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Whether an engine sees to something, None where that cannot be told, and the line that makes it do so."""
+    """Whether an engine has a safeguard (None: unknown), and the line that turns it on."""
 
     met: bool | None
     line: str
@@ -115,13 +113,13 @@ class Held:
 
 
 class EngineSilent(FGPUError):
-    """The engine does not answer, or not for this machine: nothing follows for what it runs."""
+    """The engine, or this machine of it, does not answer. Nothing follows for what it runs."""
 
     code = "engine_silent"
 
 
 class LaunchFailed(FGPUError):
-    """A launch that came to nothing; the message is for the owner."""
+    """A launch failed; the message is for the owner."""
 
     code = "launch_failed"
 
@@ -131,22 +129,22 @@ class LaunchFailed(FGPUError):
 
 
 class NotBound(FGPUError):
-    """The place that a session was given cannot be had after all, and nothing of the launch is left there.
+    """The assigned place is not available after all, and nothing of the launch is left there.
 
-    The session waits again, at its old place. The message, in the cluster's own words, is what its owner reads.
+    The session waits again, at its old position. The message, in the cluster's words, is for its owner.
     """
 
     code = "not_bound"
 
 
 class PullFailed(FGPUError):
-    """An image cannot be had; the message names it and says why, for the owner of the session."""
+    """An image could not be fetched; the message for the session's owner names it and the reason."""
 
     code = "pull_failed"
 
 
 class CannotSave(FGPUError):
-    """A session cannot be saved as an image; the message is for its owner. ``may_pass``: another try may do better."""
+    """A session cannot be saved as an image; the message is for its owner. ``may_pass``: another try may succeed."""
 
     code = "cannot_commit"
 
@@ -160,13 +158,13 @@ class CannotSave(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What a session's server is launched with: made above, carried out below, changed nowhere in between.
+    """Everything that an engine needs to start a session's server.
 
-    ``command`` is empty where the image's own is meant; ``arguments`` follow either. ``environment`` is what the Hub
-    gives the server, its token too; ``told`` is what it is told of its slice, which is no secret. ``prepared`` holds
-    it to the slice: files to be put in, variables, search paths. ``devices`` are the real GPUs to be given; empty for
-    simulated ones. ``folder`` has the session's own files on this machine. ``shared_memory_mib`` is the size of
-    ``/dev/shm``; 0: the engine's default. ``options`` are the engine's own.
+    ``command`` is empty to run the image's own; ``arguments`` follow either. ``environment`` is the Hub's, with the
+    server's token; ``told`` describes the slice, which is not secret. ``prepared`` has the files, variables and search
+    paths that hold the session to its slice. ``devices`` are its real GPUs; none for simulated ones. ``folder`` has the
+    session's own files on this machine. ``shared_memory_mib`` is the size of ``/dev/shm``; 0: the engine's default.
+    ``options`` are the engine's own.
     """
 
     session: Session
@@ -189,7 +187,7 @@ class LaunchSpec:
 class Endpoint:
     """Where a session's server will listen.
 
-    ``has_driver``: it was given a driver for its GPUs, a simulated one too. ``warm``: it ran before it was asked for.
+    ``has_driver``: it has a driver for its GPUs, a simulated one too. ``warm``: it comes from the warm pool.
     """
 
     ip: str
@@ -200,10 +198,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """What JupyterHub's database has of a server's token: hashes, of which nobody makes the token.
+    """What JupyterHub's database has of a server's token: hashes, from which the token cannot be made.
 
-    ``prefix``, ``hashed`` and ``scopes`` are the token's; ``secret``, ``redirect_uri`` and ``allowed_scopes`` are of the
-    OAuth client by which browsers log in to the server.
+    ``prefix``, ``hashed`` and ``scopes`` are the token's; ``secret``, ``redirect_uri`` and ``allowed_scopes`` are of
+    the OAuth client through which browsers log in to the server.
     """
 
     prefix: str
@@ -216,24 +214,23 @@ class ServerToken:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What is noted of a session once its server answers: where that listens, what holds it to its slice, its token.
+    """The record of a session, made when its server answers: its address, isolation and token.
 
-    The scheduler keeps it as text, `Session.launched`, and gives it back after a restart.
+    The scheduler stores it as text in `Session.launched`, for the time after a restart.
     """
 
     ip: str
     port: int
     isolation: str
     token: ServerToken | None = None
-    """None where the Hub's database did not have all of it."""
+    """None if the Hub's database lacked a part of it."""
 
     def to_json(self) -> str:
-        """Return the note."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, note: str | None) -> Launched | None:
-        """Return what `to_json` wrote; None where nothing was noted, or something else, which is not trusted."""
+        """Return what `to_json` wrote; None for anything else, which is not trusted."""
         try:
             return _LAUNCHED.validate_json(note or "", strict=True)
         except ValueError:
@@ -245,7 +242,7 @@ _LAUNCHED = TypeAdapter(Launched)
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a session's server ended: its exit status (128 and the signal's number), our cause, words for the owner."""
+    """How a session's server ended: exit status (128 plus a signal's number), cause, and message for the owner."""
 
     status: int
     cause: EndCause
@@ -254,12 +251,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class SaveSpec:
-    """What is to be saved as an image, and how it is to be known.
+    """A request to save a session as an image.
 
-    ``base`` is the catalogue's entry that the session was started from, None if it is there no more; ``recipe`` is
-    what was recorded of the private image that it was made from, and ``under_id`` what that is on its engine, None where
-    it was none. ``check`` is told how many bytes the session has written, and raises where that is too much; ``note`` is
-    told how far it is. Both block. ``again``: it was begun before, and did not come to its end.
+    ``base`` is the catalogue entry that the session was started from, None if it is gone. ``recipe`` and ``under_id``
+    are the recorded recipe and the engine's id of the private image it was started from, None if it was not. ``check``
+    gets the number of written bytes and raises if these are too many; ``note`` gets the progress. Both block.
+    ``again``: an earlier try did not finish.
     """
 
     session: Session
@@ -274,9 +271,9 @@ class SaveSpec:
 
 @dataclass(frozen=True, slots=True)
 class SavedImage:
-    """An image as its engine has it: its id, the bytes beyond what the session ran, and how to build it anew.
+    """A saved image: the engine's id, its bytes beyond the session's own image, and a recipe to rebuild it.
 
-    ``server_kept``: nothing in the session could change what its server is made of.
+    ``server_kept``: the session could not change the server's files.
     """
 
     engines_id: str
@@ -287,10 +284,10 @@ class SavedImage:
 
 @dataclass(frozen=True, slots=True)
 class ImageStore:
-    """The images of one machine, for administrators' commands. What is asked blocks.
+    """The images of one machine, for administrators' commands. Calls block.
 
-    ``find`` returns what is there under a name, or None; ``labelled`` what proposes an entry of the catalogue by its
-    labels. Both return nothing where the machine does not answer.
+    ``find`` returns the image of a reference, or None. ``labelled`` returns the images whose labels propose a catalogue
+    entry. Both return nothing if the machine does not answer.
     """
 
     name: str
@@ -299,23 +296,23 @@ class ImageStore:
 
 
 class Firewall(Protocol):
-    """Closes a machine to the sessions of an installation, but for what they are to reach. What it does blocks."""
+    """Closes a machine to an installation's sessions, except for what they need. Calls block."""
 
     def script(self) -> str:
-        """Return a shell script that does so, for root; it may be run again at any time."""
+        """Return a shell script for root that applies the rules; it may be run repeatedly."""
 
     def apply(self) -> None:
-        """Do so here.
+        """Apply the rules on this machine.
 
         Raises:
-            FGPUError: it cannot be done; with its words.
+            FGPUError: with the reason.
         """
 
     def remove(self) -> None:
-        """Take it all back, as far as it is there.
+        """Remove the rules, if any.
 
         Raises:
-            FGPUError: it cannot be done; with its words.
+            FGPUError: with the reason.
         """
 
 
@@ -324,7 +321,7 @@ class Firewall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Whom an engine works for. ``id`` marks what it makes; ``config`` is the Hub's, with the engine's own settings."""
+    """The installation that an engine works for. ``id`` marks what it makes; ``config`` has the engine's own settings."""
 
     id: str
     settings: FGPU
@@ -334,12 +331,11 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class HubSide:
-    """The Hub that an engine works for, once that is open.
+    """The Hub as the engine sees it.
 
-    ``urls`` are what sessions have to reach. ``nodes_changed`` is to be called, in the Hub's event loop, when `survey`
-    may say something else than before: it is asked soon then, and else about once a minute. ``ended`` returns so many of
-    the sessions that ended last, ``kept_images`` the names of all private images that somebody has; both block, and
-    raise StoreUnavailable.
+    ``urls`` must be reachable for sessions. Call ``nodes_changed`` in the Hub's event loop when `survey` may have a new
+    answer; it is called soon then, otherwise about once a minute. ``ended`` returns that many of the last ended
+    sessions, ``kept_images`` the names of all private images in use; both block and raise StoreUnavailable.
     """
 
     isolation: Isolation
@@ -355,11 +351,11 @@ class HubSide:
 
 
 class Engine(Launcher):
-    """What sessions run in. What an engine cannot do, by its capabilities, it need not have.
+    """Runs sessions. Methods beyond its capabilities need no implementation.
 
-    One object for the Hub's life, made before it is known which GPUs there are: making it connects, blocks, and raises
-    BadSettings where the engine cannot be used. Everything of a session is known by its id, attempt and node; a call may
-    come again after a restart, for what an earlier Hub has started.
+    One object lives as long as the Hub. Making it connects, blocks, and raises BadSettings if the engine cannot be
+    used. It is made before the GPUs are known. Sessions are identified by id, attempt and node; calls may concern
+    sessions that an earlier Hub has started.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -367,37 +363,37 @@ class Engine(Launcher):
     # -- the Hub's life -------------------------------------------------------------------------------
 
     def survey(self) -> Mapping[str, Machine | None]:
-        """Return what other machines than the Hub's say of themselves, by node; None for one that is silent. Blocks.
+        """Return the other machines' descriptions by node; None for a silent one. Blocks.
 
-        An engine that finds nodes returns all that there are: one that is left out is gone, and its devices too. What
-        others use of a machine is left out of what it has. Asked again while the Hub runs, from another thread.
+        An engine that finds nodes returns all of them: a missing one is gone, with its devices. What other users of a
+        machine take is left out. Also called while the Hub runs, from another thread.
 
         Raises:
-            EngineSilent: it is not known which there are; everything stays as it was.
+            EngineSilent: the nodes are unknown; everything stays as it was.
         """
         return {}
 
     def open(self, hub: HubSide) -> None:
-        """Check, and close in, what sessions will run in; begin what needs no sessions. Blocks, in the Hub's event loop.
+        """Check the settings, set up networks, and begin what needs no sessions. Blocks, in the Hub's event loop.
 
         Raises:
-            BadSettings: it cannot be held to what is set.
+            BadSettings: the engine cannot do what is set.
         """
 
     def begin(self) -> None:
-        """Begin what is to be done once it is known which sessions live."""
+        """Begin the work that needs to know which sessions live."""
 
     def close(self) -> None:
-        """Let go of everything; sessions run on. Blocks."""
+        """Release everything; sessions run on. Blocks."""
 
     def answering(self) -> tuple[int, int]:
-        """Return how many of the engine's machines answer, and how many are silent."""
+        """Return the numbers of the engine's machines that answer and that are silent."""
         return 1, 0
 
     # -- what runs: `Launcher` ------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Do nothing: that something has ended is seen by looking."""
+        """Register ``changed`` to be called when a session may have ended. By default ends are found by `observe`."""
 
     @abstractmethod
     async def observe(self) -> Seen: ...
@@ -409,31 +405,31 @@ class Engine(Launcher):
 
     @abstractmethod
     async def start(self, spec: LaunchSpec) -> Endpoint:
-        """Start a session's server and return where it will listen; whether it answers there is seen by whoever called.
+        """Start a session's server and return where it will listen; the caller waits until it answers.
 
-        A cancelled call has no more effects once it returns, but for what `stop` then finds and ends.
+        After a cancelled call returns, only what `stop` finds and ends may be left.
 
         Raises:
             LaunchFailed: with words for the owner.
-            NotBound: the place is not to be had now, and what was launched is known to be gone again.
+            NotBound: the place is not available now, and the launch left nothing behind.
         """
 
     @abstractmethod
     async def ended(self, session: Session) -> Ended | None:
-        """Return how the session's server ended; None while it runs, or while that cannot be told."""
+        """Return how the session's server ended; None while it runs or while that is unknown."""
 
     @abstractmethod
     async def probe(
         self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
     ) -> Answer:
-        """Run one of the probes within the session and return what it prints. Cancelled, it may take its time.
+        """Run a probe in the session and return its output. A cancelled call may return late.
 
         Raises:
-            LaunchFailed: it could not be run at all.
+            LaunchFailed: it could not be run.
         """
 
     async def disk_use(self, session: Session) -> DiskUse:
-        """Return what the session takes of the disk, as far as that can be told. It may take its time.
+        """Return what the session takes of the disk, if known. May be slow.
 
         Raises:
             EngineSilent: its machine does not answer.
@@ -442,92 +438,93 @@ class Engine(Launcher):
 
     @abstractmethod
     async def stop(self, session: Session, *, now: bool) -> bool:
-        """End everything that any attempt of the session left; return whether it is known to hold nothing any more."""
+        """End everything that any attempt of the session left; return whether it certainly holds nothing now."""
 
     def is_away(self, session: Session) -> bool:
-        """Return whether the session's machine does not answer, and may again: it is not known what runs there."""
+        """Return whether the session's machine is silent, but may answer again: what it runs is unknown."""
         return False
 
     async def cgroup(self, session: Session) -> str | None:
-        """Return the session's cgroup (version 2), as a path below the file system's root; None if it is not known."""
+        """Return the session's cgroup (version 2) as a path below the cgroup root; None if unknown."""
         return None
 
     # -- who uses which GPU ---------------------------------------------------------------------------
 
     @abstractmethod
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        """Return the session of each process of a node's machine that is one of this installation's. Blocks.
+        """Return the sessions of those of these processes that belong to this installation. Blocks.
 
         Without a node the processes are of this machine.
 
         Raises:
-            EngineSilent: it cannot be told.
+            EngineSilent: the engine cannot tell.
         """
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        """Return what asks the driver of a node on another machine.
+        """Return the reader of the GPUs of a node on another machine.
 
         Raises:
-            EngineSilent: no such node is configured any more.
+            EngineSilent: the node is no longer configured.
         """
         raise EngineSilent(f"node {node_id} is not another machine")
 
     # -- images ---------------------------------------------------------------------------------------
 
     async def availability(self, image: Image, node_id: str) -> Availability:
-        """Return where an image is for a node. It may take seconds.
+        """Return where an image is for a node. May take seconds.
 
         Raises:
-            EngineSilent: it cannot be told.
+            EngineSilent: the engine cannot tell.
         """
         return Availability()
 
     async def has_image(self, image: Image, node_id: str) -> bool:
-        """Return whether a session of this image can start on a node without fetching anything.
+        """Return whether a session of this image can start on a node without a pull.
 
         Raises:
-            EngineSilent: it cannot be told.
+            EngineSilent: the engine cannot tell.
         """
         return True
 
     async def fetch_image(self, image: Image, node_id: str, session_id: int, *, ahead: bool = False) -> None:
-        """Return when a node has the image. Cancelling this is leaving; the last to leave stops the fetching.
+        """Return when a node has the image. Cancelling this leaves the pull; when the last waiter leaves, the pull
+        stops.
 
-        ``session_id`` needs it; ``ahead``: that one only waits in the queue.
+        ``session_id`` needs it; ``ahead``: the session still waits in the queue.
 
         Raises:
-            PullFailed: it cannot be had.
+            PullFailed: it could not be fetched.
             EngineSilent: the node's machine does not answer.
         """
 
     def fetching(self) -> Mapping[int, PullState]:
-        """Return how far the fetching is that sessions wait for, by session."""
+        """Return the progress of the pulls that sessions wait for, by session."""
         return {}
 
     async def save_image(self, spec: SaveSpec) -> SavedImage:
-        """Save a running session's files, without its identity and its home, as an image. Again after a crash: anew.
+        """Save a running session's files, without its identity and home, as an image. After a crash it starts over.
 
         Raises:
             CannotSave, and whatever ``spec.check`` raises: with words for the owner.
-            EngineSilent: it does not answer; try again.
+            EngineSilent: the engine does not answer; try again.
         """
         raise CannotSave(self.capabilities.why_not_saved)
 
     async def rename_image(self, image: PrivateImage, reference: str) -> bool:
-        """Give a saved image another name, beside its own, wherever it is; return whether that is done.
+        """Give a saved image another name, beside its own, on every machine; return whether that is done.
 
         Raises:
-            EngineSilent: it does not answer; try again.
+            EngineSilent: the engine does not answer; try again.
         """
         return False
 
     async def delete_image(self, image: PrivateImage) -> None:
-        """Remove a saved image, wherever it is.
+        """Remove a saved image from every machine.
 
         Raises:
-            EngineSilent: it is not known to be gone; try again.
+            EngineSilent: it may still be there; try again.
         """
 
     def image_stores(self) -> Sequence[ImageStore]:
-        """Return the machines' images, for administrators' commands."""
+        """Return the images of each machine, for administrators' commands."""
         return ()

@@ -1,4 +1,4 @@
-"""The names by which what an installation has started is known again, in any engine that names things."""
+"""Names and labels that identify what an installation has started, in every engine."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ SESSION = "fgpu.session"
 ATTEMPT = "fgpu.attempt"
 NODE = "fgpu.node"
 MOST_OF_USER = 200
-"""Characters of a user's part of the name of a folder or volume: file systems take 255 for the whole name."""
+"""Characters of the user's part in the name of a folder or volume; file systems allow 255 for the whole name."""
 
 
 def user_part(escaped: str, separator: str) -> str:
-    """Return a user's escaped name; of a long one the beginning and a digest, after what no escaped name has."""
+    """Return a user's escaped name. A long one is cut, with a digest after a separator that no escaped name contains."""
     if len(escaped) <= MOST_OF_USER:
         return escaped
     return f"{escaped[: MOST_OF_USER // 2]}{separator}{hashlib.sha256(escaped.encode()).hexdigest()}"
 
 
 def name_of(installation: str, session_id: int, attempt: int) -> str:
-    """Return the name of what runs an attempt of a session. No other attempt ever has it."""
+    """Return the name of what runs an attempt of a session; it is unique."""
     return f"fgpu-{installation}-{session_id}-{attempt}"
 
 
 def names_of(installation: str, session: Session) -> list[str]:
-    """Return the names of all of a session's attempts so far."""
     return [name_of(installation, session.id, attempt) for attempt in range(1, session.attempt + 1)]
 
 
 def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
-    """Return session and attempt of this installation by a name; None for any other name."""
+    """Return session and attempt from a name of this installation; None for any other name."""
     prefix = f"fgpu-{installation}-"
     match = re.fullmatch(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,8})", name.removeprefix(prefix))
     if not name.startswith(prefix) or match is None:
@@ -44,8 +43,8 @@ def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
 
 
 def of_others(found: Iterable[tuple[str, str]], installation: str) -> Counter[str]:
-    """Return how many sessions each other installation has, of names and the installations that their labels name."""
-    # Labels alone can be forged by an image.
+    """Return the number of sessions of each other installation, from pairs of a name and the label's installation."""
+    # Labels alone can be forged by an image, so the name must agree.
     return Counter(
         other
         for name, other in found

@@ -106,7 +106,7 @@ def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
 
 
 def use_start_timeout(app: Any, settings: FGPU) -> None:
-    """Make the Hub's limit on a start longer than ours on queue and launch, whose messages are better."""
+    """Make the Hub's limit on a start longer than ours on queue and launch, which have better messages."""
     limit_s = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
     app.config[app.spawner_class.__name__].start_timeout = limit_s
 

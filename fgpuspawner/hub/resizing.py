@@ -145,7 +145,7 @@ class Resizer:
             del self._busy[wish.session_id]
 
     async def _resize(self, wish: Resize) -> None:
-        """Resize, or raise why not. In either case the limits file allows no more than the record."""
+        """Resize, or raise why not. In either case the limits file allows at most what the record has."""
         try:
             session = await self._queue.session(wish.session_id)
         except UnknownSession:

@@ -97,7 +97,7 @@ def _note_the_end(app: Any, runtime: Runtime) -> None:
 
 
 def remove_waiting_servers(db: Any, sessions: Iterable[Session]) -> None:
-    """Remove the Hub's records of servers whose sessions only waited when it ended; users' requests are queued again.
+    """Remove the Hub's records of servers with sessions that only waited when it ended; users' requests are queued again.
 
     Otherwise the Hub would poll and undo each in its event loop, which takes minutes for ten thousand.
     """

@@ -1,4 +1,4 @@
-"""Where Docker daemons are: this machine's own, and those of other machines, as ``c.FGPU.nodes`` names them."""
+"""Addresses of Docker daemons: this machine's own, and those of other machines in ``c.FGPU.nodes``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fgpuspawner.settings.nodes import address_of, are_found_by_driver
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a daemon is, and the nodes that are its machine (or parts of it).
+    """Address of a daemon, and the nodes on its machine.
 
-    ``url`` is empty for this machine's own. ``tls`` has the paths ``ca``, ``cert`` and ``key``. ``host`` is where the Hub
-    reaches the ports that containers publish; None where it reaches the containers themselves.
+    ``url`` is empty for this machine's own. ``tls`` has the paths ``ca``, ``cert`` and ``key``. ``host`` is where the
+    Hub reaches published ports; None where it reaches the containers directly.
     """
 
     url: str
@@ -29,7 +29,7 @@ class Address:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is another machine's."""
+        """Whether it is another machine."""
         return self.host is not None
 
 
@@ -37,7 +37,7 @@ def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
     """Return the daemons of the configured nodes, this machine's own first.
 
     Raises:
-        BadSettings: two nodes name one daemon differently.
+        BadSettings: two nodes describe one daemon differently.
     """
     found: dict[str, Address] = {"": Address("", ())}
     for spec in nodes or [{"name": "local"}]:

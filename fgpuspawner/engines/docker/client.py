@@ -1,4 +1,4 @@
-"""docker-py's client, for daemons that may be anybody's by now: an answer takes only so much of the Hub's memory."""
+"""docker-py's client with a limit on the size of answers, as another machine's daemon is not trusted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import docker
 import requests
 
 MOST_BYTES = 64 * 2**20
-"""Of one answer: a thousand containers are 3 MB."""
+"""For one answer; a thousand containers take 3 MB."""
 
 
 class Client(docker.APIClient):
-    """Gives an answer up that has no end. What is asked for as a stream, its reader bounds."""
+    """Aborts answers without an end. Streams are limited by their readers."""
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request, as requests' own sessions do."""
         answer: requests.Response = super().send(request, **{**kwargs, "stream": True})
         if kwargs.get("stream"):
             return answer

@@ -1,8 +1,7 @@
-"""The containers of Docker engines: seen, told apart, and removed.
+"""Observes, identifies, stops and removes the containers of one Docker engine.
 
-Every container has a name that says whose it is (``fgpu-INSTALLATION-SESSION-ATTEMPT``) and labels that say the
-same. An image can carry forged labels, but not a container's name: what does not have both is left alone, and
-what has both is checked against the database.
+A container's name (``fgpu-INSTALLATION-SESSION-ATTEMPT``) and its labels identify it. An image can forge labels, but
+not a name. A container without both is left alone; one with both is checked against the database.
 """
 
 from __future__ import annotations
@@ -35,22 +34,23 @@ log = logging.getLogger("fgpu.docker")
 
 LABEL = "fgpu"
 WARM = "warm"
-"""In the name and a label of a container that waits for a session. Its name becomes the session's, its labels stay."""
+"""In the name and a label of a warm container. At its takeover it gets the session's name and keeps its labels."""
 HOSTS_PROCESSES = "pid:[4026531836]"
-"""What the kernel always calls the first namespace of processes."""
+"""The kernel's fixed name of the initial PID namespace."""
 
 REMOVAL_TIMEOUT_S = 30
 
 THREADS = 16
 STOPPERS = 64
-"""A class whose servers all ignore the first signal ends within about one stop timeout, and delays no start."""
+"""If all servers of a class ignore the first signal, they still end within about one stop timeout, and delay no start.
+"""
 LOOKERS = 4
 LOG_TAIL_LINES = 20
 MOST_TOLD = 1000
 
 
 class Containers:
-    """The containers of one engine. All calls run in threads of their own."""
+    """The containers of one engine. All calls run in its own threads."""
 
     def __init__(
         self,
@@ -66,23 +66,22 @@ class Containers:
         self.looker = looker or client
         self.installation = installation
         self.stop_timeout_s = stop_timeout_s
+        #: Called after a session's container was removed.
         self.removed: Callable[[], None] = lambda: None
-        """Called whenever a container of a session has been removed."""
         self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-docker")
         self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
         self._left_alone: set[str] = set()
         self._seen: frozenset[tuple[str, str]] = frozenset()
         self._ends: dict[str, Ended] = {}
+        #: Ended containers that we are removing; they are no longer reported.
         self._going: dict[str, asyncio.Task[bool]] = {}
-        """Containers that have ended, and are being removed by us: nothing more is to be said of them."""
 
     def name(self, session: Session) -> str:
-        """Return the name of the container of the session's current attempt."""
         return name_of(self.installation, session.id, session.attempt)
 
     def labels(self, session: Session) -> dict[str, str]:
-        """Return the labels by which the container is found, and by which an administrator knows it."""
+        """Return the labels that identify the container, and that inform an administrator."""
         assert session.placement is not None
         return {
             f"{LABEL}.installation": self.installation,
@@ -96,7 +95,7 @@ class Containers:
         }
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run a call to the engine in a thread, and to its end: what was begun is never left in mid-air."""
+        """Run a call to the engine in a thread, and wait for it even when cancelled."""
         return await self._in(self.executor, functools.partial(function, *args, **kwargs))
 
     async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
@@ -118,9 +117,9 @@ class Containers:
         return [o for o in found if o is not None]
 
     async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
-        """Return the files of containers that are not there (any more), as containers that have ended.
+        """Return files without a container, as ended containers.
 
-        They are made before their container, and removed after it: a Hub that dies in between leaves them.
+        Files are made before their container and removed after it, so a Hub that dies in between leaves them.
 
         Raises:
             EngineSilent: the engine does not answer.
@@ -151,11 +150,11 @@ class Containers:
         return left
 
     def has_seen(self, observed: Observed) -> bool:
-        """Return whether `look` has last returned this one here: another daemon can say that it runs one of that name."""
+        """Return whether the last `look` returned it here: another daemon can claim a container of that name."""
         return (observed.node_id, observed.handle) in self._seen
 
     async def _look(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Ask what there is, with little patience, in threads that nothing slower is done in."""
+        """Query with a short timeout, in threads that do nothing slower."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._lookers, lambda: getattr(self.looker, method)(*args, **kwargs)
@@ -173,7 +172,7 @@ class Containers:
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
             return None
         alive = entry.get("State") not in ("exited", "dead", "removing")
-        # Made and never started, it is listed as alive until it has been taken apart.
+        # A container that was never started is listed as alive until it is removed.
         if name in self._going:
             return None
         ended: Ended | None = None
@@ -183,7 +182,7 @@ class Containers:
             except NotFound:
                 return None
             except FAILED as e:
-                # One broken container is no reason to take its engine, which has just listed it, for lost.
+                # One broken container does not make its engine, which has just listed it, silent.
                 log.warning("Container %s has ended, and the engine does not say how: %s", name, e)
                 ended = Ended(
                     0, EndCause.EXITED, "the session's container ended; its engine does not say how"
@@ -199,7 +198,7 @@ class Containers:
         )
 
     async def ended(self, session: Session) -> Ended | None:
-        """Return how the session's container ended; None while it runs, or while the engine does not say."""
+        """Return how the session's container ended; None while it runs or the engine does not answer."""
         try:
             container = await self._look("inspect_container", self.name(session))
             state = state_of(container)
@@ -209,12 +208,12 @@ class Containers:
         except NotFound:
             return Ended(0, EndCause.EXITED, "the session's container was removed outside JupyterHub")
         except FAILED as e:
-            # Not to be taken for an end: the share stays held until the engine says so.
+            # Silence is not an end: the share stays held until the engine answers.
             log.warning("Session %d: the engine does not answer: %s", session.id, e)
             return None
 
     async def _end_of(self, session_id: int, container: str) -> Ended:
-        """Return how a container ended, with its last words; the log gets more of them. Asked once: it stays so."""
+        """Return how a container ended, with its last line, and log more of them. Cached, as it does not change."""
         if container not in self._ends:
             found = await self._look("inspect_container", container)
             state_of(found)
@@ -227,20 +226,19 @@ class Containers:
         return self._ends[container]
 
     async def log_tail(self, container: str) -> list[str]:
-        """Return a container's last lines of output; none where the engine does not tell."""
+        """Return a container's last lines of output; none if the engine does not answer."""
         try:
             output = await self._look("logs", container, tail=LOG_TAIL_LINES)
         except FAILED:
             return []
-        # They go to the Hub's log, to the command line and to pages, and are whatever the owner's programs print.
+        # The owner's programs print them, and they go to the Hub's log, the command line and pages.
         return [as_text(line) for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
     async def remove(self, observed: Observed) -> bool:
-        """Stop and remove one container; return whether it is known to be gone."""
         return await self.remove_named(observed.handle, now=False)
 
     async def remove_named(self, name: str, *, now: bool) -> bool:
-        """Stop (unless ``now``) and remove a container; return whether the engine says that it is gone."""
+        """Stop (unless ``now``) and remove a container; return whether the engine confirms it."""
         gone = await self._removed(name, now=now)
         if gone and self._elsewhere:
             try:
@@ -267,7 +265,7 @@ class Containers:
         return await self._is_gone(name)
 
     async def _removed_by_somebody(self, name: str) -> bool:
-        """Wait until a removal that somebody else began has come to its end; return whether it is gone."""
+        """Wait for a removal that someone else started; return whether the container is gone."""
         try:
             await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
         except NotFound:
@@ -277,9 +275,9 @@ class Containers:
         return await self._is_gone(name)
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each process of the engine's machine that is in one of this installation's containers."""
+        """Return the sessions of those of these processes that run in one of our containers on the engine's machine."""
         filters = {"label": f"{LABEL}.installation={self.installation}"}
-        # Before the engine is asked: a process may end meanwhile.
+        # Read them before asking the engine: a process may end during that.
         cgroups = (
             {} if self._elsewhere else {pid: text for pid in pids if (text := _cgroup_of(pid)) is not None}
         )
@@ -297,7 +295,8 @@ class Containers:
                     found[pid] = sessions[own]
                 elif not numbers_are_the_hosts():
                     elsewhere.add(pid)
-            # It has ended; or its number means something here, where the engine's processes are not to be seen.
+            # The rest have ended, or their numbers are of another namespace, in which the engine's processes are
+            # invisible.
             if elsewhere:
                 for container, session_id in sessions.items():
                     inside = elsewhere.intersection(self._pids_in(container))
@@ -310,20 +309,20 @@ class Containers:
         try:
             top = self.client.top(container, ps_args="-eo pid")
         except APIError:
-            return []  # It has ended.
+            return []
         return [int(row[0]) for row in top.get("Processes") or () if row[0].isdigit()]
 
     def _named(self, entry: dict[str, Any]) -> tuple[int, int] | None:
-        """Return session and attempt of a container that is ours by its name and its labels, else None."""
+        """Return session and attempt of a container that is ours by name and labels, else None."""
         labels = entry.get("Labels") or {}
         named = session_and_attempt((entry.get("Names") or ["/"])[0].removeprefix("/"), self.installation)
         said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
         if said == (None, None) and labels.get(f"{LABEL}.{WARM}") == self.installation:
-            return named  # It was there before its session.
+            return named
         return named if named is not None and said == (str(named[0]), str(named[1])) else None
 
     async def _has_ended(self, name: str) -> bool:
-        """Return whether the engine says so: what else answers in its place takes every order, and does nothing."""
+        """Ask the engine to confirm the end: something answering in its place would accept every command."""
         try:
             return not state_of(await self.call(self.client.inspect_container, name))["Running"]
         except NotFound:
@@ -342,10 +341,10 @@ class Containers:
         return False
 
     async def end_session(self, session: Session, *, now: bool) -> bool:
-        """End the containers of every attempt of a session; return whether none of them is known to run any more.
+        """End the containers of every attempt of a session; return whether none is known to run.
 
-        A container that has ended holds no GPU, no CPU and no memory. Taking it apart takes a while longer: that is
-        done in the background, and `removed` is called for each.
+        An ended container holds no GPU, CPU or memory. Its removal takes longer and goes on in the background;
+        `removed` is called for each.
         """
         names = names_of(self.installation, session)
         return all(await asyncio.gather(*(self._stopped(name, now=now) for name in names)))
@@ -353,10 +352,10 @@ class Containers:
     async def _stopped(self, name: str, *, now: bool) -> bool:
         stop = functools.partial(self.client.stop, name, timeout=0 if now else self.stop_timeout_s)
         try:
-            # This lasts for as long as the server takes, in threads that nothing else waits for.
+            # Takes as long as the server, in threads of its own.
             await self._in(self._stoppers, stop)
         except FAILED:
-            # There is none, or it must be forced: a paused one, say.
+            # There is none, or it must be forced, for example a paused one.
             gone = await self.remove_named(name, now=True)
             self.removed()
             return gone
@@ -366,7 +365,7 @@ class Containers:
             going = self._going[name] = asyncio.create_task(self.remove_named(name, now=True))
 
             def is_removed(_: object) -> None:
-                # If it could not be removed, it is seen again from now on, and belongs to nobody.
+                # If that failed, `look` reports it again from now on.
                 del self._going[name]
                 self.removed()
 
@@ -375,7 +374,7 @@ class Containers:
 
 
 def numbers_are_the_hosts() -> bool:
-    """Whether a process's number is the same here as for the engine: not so within a container."""
+    """Whether process numbers are the same here as for the engine; not so inside a container."""
     try:
         return os.readlink("/proc/self/ns/pid") == HOSTS_PROCESSES
     except OSError:
@@ -390,5 +389,5 @@ def _cgroup_of(pid: int) -> str | None:
 
 
 def container_ids(cgroup: str) -> list[str]:
-    """Return the ids of containers in a process's ``/proc/PID/cgroup``, of version 1 or 2, the outer ones first."""
+    """Return the container ids in a process's ``/proc/PID/cgroup``, version 1 or 2, outermost first."""
     return re.findall(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", cgroup)

@@ -1,4 +1,6 @@
-"""What a container is made with: the session's, over what the administrator has set, over our defaults. Pure."""
+"""The arguments for creating a container: the session's override the administrator's, those override the defaults.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,23 @@ from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
 
 SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
-"""What `sudo` and `apt-get` need, and no more: none to mount, to trace others, to make devices, or of the network."""
+"""All that `sudo` and `apt-get` need. None to mount, to trace other processes, to make devices, or for the network."""
 
 NOT_TO_BE_SET = ("mem_limit", "cpu_quota", "nano_cpus", "auto_remove", "network_mode")
-"""What ``extra_host_config`` does not decide: limits are the request's, the network is its user's, and how a container
-ended must be seen before it goes."""
+"""Settings that ``extra_host_config`` cannot override: limits come from the request, the network is the user's, and a
+container must stay until its end was seen.
+"""
 
 CPU_PERIOD_US = 100_000
 INTERPRETERS = ("bash", "sh", "dash", "ash", "python", "python3")
-"""What the images of frameworks run when nothing else is asked for. They are no servers: they would end at once."""
+"""Default commands of framework images: no servers, they would end at once."""
 NO_NAME_SERVER = "127.0.0.1"
-"""Of the container itself: nothing listens there."""
+"""The container's own loopback, where nothing listens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """What ``c.FGPUSpawner`` and ``c.DockerSpawner`` set for one session's container; see the settings of these names.
+    """The settings of ``c.FGPUSpawner`` and ``c.DockerSpawner`` for one session's container.
 
     ``create`` and ``host`` are ``extra_create_kwargs`` and ``extra_host_config``, evaluated and with their templates
     filled in; ``volumes`` are docker-py's binds.
@@ -60,10 +63,10 @@ class ContainerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a container is made: its name and labels, its network, what of the daemon is needed there.
+    """The container's name, labels and network, and facts of the daemon that creates it.
 
-    ``publish_at`` is the address at which its machine publishes the server's port, None where the Hub reaches the
-    container itself. ``gpus`` is the request for its real GPUs. ``api_version`` is of the daemon's API.
+    ``publish_at`` is the address at which its machine publishes the server's port, None if the Hub reaches the
+    container directly. ``gpus`` is the request for its real GPUs. ``api_version`` is the daemon's.
     """
 
     name: str
@@ -74,9 +77,9 @@ class Place:
     gpus: DeviceRequest | None = None
     installation: str = ""
     disk_mib: int = 0
-    """What the daemon is to limit the container's own files to, where it can."""
+    """Limit on the container's own files that the daemon enforces; 0: none."""
     closed: bool = False
-    """Whether nothing beyond the machine is to be reached."""
+    """Whether everything beyond the machine is unreachable."""
 
 
 def arguments(
@@ -87,15 +90,15 @@ def arguments(
     *,
     as_root: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return docker-py's arguments for ``create_container``, and the paths at which something else had to make way.
+    """Return docker-py's arguments for ``create_container``, and the paths of conflicting mounts that were left out.
 
-    ``image`` is what the daemon says of it; ``as_root``: its user is root by another name.
+    ``image`` is the daemon's description of it; ``as_root``: its user has another name but root's number.
     """
     config = image.get("Config") or {}
     given = copy.deepcopy(dict(options.create))
     if as_root or is_root(str(config.get("User") or "")):
         given.setdefault("user", options.container_user)
-    # What was accepted is started, also where its name has gone to another image since.
+    # By id: the user accepted this image, and its name may belong to another since.
     reference = image["Id"] if spec.image.owner else spec.image.reference
     made: dict[str, Any] = {
         "environment": dict(spec.environment),
@@ -111,13 +114,13 @@ def arguments(
     own, displaced = sealed_mounts(
         {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
     )
-    # In whichever setting a configuration asks for all GPUs, a session gets its own.
+    # Only the session's own GPUs, however the configuration asks for all of them.
     own["DeviceRequests"] = [] if place.gpus is None else [place.gpus]
     gpus = [device for device in own.get("Devices") or () if device["PathOnHost"].startswith("/dev/nvidia")]
     own["Devices"] = [device for device in own.get("Devices") or () if device not in gpus]
     displaced += [device["PathOnHost"] for device in gpus]
     made["host_config"] = own
-    # Nor an empty volume of the engine's own.
+    # Nor an anonymous volume over one of our mounts.
     ours = _targets(prepared.mounts, prepared.in_memory)
     made["volumes"] = [path for path in made["volumes"] if not _is_in(path, ours)]
     made["environment"] = sealed_environment(
@@ -130,10 +133,12 @@ def arguments(
 
 
 def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str, Any]:
-    """Return what ``HostConfig`` is made of: our settings, the administrator's over them; the limits are always ours."""
+    """Return the arguments of ``HostConfig``: defaults, the administrator's settings over them, and our limits over
+    both.
+    """
     security = list(options.security_opt)
     if spec.sudo:
-        # A set-user-id program, which sudo is, gives nothing where new privileges are off.
+        # sudo is a set-user-id program, which does nothing under no-new-privileges.
         security = [option for option in security if not option.startswith("no-new-privileges")]
     ours: dict[str, Any] = {
         "ulimits": [
@@ -149,7 +154,7 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
     if spec.sudo:
         ours["cap_add"] = list(SUDO_CAPABILITIES)
     if place.closed:
-        # Docker's resolver would ask outside for the container, from the host's side of the firewall.
+        # Docker's resolver would forward queries from the host's side of the firewall.
         ours["dns"] = [NO_NAME_SERVER]
     if options.read_only_root:
         ours |= {"read_only": True, "tmpfs": dict(options.writable_in_memory)}
@@ -163,7 +168,7 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         added["port_bindings"] = {spec.port: (place.publish_at,)}
     given = {k: v for k, v in copy.deepcopy(dict(options.host)).items() if k not in NOT_TO_BE_SET}
     if isinstance(given.get("binds"), list | tuple):
-        # A list stands for the whole: the volumes would be left out.
+        # A list replaces the whole setting, so add the volumes.
         given["binds"] = [*given["binds"], *_binds_of(options)]
     period_us = given.get("cpu_period", CPU_PERIOD_US)
     memory = spec.session.request.memory_mib * 2**20
@@ -182,7 +187,7 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
 
 
 def _taken(host: Mapping[str, Any]) -> list[str]:
-    """Return where something is mounted already."""
+    """Return the paths that have a mount already."""
     return [
         *(_bind_target(bind) for bind in host.get("Binds") or []),
         *(str(mount.get("Target", "")) for mount in host.get("Mounts") or []),
@@ -196,7 +201,7 @@ def _binds_of(options: ContainerOptions) -> list[str]:
 
 
 def own_command(config: Mapping[str, Any]) -> list[str]:
-    """Return what an image runs as its server."""
+    """Return the command that an image runs as its server."""
     own = list(config.get("Cmd") or [])
     if not own or (len(own) == 1 and posixpath.basename(own[0]) in INTERPRETERS):
         return [handover.SERVER]
@@ -204,7 +209,7 @@ def own_command(config: Mapping[str, Any]) -> list[str]:
 
 
 def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None]:
-    """Return an environment that may be a list of ``NAME=value``, as the engine's API has it."""
+    """Return an environment as a dict; the engine's API also has lists of ``NAME=value``."""
     if entries is None:
         return {}
     if isinstance(entries, Mapping):
@@ -216,10 +221,9 @@ def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) 
 def sealed_mounts(
     host_config: Mapping[str, Any], mounts: Sequence[Mount], in_memory: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a container's HostConfig (of the engine's API) with our mounts, and what had to make way for them.
+    """Return a container's HostConfig (of the engine's API) with our mounts, and the mounts left out for them.
 
-    What is mounted where one of ours goes, or below it, is left out; what is mounted above stays, as the engine mounts
-    by depth.
+    Mounts at or below one of ours are left out. Mounts above stay, because the engine mounts by depth.
     """
     ours = _targets(mounts, in_memory)
     displaced: list[str] = []
@@ -249,7 +253,7 @@ def _absolute(target: str) -> str:
 
 
 def _is_in(target: str, ours: Collection[str]) -> bool:
-    """Return whether something would be mounted where one of ours goes, or below it."""
+    """Return whether a path is at or below one of ours."""
     path = _absolute(target)
     return any(path == own or path.startswith(f"{own}/") for own in ours)
 
@@ -270,7 +274,7 @@ def _as_api(mount: Mount) -> dict[str, Any]:
 
 
 def _merge(into: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay ``given`` over ``into``, dicts key by key, as DockerSpawner does."""
+    """Merge ``given`` into ``into``, dicts key by key, as DockerSpawner does."""
     for key, value in given.items():
         own = into.get(key)
         into[key] = _merge(own, value) if isinstance(own, dict) and isinstance(value, Mapping) else value

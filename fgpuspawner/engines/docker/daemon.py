@@ -1,7 +1,7 @@
-"""One Docker daemon: whether it answers, its containers, and the events that say when to look at them.
+"""One Docker daemon: whether it answers, its containers, and the events that trigger an observation.
 
-A daemon is one machine. One that does not answer is asked again in the background, and of what it runs nothing is
-concluded until it answers.
+A daemon is one machine. A silent one is asked again in the background; until it answers, nothing is concluded about
+what it runs.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ log = logging.getLogger("fgpu.docker")
 
 CALL_TIMEOUT_S = 60
 LOOK_TIMEOUT_S = 8
-"""A daemon that has not said what it runs by then does not answer."""
+"""A daemon that has not listed its containers by then counts as silent."""
 TOLD_WITHIN_S = 1.0
 ASK_EVERY_S = 1.0
 CLIENT = {"version": "auto", "max_pool_size": 32}
 
 
 class OwnTrust(TLSConfig):
-    """Trusts the authority that is configured, and no other that the environment names (REQUESTS_CA_BUNDLE)."""
+    """Trusts only the configured authority, not one from the environment (REQUESTS_CA_BUNDLE)."""
 
     def configure_client(self, client: docker.APIClient) -> None:
-        """Set up a client before its first request."""
         super().configure_client(client)
         client.trust_env = False
 
 
 class _Silent:
-    """Stands for the client of a daemon that never answered: whatever is asked of it fails as if it had gone."""
+    """The client of a daemon that never answered: every call fails as if the daemon had gone."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -71,7 +70,7 @@ class _Silent:
 
 
 def ends_sessions(info: Mapping[str, Any]) -> list[str]:
-    """Return a line for ``fgpu check`` if an engine, which says ``info`` of itself, ends all sessions as it restarts."""
+    """Return a line for ``fgpu check`` if the engine with this ``info`` ends all sessions when it restarts."""
     if info.get("LiveRestoreEnabled"):
         return []
     return [
@@ -95,7 +94,7 @@ def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APICli
 
 
 class Daemon:
-    """One daemon. What blocks says so; the rest is for the Hub's event loop."""
+    """One daemon. Methods that block say so; the others belong in the Hub's event loop."""
 
     def __init__(
         self,
@@ -123,8 +122,8 @@ class Daemon:
         self._clients: tuple[docker.APIClient, ...] = ()
         self.answers = False
         self.changed: Callable[[], None] = lambda: None
+        #: Held while images are made, named or removed here: one at a time.
         self.image_lock = asyncio.Lock()
-        """Held while images are made, named or removed here: one at a time."""
         self._shipping = threading.Lock()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -ASK_EVERY_S
@@ -132,7 +131,7 @@ class Daemon:
 
     @property
     def client(self) -> docker.APIClient:
-        """The client for calls; another one once the daemon has been away."""
+        """The client for calls; replaced after the daemon was away."""
         return self.containers.client
 
     def connect(self) -> None:
@@ -142,7 +141,7 @@ class Daemon:
             BadSettings: it does not answer, or a file of its ``tls`` cannot be read.
         """
         with contextlib.ExitStack() as opened:
-            # The short one first: a daemon that does not answer is found out by it.
+            # The client with the short timeout first: it finds out that a daemon is silent.
             looker = opened.enter_context(contextlib.closing(self._connected(LOOK_TIMEOUT_S)))
             client = opened.enter_context(contextlib.closing(self._connected(CALL_TIMEOUT_S)))
             if self.address.is_elsewhere:
@@ -151,14 +150,14 @@ class Daemon:
         before = self._clients
         self.containers.looker, self.containers.client = self._clients = looker, client
         self.answers = True
-        # What is under way on them goes on; what is kept open for later is not needed any more.
+        # Closing drops idle connections; running calls go on.
         for old in before:
             old.close()
 
     def another_client(self, *, timeout_s: int) -> docker.APIClient:
-        """Return a client of its own, for calls that take longer than others; to be closed. Blocks.
+        """Return a separate client for calls that take long; close it afterwards. Blocks.
 
-        A machine that is gone without a word is found out within a minute, whatever ``timeout_s`` is.
+        A machine that vanishes is noticed within a minute, whatever ``timeout_s`` is.
 
         Raises:
             EngineSilent: the daemon does not answer.
@@ -193,10 +192,10 @@ class Daemon:
     async def ship(
         self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
     ) -> tuple[Mount, ...]:
-        """Carry a session's files to this daemon's machine; see `remote_files.ship`."""
+        """Copy a session's files to this daemon's machine; see `remote_files.ship`."""
 
         def carry() -> tuple[Mount, ...]:
-            # One at a time: the first session of a node makes what all of them share.
+            # One at a time: a node's first session makes the files that all share.
             with self._shipping:
                 return remote_files.ship(
                     self.client,
@@ -211,7 +210,7 @@ class Daemon:
         return await self.containers.call(carry)
 
     def machine(self) -> Machine | None:
-        """Return what the daemon says of its machine, None if it does not answer. Blocks."""
+        """Return the daemon's description of its machine; None if it does not answer. Blocks."""
         try:
             info = self.containers.looker.info()
         except FAILED as e:
@@ -230,7 +229,7 @@ class Daemon:
             return replace(found, trouble=str(e))
 
     def driver(self, node_id: str, machine: Path | None = None) -> RemoteDriver:
-        """Return what asks the driver there; ``machine`` is the folder of a node's simulated machine."""
+        """Return what asks the GPU driver there; ``machine`` is the folder of a simulated machine."""
         return RemoteDriver(
             lambda: self.client,
             installation=self.installation,
@@ -242,7 +241,7 @@ class Daemon:
     # -- in the event loop ----------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called in the running loop when a container ends, or the daemon answers again."""
+        """Have ``changed`` called in the running loop when a container ends or the daemon answers again."""
         self.changed = changed
         if self.answers:
             self._listen()
@@ -256,7 +255,7 @@ class Daemon:
         )
 
     async def observe(self) -> Seen:
-        """Return the daemon's containers and its nodes; nothing and no nodes while it does not answer."""
+        """Return the daemon's containers and nodes; nothing while it is silent."""
         if not self.answers:
             self._ask_again()
             return Seen((), ())
@@ -264,7 +263,7 @@ class Daemon:
             found = await self.containers.look()
             left = await self.containers.left_files(found)
         except Exception as e:
-            # Whatever it was, it is of this daemon alone: the others' rounds go on.
+            # Any failure concerns this daemon alone: the others are still observed.
             unforeseen = None if isinstance(e, EngineSilent) else e
             log.warning(
                 "%s does not answer: %s. What it runs keeps its shares", self.address, e, exc_info=unforeseen
@@ -281,7 +280,7 @@ class Daemon:
         return Seen([*found, *left], self.address.node_ids)
 
     def _listen_anew_unless_told(self, events: Events, names: Collection[str]) -> None:
-        """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""
+        """Reopen the event stream if it did not report these ends: its other end may be gone."""
         if self._events is events and self.answers and not all(events.has_told(name) for name in names):
             log.warning("%s: the events do not tell what happens; they are asked for again", self.address)
             self._listen()
@@ -291,8 +290,8 @@ class Daemon:
             self._asking = asyncio.create_task(self._asked())
 
     async def _asked(self) -> None:
-        """Ask once whether it is there again. In a thread of its own: it may take long to say nothing."""
-        # One that answers this and nothing else is not asked in a circle.
+        """Try to connect once, in a separate thread, as silence may take long."""
+        # Limit the rate for a daemon that answers this call and no other.
         await asyncio.sleep(self._asked_at + ASK_EVERY_S - time.monotonic())
         self._asked_at = time.monotonic()
         try:
@@ -305,7 +304,6 @@ class Daemon:
         self.changed()
 
     def close(self) -> None:
-        """Stop listening, and let go of the daemon."""
         if self._events is not None:
             self._events.close()
         for client in self._clients:

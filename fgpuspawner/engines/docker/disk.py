@@ -1,7 +1,7 @@
-"""What a session's container takes of its machine's disk: what it has written, its unnamed volumes, and its home.
+"""What a session's container takes of its machine's disk: its own files, its anonymous volumes, and its home.
 
-On the Hub's own machine coreutils' ``du`` counts blocks and files where the engine keeps them, for which the Hub has to
-be root. Elsewhere the engine tells the size of what was written, and nothing of homes.
+On the Hub's machine coreutils' ``du`` counts blocks and files in the engine's folders, for which the Hub must be root.
+On other machines the engine reports the size of the container's files, and nothing of homes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ DEEP = 2
 MOST_LARGEST = 5
 TRIES = 3
 MOST_OPEN = 100_000
-"""Of the files that a session's processes keep open: so many are looked at."""
+"""Files kept open by a session's processes; counting stops there."""
 MOVED = "folders in it are moved while they are counted"
 HIDDEN = f"its programs keep more than {MOST_OPEN} files open"
 
 
 def limits_disk(client: docker.APIClient, image: str) -> bool:
-    """Return whether the engine itself can limit what a container writes: asked with one that is never started. Blocks.
+    """Return whether the engine can limit a container's disk, by creating one that is never started. Blocks.
 
     Raises:
         DockerException: the engine does not answer.
@@ -58,7 +58,7 @@ def limits_disk(client: docker.APIClient, image: str) -> bool:
 
 
 def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
-    """Return, for ``fgpu check``, how this machine holds containers to their limits of the disk. Blocks.
+    """Return, for ``fgpu check``, how this machine enforces the disk limits. Blocks.
 
     Raises:
         DockerException: the engine does not answer.
@@ -106,7 +106,7 @@ def _same_disk(one: Path, other: Path) -> bool:
 def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return where in containers each user's own folder or volume is mounted, as patterns. Pure.
 
-    Of ``volumes`` and ``mounts`` those whose source is called after a user: what all have is nobody's home.
+    These are the ``volumes`` and ``mounts`` with a user name in their source; others are shared and no home.
     """
     pairs = [
         (source, target["bind"] if isinstance(target, Mapping) else target)
@@ -119,7 +119,7 @@ def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _mount_below(written: str) -> tuple[str, ...]:
-    """Return the file system of a folder that only root can look into: that of the first parent that is shown."""
+    """Return the file system of a folder that only root can read, by its first readable parent."""
     for parent in Path(written).parents:
         try:
             parent.stat()
@@ -132,10 +132,10 @@ def _mount_below(written: str) -> tuple[str, ...]:
 def take(
     client: docker.APIClient, container: str, user: str, *, here: bool, own: Collection[str] = ()
 ) -> DiskUse:
-    """Return what a container takes; ``own`` are `own_targets`. Blocks, for as long as folders take to be read.
+    """Return what a container takes; ``own`` are `own_targets`. Blocks as long as ``du`` takes.
 
     Raises:
-        DockerException: the engine does not answer, or there is no such container.
+        DockerException: the engine does not answer, or the container is gone.
     """
     found = client.inspect_container(container)
     written = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
@@ -151,7 +151,7 @@ def take(
     }
     folders = {written: "", **{str(m["Source"]): str(m["Destination"]) for m in unnamed}}
     if found.get("HostsPath"):
-        # The engine's own files for it, which root in it can write: /etc/hosts and the like.
+        # The engine's files for it, such as /etc/hosts, which root in it can write.
         folders[str(Path(found["HostsPath"]).parent)] = "/etc"
     in_homes = _places(homes)
     elsewhere = _places(str(m["Source"]) for m in unnamed) - in_homes
@@ -174,21 +174,21 @@ def _is_unnamed(client: docker.APIClient, name: str) -> bool:
 
 
 def _home_of(mount: Mapping[str, Any], user: str, container: str, own: Collection[str]) -> str | None:
-    """Return the folder of what is mounted if it is the user's own: by `own_targets`, else by its name."""
+    """Return the source of a mount if it is the user's own, by `own_targets` or by its name."""
     source, target = Path(str(mount.get("Source", ""))), posixpath.normpath(str(mount.get("Destination", "")))
     words = source.parts if mount.get("Type") != "volume" else re.split(r"[^\w.]+", str(mount["Name"]))
     if user not in words and not any(fnmatch.fnmatchcase(target, pattern) for pattern in own):
         return None
     places, *rest = source.relative_to(PLACE).parts if source.is_relative_to(PLACE) else ("",)
     if places.startswith("fgpu-homes-"):
-        # Brought to a warm container, whose places go by its new name.
+        # Mounted into a warm container; its folder has the new name by now.
         return str(PLACE.joinpath(places, container, *rest[1:]))
     return str(source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Nameless:
-    """What open files without a name take, by the number of their file system; ``root`` is of the container."""
+    """Bytes in open files without a name, by file system number; ``root`` is the container's."""
 
     bytes: Mapping[int, int]
     root: int = -1
@@ -196,14 +196,14 @@ class _Nameless:
 
 
 def _nameless(client: docker.APIClient, container: Mapping[str, Any]) -> _Nameless:
-    """Look at what a container's processes keep open, where they can be seen; ``du`` knows files by their names."""
+    """Count what a container's processes keep open, if visible: ``du`` only finds files with names."""
     found: dict[tuple[int, int], int] = {}
     looked_at = 0
     try:
         root = os.stat(f"/proc/{container['State']['Pid']}/root/").st_dev
         processes = client.top(container["Id"], ps_args="-eo pid")["Processes"] or ()
     except (OSError, APIError):
-        return _Nameless({})  # It has ended.
+        return _Nameless({})
     if not numbers_are_the_hosts():
         return _Nameless({})
     for process in processes:
@@ -232,7 +232,7 @@ def _places(folders: Iterable[str]) -> frozenset[int]:
 
 
 def _opened(pid: str) -> Iterator[str]:
-    """Return paths that lead to what a process has open or mapped; if its first thread has ended, to what others have."""
+    """Yield paths to a process's open and mapped files; its other threads' if the first has ended."""
     by_first = glob.iglob(f"/proc/{pid}/fd/*")
     own = next(by_first, None)
     yield from (own, *by_first) if own else glob.iglob(f"/proc/{pid}/task/*/fd/*")
@@ -240,9 +240,9 @@ def _opened(pid: str) -> Iterator[str]:
 
 
 def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collection[int]) -> Taken | None:
-    """Return what these folders take together; ``folders`` has how their paths begin for the owner.
+    """Return what these folders take together; ``folders`` maps each to the prefix that the owner sees.
 
-    ``places`` are the file systems whose files without a name count with it.
+    ``places`` are the file systems with nameless files that count too.
     """
     total, files = sum(nameless.bytes.get(place, 0) for place in places), 0
     uncounted = HIDDEN if nameless.too_many else ""
@@ -262,7 +262,7 @@ def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collectio
 
 
 def _deepest(folder: str, shown: str, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    """Return folders with their sizes: not one whose size is mostly that of a folder in it that is named, too."""
+    """Yield folders with their sizes, except where most of the size is in a listed subfolder."""
     within: dict[str, int] = {}
     for path, size in sizes.items():
         above = os.path.dirname(path)
@@ -274,9 +274,9 @@ def _deepest(folder: str, shown: str, sizes: Mapping[str, int]) -> Iterable[tupl
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What ``du`` said: of all, and of the folders that are worth to be named.
+    """The output of ``du``: the total, and the large folders.
 
-    It gives up when a folder that it is in is moved: then what it has counted is not the ``whole``.
+    ``du`` gives up when the folder it is in is moved; then the count is not ``whole``.
     """
 
     total: int
@@ -285,7 +285,7 @@ class _Counted:
 
 
 def _du(options: Sequence[str], folder: str) -> _Counted | None:
-    """Return what ``du`` says; None where it cannot look, or not in time. Whoever moves folders has it try again."""
+    """Return what ``du`` counts, with retries if folders are moved; None if it fails or takes too long."""
     found = None
     for _ in range(TRIES):
         found = _du_once(options, folder)
@@ -300,7 +300,7 @@ def _du_once(options: Sequence[str], folder: str) -> _Counted | None:
     large: dict[str, int] = {}
     total = whole = None
     try:
-        # Files go while they are counted: that it then ends with 1, or has much to say of it, says nothing.
+        # Files vanish during the count, so status 1 and error output mean nothing.
         du = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     except OSError:
         return None

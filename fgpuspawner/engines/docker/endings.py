@@ -1,4 +1,4 @@
-"""How a container ended, or was refused, in words for the owner of its session. Pure."""
+"""How a container ended or was refused, in words for its session's owner. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from fgpuspawner.engines.docker import handover
 
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127
-"""What shells, and programs like tini, end with when there is no such program."""
+"""Exit status of shells and programs like tini when a program is missing."""
 
 
 def how_it_ended(container: Mapping[str, Any]) -> Ended:
-    """Return how a container ended that is not running any more."""
     state = container["State"]
     code = int(state.get("ExitCode", 0))
-    # The engine remembers any process of the container that was killed for memory, however long ago.
+    # The engine remembers an OOM kill of any process of the container, however long ago.
     if state.get("OOMKilled") and code == KILLED:
         limit = (container.get("HostConfig", {}).get("Memory") or 0) // 2**20
         return Ended(
@@ -38,31 +37,31 @@ def how_it_ended(container: Mapping[str, Any]) -> Ended:
 
 
 def as_text(line: str) -> str:
-    """Return a line without what a terminal would take for a command."""
+    """Return a line without terminal control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line.expandtabs())
 
 
 def with_last_words(ended: Ended, tail: Sequence[str]) -> Ended:
-    """Return how a session ended, with its server's own last words where it failed."""
+    """Return how a session ended, with its server's last line if it failed."""
     if ended.status > 0 and tail and ended.cause is EndCause.EXITED:
         return replace(ended, message=f"{ended.message}; its last words: {tail[-1][:200]}")
     return ended
 
 
 NO_GPU_RUNTIME = ("could not select device driver", "unknown or invalid runtime", "Unknown runtime specified")
-"""How engines of different ages say that they have no such runtime."""
+"""How engines of different versions say that a GPU runtime is missing."""
 
 
 NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|(?:stat .*)?no such file)')
 
 
 def is_of_server(program: str) -> bool:
-    """Return whether a program is what starts a session's server, which every image has to have."""
+    """Return whether a program starts the session's server, which every image must have."""
     return program in (handover.SERVER, handover.PROGRAM) or program.startswith("/opt/fgpu/")
 
 
 def no_server(program: str) -> str:
-    """Return the words for the owner of a session whose image cannot start its server."""
+    """Return the message for a session if its image cannot start a server."""
     return (
         f"this image has no server environment: {program} is not in it, or cannot run; "
         "ask an administrator to build it with `fgpu images build` (docs/images.md), or choose another image"
@@ -70,7 +69,7 @@ def no_server(program: str) -> str:
 
 
 def refusal_words(error: APIError) -> str:
-    """Return an engine's refusal in words for the owner of the session."""
+    """Return an engine's refusal in words for the session's owner."""
     text = str(error.explanation or error)
     if any(words in text for words in NO_GPU_RUNTIME):
         return "this server's Docker engine has no GPU runtime; ask an administrator to install it"

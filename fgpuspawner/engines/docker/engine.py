@@ -1,4 +1,4 @@
-"""Docker containers as an `Engine`: on this machine's own daemon, and on those of other machines."""
+"""Docker containers as an `Engine`: on this machine's daemon and on those of other machines."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ from fgpuspawner.settings.nodes import Machine
 log = logging.getLogger("fgpu.docker")
 
 OTHER_USER = "65533:65533"
-"""A user of no image. Docker's user namespaces have numbers below 65536 only."""
+"""A user id without an image's account. Docker's user namespaces only map ids below 65536."""
 DOES_NOT_ANSWER = "the Docker engine does not answer"
 
 
 class DockerEngine(Engine):
-    """Sessions as containers, each on a network of its user's, with its slice, no new privileges and no capabilities."""
+    """Runs sessions as containers, each on its user's network, with its slice, without capabilities or new privileges."""
 
     capabilities = Capabilities(
         "containers",
@@ -83,21 +83,21 @@ class DockerEngine(Engine):
     )
 
     def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:
-        """Connect to the daemons of the configured nodes. ``settings`` are those of the spawner's class.
+        """Connect to the daemons of the configured nodes. ``settings`` are the spawner class's.
 
         Raises:
-            BadSettings: this machine's own is needed and does not answer.
+            BadSettings: this machine's own daemon is needed and does not answer.
         """
         self._installation = installation
+        #: Whether an image would run as root, by image id.
         self._as_root: dict[str, bool] = {}
-        """Of images, by their ids, whether they would run as root."""
         own = installation.settings
+        #: Folders of simulated machines, by node.
         self._machines: Mapping[str, Path] = {
             spec["name"]: machine.folder_of(own.data_path(), spec["name"])
             for spec in own.nodes
             if isinstance(spec.get("gpus"), dict)
         }
-        """The folders of simulated machines, by node."""
         self.fleet = Fleet(
             [
                 Daemon(
@@ -145,7 +145,7 @@ class DockerEngine(Engine):
             )
 
     def _warm_pool(self, hub: HubSide) -> WarmPool | None:
-        """Return the warm pool of this machine's own daemon; None where it has none."""
+        """Return the warm pool of this machine's own daemon, if there is one."""
         sizes, catalogue = self._installation.settings.warm_pool, self._installation.catalogue
         unknown = sorted(slug for slug in sizes if catalogue().entry(slug) is None)
         if unknown:
@@ -179,7 +179,7 @@ class DockerEngine(Engine):
         return answer, len(self.fleet.daemons) - answer
 
     def _removed(self) -> None:
-        """A session's container has gone: its place on the network is free, and so are its CPU and memory."""
+        """Free the place on the network, and the CPU and memory, of a container that was removed."""
         self.network.sweep_soon()
         if self.warm is not None:
             self.warm.wake()
@@ -196,7 +196,6 @@ class DockerEngine(Engine):
         return await self.fleet.remove(observed)
 
     def name(self, session: Session) -> str:
-        """Return the name of the container of a session's current attempt."""
         return self.fleet.of(session).containers.name(session)
 
     # -- one session ----------------------------------------------------------------------------------
@@ -260,7 +259,7 @@ class DockerEngine(Engine):
         return Endpoint(ip, port, has_driver, warm)
 
     async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
-        """Return the spec with the session's files on the daemon's own machine."""
+        """Return the spec with the session's files on the daemon's machine."""
         assert spec.session.placement is not None
         node_id = spec.session.placement.node_id
         mounts = await daemon.ship(
@@ -275,7 +274,7 @@ class DockerEngine(Engine):
     async def _gpus(
         self, daemon: Daemon, spec: LaunchSpec, options: ContainerOptions
     ) -> tuple[DeviceRequest | None, bool]:
-        """Return the request for the session's real GPUs, and whether there is a driver for it, a simulated one too."""
+        """Return the request for the session's real GPUs, and whether it has a driver, a simulated one too."""
         if spec.simulated or not options.gives_gpus:
             return None, spec.simulated
         request = some_gpus(await daemon.containers.call(daemon.client.info), spec.devices)
@@ -284,10 +283,7 @@ class DockerEngine(Engine):
     async def _made(
         self, daemon: Daemon, spec: LaunchSpec, kwargs: dict[str, Any], image: Mapping[str, Any], network: str
     ) -> tuple[str, Handover | None, bool]:
-        """Return a new container, what it is to be told of who it is, and whether it is a warm one instead.
-
-        That is the same, and runs.
-        """
+        """Return a container for the session, what to send it, and whether it is a warm one, which runs already."""
         told: Handover | None = None
         if handover.can_take(image, kwargs):
             prepared = spec.prepared
@@ -298,13 +294,13 @@ class DockerEngine(Engine):
                     spec.session, kwargs, image_id=image["Id"], told=spec.told, network=network
                 )
                 if warm is not None:
-                    # What a new container would have been made with.
+                    # A new container would have been created with these.
                     return warm, replace(told, environment={**spec.told, **told.environment}), True
         made = await daemon.containers.call(daemon.client.create_container, **kwargs)
         return str(made["Id"]), told, False
 
     async def _tell(self, daemon: Daemon, session: Session, container: str, told: Handover | None) -> None:
-        """Tell a container that waits for it who it is."""
+        """Send a waiting container its identity."""
         if told is None:
             return
         try:
@@ -312,7 +308,7 @@ class DockerEngine(Engine):
         except APIError as e:
             if e.status_code != HTTPStatus.CONFLICT:
                 raise
-            # It does not run any more: how it ended says more.
+            # It no longer runs; how it ended says more.
             log.warning("Session %d could not be told who it is: %s", session.id, e.explanation)
         except OSError as e:
             raise LaunchFailed("the Docker engine did not tell the container which session it is") from e
@@ -331,14 +327,14 @@ class DockerEngine(Engine):
     ) -> Answer:
         daemon = self.fleet.of(session)
         program, *rest = command
-        # A container that was there before its session has nothing of what it is told in its own environment.
+        # A warm container's own environment lacks what describes the session.
         run = functools.partial(
             run_in,
             daemon.client,
             daemon.containers.name(session),
             [f"{IN_CONTAINER}/{program}", *rest],
             environment=told,
-            # The session can signal what runs as its own user; the start's check has to see what that user sees.
+            # The session can signal processes of its own user. The check at the start must see what that user sees.
             user=OTHER_USER if ACCOUNTING in command else "",
             most_bytes=LARGEST_BYTES,
         )
@@ -348,7 +344,7 @@ class DockerEngine(Engine):
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 
     async def cgroup(self, session: Session) -> str | None:
-        """Return what the kernel tells of the container's first process."""
+        """Return the cgroup of the container's first process."""
         daemon = self.fleet.of(session)
         if daemon.address.is_elsewhere:
             return None
@@ -375,12 +371,12 @@ class DockerEngine(Engine):
         try:
             return await in_a_thread_of_its_own(look)
         except NotFound:
-            return DiskUse()  # It has ended meanwhile.
+            return DiskUse()
         except FAILED as e:
             raise EngineSilent(str(e)) from e
 
     async def _disk_mib(self, daemon: Daemon, image: str) -> int:
-        """Return the limit that the engine itself is to hold a container's disk to; 0 where it cannot, or need not."""
+        """Return the disk limit that the engine itself enforces on a container, in MiB; 0 if it cannot or need not."""
         limit_mib = self._installation.settings.session_disk_mib
         if not limit_mib:
             return 0
@@ -392,7 +388,7 @@ class DockerEngine(Engine):
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         daemon = self.fleet.answering_for(session)
-        # While it does not answer that is left for later.
+        # A silent daemon is asked again later.
         return daemon is not None and await daemon.containers.end_session(session, now=now)
 
     # -- who uses which GPU ---------------------------------------------------------------------------
@@ -437,7 +433,7 @@ class DockerEngine(Engine):
 
 
 async def _warn_of_others(daemon: Daemon) -> None:
-    """Say once whose sessions run there that are counted by nobody here."""
+    """Log sessions of other installations on a daemon: what they hold is not counted here."""
     containers = daemon.containers
     for line in await containers.call(
         sessions_of_others, containers.looker, daemon.address, daemon.installation
@@ -448,7 +444,7 @@ async def _warn_of_others(daemon: Daemon) -> None:
 async def _endpoint(
     daemon: Daemon, container: str, network: str, port: int, publish_at: str | None
 ) -> tuple[str, int]:
-    """Return where the Hub reaches a container: itself, or the port that its machine publishes for it."""
+    """Return where the Hub reaches a container: directly, or at a port that its machine publishes."""
     found = await daemon.containers.call(daemon.client.inspect_container, container)
     settings = found["NetworkSettings"]
     if publish_at is None:
@@ -458,15 +454,15 @@ async def _endpoint(
         return publish_at, int(published[0]["HostPort"])
     if found["State"]["Running"]:
         raise LaunchFailed("its machine published no port for the session's container")
-    # It has ended: nothing will answer there, and how it ended is told by whoever looks.
+    # It has ended; the next poll finds out how.
     return publish_at, port
 
 
 def client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return docker-py's arguments for this machine's own daemon, of ``c.FGPUSpawner`` or ``c.DockerSpawner``.
+    """Return docker-py's arguments for this machine's daemon, from ``c.FGPUSpawner`` or ``c.DockerSpawner``.
 
     Raises:
-        BadSettings: its TLS cannot be used.
+        BadSettings: its TLS settings are wrong.
     """
     tls = settings.get("tls_config")
     try:

@@ -1,4 +1,4 @@
-"""What docker-py raises, in the two kinds that matter: the daemon refuses, or it does not answer."""
+"""docker-py's exceptions in two kinds: the daemon refuses, or it does not answer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ GONE = (
     requests.exceptions.ChunkedEncodingError,
     requests.exceptions.InvalidJSONError,
 )
-"""A daemon does not answer, or something in between answers in its place."""
+"""The daemon does not answer, or something between answers in its place."""
 
 FAILED = (DockerException, *GONE)
-"""Any of both."""
+"""Both kinds."""
 
 
 def words(error: Exception) -> str:
-    """Return what the system says in an error of a client, which has it inside of a tuple; or else all of it."""
+    """Return the system's message in a client's error, which wraps it in a tuple; otherwise the whole text."""
     inside = re.search(r"Error\(\d+, '([^']+)'", str(error))
     return inside[1] if inside else str(error)
 
 
 def rows(answer: Any) -> list[dict[str, Any]]:
-    """Return what a daemon lists.
+    """Return the list that a daemon answered.
 
     Raises:
-        requests.exceptions.InvalidJSONError: something else answers in its place, and nothing follows from that.
+        requests.exceptions.InvalidJSONError: something else answered in its place.
     """
     if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
         raise requests.exceptions.InvalidJSONError("an answer that makes no sense")
@@ -38,7 +38,7 @@ def rows(answer: Any) -> list[dict[str, Any]]:
 
 
 def state_of(answer: Any) -> dict[str, Any]:
-    """Return the state in what a daemon says of a container.
+    """Return the state in a daemon's description of a container.
 
     Raises:
         requests.exceptions.InvalidJSONError: see `rows`.

@@ -1,4 +1,4 @@
-"""What a Docker engine tells of its containers' ends, as it happens."""
+"""The event stream of a Docker engine: the ends of its containers as they happen."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LISTED_AFTER_S = (0.2, 0.6, 1.5)
 
 
 def call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    # The engine tells of a death a little before its list of containers does: on a busy machine, half a second.
+    # The engine reports an end a little before its list of containers shows it: on a busy machine, half a second.
     loop.call_soon_threadsafe(function)
     for delay_s in LISTED_AFTER_S:
         loop.call_soon_threadsafe(loop.call_later, delay_s, function)
 
 
 class Events:
-    """The stream of an engine's events, in a thread of its own, for as long as it is open; then anew."""
+    """Reads an engine's events in a thread, and reopens the stream when it ends."""
 
     def __init__(self, containers: Containers, name: str, happened: Callable[[], None]) -> None:
         self._containers = containers
@@ -43,11 +43,11 @@ class Events:
         threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
 
     def close(self) -> None:
-        """End it; its thread ends by itself."""
+        """Stop; the thread ends soon after."""
         self._closed.set()
         stream = self._stream
         if stream is not None:
-            # It may be at the other end of a connection that is cut: that takes a while to find out.
+            # On a cut connection closing takes a while.
             threading.Thread(target=_closed_quietly, args=(stream,), daemon=True).start()
 
     def _run(self) -> None:
@@ -59,7 +59,7 @@ class Events:
         while not self._closed.is_set():
             try:
                 self._stream = self._containers.client.events(decode=True, filters=filters)
-                # Whatever happened while nobody listened is seen by looking once.
+                # One observation finds what happened before the stream was open.
                 self._tell()
                 for event in self._stream:
                     if self._closed.is_set():
@@ -75,15 +75,15 @@ class Events:
             time.sleep(EVENTS_AGAIN_S)
 
     def missed(self, found: Sequence[Observed]) -> frozenset[str]:
-        """Return what has ended between the last look and this one, and was not told of.
+        """Return the containers that ended since the last observation without an event.
 
-        What had ended at the first look may have done so before anybody listened.
+        At the first observation there are none: containers may have ended before the stream was open.
         """
         before, self._ended = self._ended, frozenset(o.handle for o in found if not o.alive)
         return frozenset() if before is None else self._ended - before - self._told.keys()
 
     def has_told(self, name: str) -> bool:
-        """Return whether it was told that this container has ended."""
+        """Return whether the end of this container was reported."""
         return name in self._told
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Events:
         try:
             self._happened()
         except RuntimeError:
-            # The loop has ended, and with it the Hub.
+            # The event loop has ended, and the Hub with it.
             self._closed.set()
 
 

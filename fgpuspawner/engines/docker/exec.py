@@ -1,8 +1,7 @@
-"""Commands in containers, and all that they print.
+"""Runs commands in containers and returns their whole output.
 
-docker-py reads a command's output from the connection's socket, past what came together with the answer's head and was
-read ahead: of a command that is quick, on a machine that is busy, that is all of it. Here it is read as the body of the
-answer that it is.
+docker-py reads a command's output from the raw socket and so misses bytes that were buffered with the answer's header:
+for a quick command on a busy machine that is everything. Here the output is read as the answer's body.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fgpuspawner.isolation.report import Answer
 
 STDOUT, STDERR = 1, 2
 HEAD = struct.Struct(">BxxxL")
-"""Of each piece: the stream that it is of, and its length. See the engine's API, "attach to a container"."""
+"""Header of each chunk: stream and length. See the engine's API, "attach to a container"."""
 
 
 def run_in(
@@ -33,9 +32,9 @@ def run_in(
     most_bytes: int,
     streams: Sequence[int] = (STDOUT,),
 ) -> Answer:
-    """Run a command in a container and return its exit status and what it prints, little more than ``most_bytes``.
+    """Run a command in a container; return its exit status and output, little more than ``most_bytes`` of it.
 
-    Blocks until it ends, or has printed more.
+    Blocks until it ends or has printed more.
 
     Raises:
         docker.errors.DockerException: the engine refuses, or does not answer.
@@ -63,7 +62,7 @@ def run_in(
 
 
 def _piece(raw: Any, size: int, wanted: int) -> bytes:
-    """Read a piece, and return its first bytes, so many as are wanted."""
+    """Read a chunk and return its first ``wanted`` bytes."""
     kept = bytearray()
     while size > 0:
         got = raw.read(min(size, 65536))

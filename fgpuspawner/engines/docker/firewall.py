@@ -1,13 +1,15 @@
-"""Rules that close a machine to the sessions on it, and what a session may reach beyond it.
+"""Firewall rules that close a machine to its sessions, and limit what sessions reach beyond it.
 
-Docker keeps containers apart and closes nothing of the host itself: a container reaches every port that the host opens
-on all its addresses. The rules here match the interfaces of one installation's networks, and no other: each of them
-hangs below a jump for ``-i`` or ``-o`` of these interfaces, so they cannot lock out anybody else. They are chains of
-their own, filled in one transaction with the jumps to them. The jumps are at the top of INPUT and of FORWARD, and of
-DOCKER-USER as well: Docker puts its own rules on top of FORWARD whenever it starts, and keeps that chain above them.
+Docker separates containers and closes nothing of the host: a container reaches every port that listens on all
+addresses.
 
-When Docker makes a network it does so too, and DOCKER-USER is not on top again before a moment has passed. Packets that
-Docker's rules let through then meet ours once more, in the table that comes after, ``security``: there they are dropped.
+1. All rules hang below jumps for ``-i`` or ``-o`` of one installation's bridge interfaces, so they cannot lock out
+   anything else.
+2. They are in separate chains, filled in one transaction with the jumps to them.
+3. The jumps are at the top of INPUT and FORWARD, and in DOCKER-USER: Docker puts its own rules on top of FORWARD
+   whenever it starts, and keeps DOCKER-USER above them.
+4. Docker also does that when it makes a network, and DOCKER-USER is on top again only a moment later. Packets that pass
+   Docker's rules in between meet ours once more in the later table ``security``, where they are dropped.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ FAMILIES = {4: "iptables", 6: "ip6tables"}
 CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
 APPLY_TRIES, APPLY_AGAIN_S = 5, 0.4
 AFTER = "security"
-"""The table whose FORWARD packets pass after that of the table ``filter``, and in which nobody else has any rules."""
+"""A table, otherwise unused, with a FORWARD chain that comes after that of ``filter``."""
 PASSED_ON = slice(1, 3)
-"""Of the chains, those for what is passed on; and of the jumps, those in FORWARD."""
+"""The part of the chains and of the jumps that concerns FORWARD."""
 DOCKERS = "DOCKER-USER"
 DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
 FORWARDED = "in force for what is passed on"
 NO_TABLE_AFTER = "the kernel has no table security"
 MOST_CONNECTIONS = 256
-"""Connections of one session to each port of the Hub and the service, of those that are open at a time."""
+"""Open connections of one session to each port of the Hub and the service."""
 LOOK_EVERY_S = 15.0
-"""So long rules that somebody else flushed may be gone."""
+"""For this long rules that another program flushed may be missing."""
 COMMAND_TIMEOUT_S = 60
 RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
-"""Docker reads the second where the first names only systemd's resolver on this machine."""
+"""Docker reads the second if the first names only systemd's resolver on this machine."""
 
 
 class FirewallFailed(FGPUError):
@@ -54,7 +56,7 @@ class FirewallFailed(FGPUError):
 
 
 Refuse = Callable[[int, str], list[str]]
-"""For a version of IP and a match: the rules that refuse what matches."""
+"""Returns the rules that refuse what matches, for a version of IP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,10 @@ class Rules:
     """What the sessions of one installation reach.
 
     Attributes:
-        installation: whose sessions.
+        installation: the id of the installation.
         services: addresses and ports of the Hub and the service, here or on another machine.
         allowed_ports: further TCP ports of the machine that the rules are on.
-        name_servers: addresses that sessions may ask for names, unless egress is closed.
+        name_servers: addresses of DNS servers that sessions may ask, unless egress is closed.
         blocked: networks that sessions never reach.
         egress_open: whether they reach anything beyond the machine.
         callers: addresses of other machines that may open connections to sessions: a Hub elsewhere.
@@ -80,18 +82,18 @@ class Rules:
     callers: tuple[str, ...] = ()
 
     def filled(self, version: int) -> list[str]:
-        """Return the rules of the chains, in iptables-restore's form, with commands for the shell that fills them in."""
+        """Return the chains' rules in iptables-restore's form, with shell substitutions."""
         return [*self._input(version), *self._from(version, _refusal), *self._to(version, _refusal)]
 
     def filled_after(self, version: int) -> list[str]:
-        """Return the same rules for what the table ``filter`` has let through; it can only be dropped there."""
+        """Return the same rules for the table ``security``, which can only drop."""
         return [*self._from(version, _drop), *self._to(version, _drop)]
 
     def _input(self, version: int) -> list[str]:
-        """From sessions to this machine: to the Hub and the service."""
+        """Rules for packets from sessions to this machine."""
         rules = [*_answers(version, "ACCEPT")]
         if version == 6:
-            # Without these no IPv6 address of the bridge is found at all.
+            # IPv6 needs neighbour discovery to find any address of the bridge.
             rules += [f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j ACCEPT" for kind in (135, 136)]
         rules += self._services(version, "ACCEPT")
         rules += [f"-p tcp -m tcp --dport {port} -j ACCEPT" for port in self.allowed_ports]
@@ -100,12 +102,12 @@ class Rules:
         return _in_chain(chains(self.installation)[0], [*rules, *_refusal(version)])
 
     def _from(self, version: int, refuse: Refuse) -> list[str]:
-        """From sessions through this machine. What is returned from here, Docker's own rules decide on."""
+        """Rules for packets from sessions through this machine. Docker's own rules decide about what returns."""
         rules = [*_answers(version, "RETURN")]
         rules += self._services(version, "RETURN")
         if self.egress_open:
             rules += self._names(version, "RETURN")
-        # Other sessions, other containers, and ports of theirs that are published here.
+        # Other sessions, other containers, and their ports published here.
         for match in (f"-o {network.INTERFACES}+", "-o docker0", "-m conntrack --ctstate DNAT"):
             rules += refuse(version, match)
         for blocked in self.blocked:
@@ -114,12 +116,12 @@ class Rules:
         chain = chains(self.installation)[1]
         if not self.egress_open:
             return _in_chain(chain, [*rules, *refuse(version, "")])
-        # Docker's further bridges are called so, and so may be a bridge of the machine's own, which leads outside.
+        # Docker's other bridges have this prefix, and so may a bridge of the machine that leads outside.
         others = _in_chain(chain, [*refuse(version, "-o br-+"), "-j RETURN"])
         return [*_in_chain(chain, rules), f"$(own_bridges {chain})", *others]
 
     def _to(self, version: int, refuse: Refuse) -> list[str]:
-        """From elsewhere to sessions. The Hub of this machine does not pass here."""
+        """Rules for packets from elsewhere to sessions. The Hub on this machine does not pass here."""
         callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
         return _in_chain(
             chains(self.installation)[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")]
@@ -134,7 +136,7 @@ class Rules:
         ]
 
     def _services(self, version: int, verdict: str) -> list[str]:
-        # A session has an address of its own. The kernel counts its open connections.
+        # Every session has its own address; the kernel counts its open connections.
         mask = 32 if version == 4 else 128
         many = f"-m connlimit --connlimit-above {MOST_CONNECTIONS} --connlimit-mask {mask} --connlimit-saddr"
         return [
@@ -146,12 +148,12 @@ class Rules:
 
 
 def chains(installation: str) -> tuple[str, ...]:
-    """Return the names of an installation's chains, of which there is a set for each on a machine."""
+    """Return the names of an installation's chains."""
     return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
 
 
 def jumps(installation: str) -> tuple[tuple[str, str], ...]:
-    """Return where an installation's jumps are, and what they are."""
+    """Return the chain and the rule of each of an installation's jumps."""
     interface = f"{network.interfaces(installation)}+"
     to_host, from_sessions, to_sessions = chains(installation)
     through = f"-o {interface} -j {to_sessions}", f"-i {interface} -j {from_sessions}"
@@ -167,18 +169,18 @@ def _in_chain(chain: str, rules: Iterable[str]) -> list[str]:
 
 
 def _answers(version: int, verdict: str) -> list[str]:
-    # RELATED for errors only: helpers of the connection tracker would let a session open ports with it.
+    # RELATED only for errors: connection tracking helpers would let a session open ports.
     icmp = "icmp" if version == 4 else "ipv6-icmp"
     return [
         f"-m conntrack --ctstate ESTABLISHED -j {verdict}",
         f"-p {icmp} -m conntrack --ctstate RELATED -j {verdict}",
-        # It may be of an open connection, come late or sent again: to refuse it with a reset would end that.
+        # It may belong to an open connection, late or sent again; a reset would end that.
         "-m conntrack --ctstate INVALID -j DROP",
     ]
 
 
 def _refusal(version: int, match: str = "") -> list[str]:
-    """Return rules that refuse at once, so that nobody waits for what never answers."""
+    """Return rules that refuse at once, so that clients do not wait for a timeout."""
     unreachable = "icmp-port-unreachable" if version == 4 else "icmp6-port-unreachable"
     return [
         f"{match} -p tcp -j REJECT --reject-with tcp-reset".strip(),
@@ -199,7 +201,7 @@ def _one(address: str) -> str:
 
 
 def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
-    """Return the name servers that containers ask: this machine's, without those on its loopback."""
+    """Return the DNS servers that containers ask: this machine's, without loopback ones."""
     found: dict[str, None] = {}
     for path in paths:
         try:
@@ -213,7 +215,7 @@ def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
                     address = ipaddress.ip_address(words[1])
                 except ValueError:
                     continue
-                # Of one link of IPv6: containers are not on it.
+                # Link-local IPv6 addresses are unreachable from containers.
                 elsewhere = address.version == 6 and address.is_link_local
                 if not address.is_loopback and not elsewhere:
                     found[str(address)] = None
@@ -301,7 +303,7 @@ LATER
 
 
 def script(rules: Rules) -> str:
-    """Return a shell script that applies the rules; it may be run again at any time."""
+    """Return a shell script that applies the rules; it may be run repeatedly."""
     made = [f":{chain} - [0:0]" for chain in chains(rules.installation)]
     text = _head(rules.installation) + APPLY.replace("CHAINS", "\n".join(made))
     text = text.replace("AFTER\n$3", "\n".join(made[PASSED_ON]) + "\n$3")
@@ -314,7 +316,7 @@ def script(rules: Rules) -> str:
 
 
 def removal(installation: str) -> str:
-    """Return a shell script that removes an installation's rules, as far as they are there."""
+    """Return a shell script that removes an installation's rules, if any."""
     text = _head(installation) + REMOVE.replace("CHAINS", " ".join(chains(installation)))
     text = _with_jumps(text, "unhook", installation)
     return text + "\nremove iptables\n" + _where_there_is_ipv6("remove ip6tables") + "\n"
@@ -335,7 +337,6 @@ def _where_there_is_ipv6(command: str) -> str:
 
 
 def can_apply() -> bool:
-    """Return whether this process may change the rules of its machine."""
     if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip6tables") is None:
         return False
     # Root in a container usually may not.
@@ -349,7 +350,7 @@ def run(text: str) -> None:
     """Run one of the scripts.
 
     Raises:
-        FirewallFailed: it failed; with its words.
+        FirewallFailed: with its error output.
     """
     try:
         done = subprocess.run(
@@ -363,10 +364,10 @@ def run(text: str) -> None:
 
 
 def state(installation: str) -> dict[int, list[str]]:
-    """Return what of an installation's rules there is in the machine's tables, in their own words.
+    """Return an installation's rules in the machine's tables, as iptables prints them.
 
-    A jump that is not before everybody else's rules does not count. Those of the table ``security`` begin with its name,
-    or there is `NO_TABLE_AFTER`.
+    A jump behind other rules does not count. Rules of the table ``security`` begin with its name; without it there is
+    `NO_TABLE_AFTER`.
 
     Raises:
         FirewallFailed: the tables cannot be read.
@@ -398,17 +399,17 @@ def _listed(program: str, *table: str) -> subprocess.CompletedProcess[str]:
 
 
 def read_after(listed: str, installation: str) -> list[str]:
-    """Return an installation's rules out of what ``iptables -t security -S`` lists, beginning with the table's name."""
+    """Return an installation's rules in the output of ``iptables -t security -S``, each after the table's name."""
     own = chains(installation)
     lines = [line for line in listed.splitlines() if line.startswith("-A ")]
     return [f"{AFTER}: {line}" for line in lines if line.split()[1] in own or line.split()[-1] in own]
 
 
 def read_state(listed: str, installation: str) -> list[str]:
-    """Return an installation's rules out of what ``iptables -S`` lists; see `state`.
+    """Return an installation's rules in the output of ``iptables -S``; see `state`.
 
-    Of the jumps in FORWARD only whether they count: Docker moves them whenever it makes a network, and what matters is
-    that packets come by the ones in DOCKER-USER first.
+    Jumps in FORWARD are reduced to whether they count: Docker moves them whenever it makes a network, and packets need
+    only meet the ones in DOCKER-USER first.
     """
     own, through = chains(installation), [rule for _, rule in jumps(installation)[1:3]]
     rules: list[str] = []
@@ -432,7 +433,7 @@ def read_state(listed: str, installation: str) -> list[str]:
 
 
 def complete(found: dict[int, list[str]], installation: str) -> bool:
-    """Return whether the jumps and the chains are there; what is in the chains is not compared."""
+    """Return whether the jumps and filled chains are there; the chains' content is not compared."""
     wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation) if chain != "FORWARD"]
     filled = [f"-A {chain} " for chain in chains(installation)]
     later = [f"{AFTER}: -A {chain} {rule}" for chain, rule in jumps(installation)[PASSED_ON]]
@@ -451,26 +452,25 @@ def complete(found: dict[int, list[str]], installation: str) -> bool:
 
 
 class Firewall:
-    """Keeps rules in force for as long as the Hub runs. They stay when it ends: so do sessions."""
+    """Keeps the rules in force while the Hub runs. They outlive it, as sessions do."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._applied: dict[int, list[str]] = {}
 
     def script(self) -> str:
-        """Return a shell script that applies the rules; it may be run again at any time."""
         return script(self.rules)
 
     def remove(self) -> None:
         """Remove the rules.
 
         Raises:
-            FirewallFailed: it failed; with its words.
+            FirewallFailed: with its error output.
         """
         run(removal(self.rules.installation))
 
     def apply(self) -> None:
-        """Apply the rules, and see that they are there.
+        """Apply the rules, and check that they are in force.
 
         Raises:
             FirewallFailed: they are not.
@@ -480,7 +480,7 @@ class Firewall:
                 run(script(self.rules))
                 self._applied = state(self.rules.installation)
             except FirewallFailed:
-                # Somebody else changed the rules between a look and the change that came of it.
+                # Another program changed the rules between our reading and our change.
                 if not left:
                     raise
                 time.sleep(APPLY_AGAIN_S)
@@ -491,14 +491,14 @@ class Firewall:
                         "%s: while Docker makes a network, what is closed outside is open", NO_TABLE_AFTER
                     )
                 return
-            # Docker puts its own on top when it makes a network, which may be this very moment.
+            # Docker may be making a network at this moment and putting its rules on top.
             time.sleep(APPLY_AGAIN_S)
         raise FirewallFailed(
             "the firewall's rules were applied, and are not in force: another program's are before"
         )
 
     def keep(self) -> None:
-        """Apply the rules again if they are not as they were applied.
+        """Apply the rules again if they have changed.
 
         Raises:
             FirewallFailed: they cannot be read or applied.

@@ -1,4 +1,4 @@
-"""All the Docker daemons of an installation, side by side: one that does not answer delays nothing on the others."""
+"""All Docker daemons of an installation, used concurrently: a silent one delays no other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fgpuspawner.settings.nodes import Machine
 log = logging.getLogger("fgpu.docker")
 
 LATE_AFTER_S = 1.0
-"""What the other daemons say of their containers does not wait longer for one of them."""
+"""How long the answers of the other daemons wait for a late one."""
 
 
 class Fleet:
-    """The daemons, this machine's own first, if it has one."""
+    """The daemons; this machine's own comes first."""
 
     def __init__(self, daemons: Sequence[Daemon]) -> None:
         self.daemons = tuple(daemons)
@@ -30,7 +30,7 @@ class Fleet:
         self._not_believed: set[str] = set()
 
     def connect(self) -> None:
-        """Connect to all of them. Blocks. Those of other machines may stay silent.
+        """Connect to all daemons. Blocks. Those of other machines may be silent.
 
         Raises:
             BadSettings: this machine's own does not answer.
@@ -52,7 +52,7 @@ class Fleet:
                 log.error("%s; its nodes take no sessions until it does", trouble)
 
     def survey(self) -> dict[str, Machine | None]:
-        """Return what other machines say of themselves, by node; see `Engine.survey`."""
+        """See `Engine.survey`."""
         asked = [daemon for daemon in self.daemons if daemon.address.url]
         with ThreadPoolExecutor(max(1, len(asked))) as threads:
             machines = list(threads.map(Daemon.machine, asked))
@@ -64,18 +64,17 @@ class Fleet:
 
     @property
     def answering(self) -> tuple[Daemon, ...]:
-        """Those that answer."""
         return tuple(daemon for daemon in self.daemons if daemon.answers)
 
     def find(self, node_id: str) -> Daemon | None:
-        """Return a node's daemon, None if no such node is configured any more."""
+        """Return a node's daemon, or None if the node is no longer configured."""
         return self._by_node.get(node_id)
 
     def of_node(self, node_id: str) -> Daemon:
         """Return a node's daemon.
 
         Raises:
-            EngineSilent: no such node is configured any more.
+            EngineSilent: the node is no longer configured.
         """
         daemon = self._by_node.get(node_id)
         if daemon is None:
@@ -83,30 +82,30 @@ class Fleet:
         return daemon
 
     def of(self, session: Session) -> Daemon:
-        """Return the daemon of a session that has its place.
+        """Return the daemon of a placed session.
 
         Raises:
-            EngineSilent: its node is not configured any more.
+            EngineSilent: its node is no longer configured.
         """
         assert session.placement is not None
         return self.of_node(session.placement.node_id)
 
     def answering_for(self, session: Session) -> Daemon | None:
-        """Return the session's daemon; None if it does not answer, or its node is not configured any more."""
+        """Return the session's daemon; None if it is silent, or its node is no longer configured."""
         assert session.placement is not None
         daemon = self.find(session.placement.node_id)
         return daemon if daemon is not None and daemon.answers else None
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called in the running loop when it is time to look again."""
+        """Have ``changed`` called in the running loop when it is time to observe again."""
         for daemon in self.daemons:
             daemon.watch(changed)
 
     async def observe(self) -> Seen:
-        """Return all containers, and the nodes whose daemons answered or are late."""
+        """Return all containers, and the nodes of daemons that answered or are late."""
         looks: dict[Daemon, asyncio.Task[Seen]] = {}
         for daemon in self.daemons:
-            # What began before this call may know less than who asks now: only whether it answers is of use.
+            # An observation that started before this call is stale; use only whether the daemon answered.
             if daemon not in self._late:
                 looks[daemon] = asyncio.create_task(daemon.observe())
         patiently = [look for daemon, look in looks.items() if daemon in self._slow or len(self.daemons) == 1]
@@ -125,7 +124,7 @@ class Fleet:
         )
 
     def _may_say(self, daemon: Daemon, thing: Observed) -> bool:
-        """Return whether this is for a daemon to say: a machine says nothing of what another one runs."""
+        """Return whether a daemon may report this: none can report what another machine runs."""
         own = self._by_node.get(thing.node_id, daemon)
         if own is not daemon and thing.handle not in self._not_believed:
             self._not_believed.add(thing.handle)
@@ -134,7 +133,7 @@ class Fleet:
         return own is daemon
 
     def _has_answered(self, daemon: Daemon, look: asyncio.Task[Seen]) -> None:
-        """Have a late daemon looked at again, and waited for then: it may always take that long."""
+        """Ask for a new observation of a daemon that was late, and wait for that one: the daemon may always be slow."""
         del self._late[daemon]
         if look.cancelled() or look.exception() is not None:
             return
@@ -142,12 +141,12 @@ class Fleet:
         daemon.changed()
 
     async def remove(self, observed: Observed) -> bool:
-        """Stop and remove one container, wherever it was seen; return whether it is known to be gone."""
+        """Stop and remove one container; return whether it is certainly gone."""
         daemon = next((d for d in self.daemons if d.containers.has_seen(observed)), None)
         return await daemon.containers.remove(observed) if daemon is not None else False
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None) -> Mapping[int, int]:
-        """Return whose processes these are; see `Engine.sessions_of`."""
+        """See `Engine.sessions_of`."""
         if node_id is not None:
             return self.of_node(node_id).containers.sessions_of(pids)
         found: dict[int, int] = {}
@@ -157,6 +156,5 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        """Stop listening to any."""
         for daemon in self.daemons:
             daemon.close()

@@ -1,4 +1,4 @@
-"""GPUs as a Docker engine gives them to containers: by the NVIDIA runtime, or by CDI."""
+"""Requests for GPUs to a Docker engine: through the NVIDIA runtime, or CDI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CDI_KIND = "nvidia.com/gpu="
 
 
 def all_gpus(info: Mapping[str, Any]) -> DeviceRequest | None:
-    """Return the request for all GPUs of an engine, to look at only; None if it cannot give any."""
+    """Return a request for all GPUs of an engine, for monitoring only; None if it has none."""
     if _has_nvidia(info):
         return DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu", "utility"]])
     ids = cdi_devices(info)
@@ -22,9 +22,9 @@ def all_gpus(info: Mapping[str, Any]) -> DeviceRequest | None:
 
 
 def some_gpus(info: Mapping[str, Any], devices: Sequence[Device]) -> DeviceRequest | None:
-    """Return the request for these devices; None if the engine can give none, or does not know one of them.
+    """Return a request for these devices; None if the engine does not know all of them.
 
-    CDI names a device by its UUID, or by its index on the machine: as it was set up.
+    CDI names a device by its UUID or its index, depending on its configuration.
     """
     if _has_nvidia(info):
         uuids = [device.uuid for device in devices]
@@ -39,7 +39,7 @@ def some_gpus(info: Mapping[str, Any], devices: Sequence[Device]) -> DeviceReque
 
 
 def cdi_devices(info: Mapping[str, Any]) -> list[str]:
-    """Return the names of an engine's NVIDIA devices in CDI, as ``docker info`` lists them since Docker 28.2."""
+    """Return an engine's NVIDIA devices in CDI, as ``docker info`` lists them since Docker 28.2."""
     found = [str(d.get("ID", "")) for d in info.get("DiscoveredDevices") or () if d.get("Source") == "cdi"]
     return sorted(i for i in found if i.startswith(CDI_KIND))
 

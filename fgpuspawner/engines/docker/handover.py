@@ -1,9 +1,9 @@
-"""A session's identity, given to its container over standard input.
+"""A session's identity, sent to its container over standard input.
 
-What a container is made with is in ``docker inspect``, in ``/proc/1/environ``, and in every image that is made of it.
-So a container of an image that can wait (label ``fgpu.handover``) is made without its command line and the part of its
-environment that says who it is. It gets both, with its token, in one line through the engine's attach call: whoever may
-make that call controls the engine anyway. labextension/jupyterlab_fgpu/start.py is the other side.
+What a container is created with is visible in ``docker inspect``, in ``/proc/1/environ`` and in every image that is
+made of it. So a container of an image with the label ``fgpu.handover`` is created without its command line and
+identity. It gets both, with its token, in one line through the engine's attach call, which only those who control the
+engine can make. labextension/jupyterlab_fgpu/start.py is the other side.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ LABEL, VERSION = HANDOVER, HANDOVER_VERSION
 PROGRAM = "fgpu-start"
 SERVER = "jupyterhub-singleuser"
 WITHIN_S = 60
-"""A container that hears nothing for so long ends: its Hub has."""
+"""A container that gets no identity in this time ends, as its Hub has."""
 
 TOLD_WITHIN_S = 20
 
 AT_START = ("PATH", "LD_*", "PYTHON*", "MALLOC_*", "GLIBC_TUNABLES", "LANG", "LC_*", "NVIDIA_*")
-"""What must be there when a process starts, or when the engine makes the container. Nothing of it is secret."""
+"""Variables that must be there when a process starts or a container is created; none is secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a container is told once it runs."""
+    """The command line and variables that a container gets once it runs."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
 
     @property
     def is_server(self) -> bool:
-        """Whether it is JupyterHub's own server that is to run."""
+        """Whether it runs JupyterHub's own server."""
         return posixpath.basename(self.argv[0]) == SERVER
 
     def line(self) -> bytes:
-        """Return it as the container reads it."""
         said = {"version": VERSION, "argv": list(self.argv), "environment": dict(self.environment)}
         return json.dumps(said).encode("ascii") + b"\n"
 
 
 def can_take(image: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a container of this image, made with these arguments of docker-py, takes its identity so.
+    """Return whether a container of this image, with these arguments of docker-py, takes its identity in this way.
 
-    An image that is made of one of ours has its label. With another entrypoint nobody would read what it is told.
+    Derived images inherit the label; with another entrypoint nothing would read the line.
     """
     config = image.get("Config") or {}
     return (
@@ -77,9 +76,9 @@ def _is_tini(entrypoint: object) -> bool:
 
 
 def split(kwargs: Mapping[str, Any], *, public: Collection[str]) -> tuple[dict[str, Any], Handover]:
-    """Return the arguments for a container that waits, and what it is told then.
+    """Return the arguments for a waiting container, and what to send it.
 
-    ``public`` names variables that stay with the container: what it is told of its slice, and what isolation sets.
+    ``public`` names variables that stay with the container: the description of its slice, and what isolation sets.
     """
     environment: Mapping[str, str | None] = kwargs.get("environment") or {}
     stays = {name: value for name, value in environment.items() if _stays(name, value, public)}
@@ -91,26 +90,26 @@ def split(kwargs: Mapping[str, Any], *, public: Collection[str]) -> tuple[dict[s
 
 
 def _stays(name: str, value: str | None, public: Collection[str]) -> bool:
-    # None takes away what the image sets: nothing can be taken away later.
+    # None unsets a variable of the image; that cannot be done later.
     return value is None or name in public or any(fnmatch.fnmatchcase(name, p) for p in AT_START)
 
 
 def waiting(argv: tuple[str, ...], *, within_s: int | None) -> list[str]:
-    """Return the command of a container that waits for an identity with this command line; None: for ever."""
+    """Return the command of a container that waits for an identity; ``within_s=None`` waits without end."""
     preload = ["--preload"] if posixpath.basename(argv[0]) == SERVER else []
     return [PROGRAM, *preload, *([] if within_s is None else ["--within", str(within_s)])]
 
 
 def tell(client: docker.APIClient, container: str, handover: Handover) -> None:
-    """Tell a running container who it is. Blocks until the engine has it.
+    """Send a running container its identity. Blocks until the engine has taken it.
 
-    That it also arrived is seen by what the container then does: the engine ends the connection only with the container.
+    The engine keeps the connection until the container ends, so the arrival shows only in what the container does.
 
     Raises:
         DockerException, OSError: the engine does not take it.
     """
     attached = client.attach_socket(container, {"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0, "logs": 0})
-    # A unix or TCP engine's is wrapped for reading; one over ssh is a channel.
+    # The socket of a unix or TCP engine is wrapped; one over ssh is a channel.
     channel = getattr(attached, "_sock", attached)
     try:
         channel.settimeout(TOLD_WITHIN_S)

@@ -1,12 +1,12 @@
-"""Homes in containers that run already.
+"""Homes for containers that already run.
 
-The engine adds no mounts to a running container. But one that was made with an empty folder of the host, from which
-mounts propagate (`rslave`), sees what the host mounts below that folder later. So a Hub that is root on the engine's own
-machine can mount a user's volume into a container that waits. The folders are in /run, and never removed but empty: what
-is mounted there are users' files.
+The engine adds no mounts to a running container. But a container that was created with an empty host folder from which
+mounts propagate (`rslave`) sees what the host mounts below that folder later. So a Hub that is root on the engine's
+machine can mount a user's volume into a warm container.
 
-Nothing that is done to such a mount may reach the host's own: on most hosts all mounts are shared, a bind mount is the
-peer of what it shows, and what is unmounted below it is unmounted at its source as well.
+1. The folders are in /run. They are only ever removed empty, as users' files are mounted there.
+2. Nothing done to such a mount may reach the source: on most hosts all mounts are shared, a bind mount is a peer of its
+   source, and an unmount below it would also unmount at the source. So each is made private first.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ MOUNT_TIMEOUT_S = 10
 
 
 class CannotMount(Exception):
-    """A home cannot be brought into a container that runs already."""
+    """A home cannot be mounted into a running container."""
 
 
 class NotReached(CannotMount):
-    """What this Hub mounts does not reach containers at all: it is in a mount namespace of its own, or the engine is."""
+    """The Hub's mounts do not reach containers: the Hub or the engine is in another mount namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A volume, or a folder of the host, and where in the container it is."""
+    """A volume or host folder, and its path in the container."""
 
     source: str
     target: str
 
 
 class Homes:
-    """The places for the homes of one installation's warm containers. Everything blocks."""
+    """Mounts homes into one installation's warm containers. Everything blocks."""
 
     def __init__(self, installation: str) -> None:
         self._folder = PLACE / f"fgpu-homes-{installation}"
 
     def open(self) -> None:
-        """Make the place from which mounts propagate.
+        """Make the folder from which mounts propagate.
 
         Raises:
             CannotMount: this Hub may not mount here.
@@ -59,28 +59,28 @@ class Homes:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if str(self._folder) not in _mounted():
             _run("mount", "--bind", str(self._folder), str(self._folder))
-            # A group of its own: as the peer of /run, all that is mounted here would be there a second time.
+            # Its own peer group: as a peer of /run every mount here would appear twice.
             _run("mount", "--make-private", str(self._folder))
         _run("mount", "--make-shared", str(self._folder))
 
     def places(self, name: str, count: int) -> list[Path]:
-        """Make empty places for a container's homes."""
+        """Make empty folders for a container's homes."""
         found = [self._folder / name / str(number) for number in range(count)]
         for place in found:
             place.mkdir(parents=True, exist_ok=True)
         return found
 
     def bring(self, name: str, homes: Sequence[tuple[Path, str]], *, pid: int) -> None:
-        """Mount folders of the host into a running container, at these paths, and make sure that they are there.
+        """Mount host folders into a running container at these paths, and check that they arrived.
 
-        ``pid`` is of the container's first process.
+        ``pid`` is the container's first process.
 
         Raises:
-            CannotMount: they are not there.
+            CannotMount: they did not arrive.
         """
         for number, (source, target) in enumerate(homes):
             place = str(self._folder / name / str(number))
-            # With what is mounted below it, as the engine does.
+            # Recursive, as the engine does it.
             _run("mount", "--rbind", str(source), place)
             _run("mount", "--make-rprivate", place)
             seen, meant = os.stat(f"/proc/{pid}/root{target}"), os.stat(source)
@@ -88,37 +88,37 @@ class Homes:
                 raise NotReached("what this Hub mounts does not reach the engine's containers")
 
     def rename(self, before: str, after: str) -> None:
-        """Have a container's places go by another name. What is mounted there stays."""
+        """Rename a container's folders; mounts in them stay."""
         (self._folder / before).rename(self._folder / after)
 
     def names(self) -> list[str]:
-        """Return whose places there are."""
+        """Return the names of containers with folders."""
         try:
             return sorted(path.name for path in self._folder.iterdir())
         except FileNotFoundError:
             return []
 
     def remove(self, names: Collection[str]) -> None:
-        """Take away the places of containers that are gone."""
+        """Remove the folders of containers that are gone."""
         mounted = _mounted() if names else ()
         for name in names:
             for place in sorted((self._folder / name).glob("*")):
                 if str(place) in mounted:
                     try:
-                        # Again: it may be from a Hub that was killed between the two.
+                        # A Hub that was killed may have left the mount shared.
                         _run("mount", "--make-rprivate", str(place))
                         _run("umount", "--lazy", str(place))
                     except CannotMount as e:
                         log.warning("%s", e)
             for place in [*sorted((self._folder / name).glob("*")), self._folder / name]:
                 try:
-                    # Of an empty folder, and of nothing else: a home could still be mounted there.
+                    # Only if empty: a home could still be mounted there.
                     place.rmdir()
                 except OSError as e:
                     log.warning("%s is not removed: %s", place, e.strerror)
 
     def close(self) -> None:
-        """Take away the place of all, if it is not used any more."""
+        """Remove the common folder if it is unused."""
         if not self.names() and str(self._folder) in _mounted():
             try:
                 _run("umount", str(self._folder))
@@ -128,11 +128,11 @@ class Homes:
 
 
 def source_of(client: docker.APIClient, home: Home) -> Path:
-    """Return the folder of the host that a home is.
+    """Return the host folder of a home.
 
     Raises:
-        CannotMount: it is not there, or empty: the engine fills a new volume from the image, and nobody else does.
-        DockerException: the engine does not say.
+        CannotMount: it is missing, or a new volume that only the engine fills from the image.
+        DockerException: the engine does not answer.
     """
     if home.source.startswith("/"):
         path = Path(home.source)

@@ -1,6 +1,6 @@
 """Connections to other machines that end when the machine is gone.
 
-A cable that is cut says nothing: without this the other end would be waited for, for as long as it may be silent.
+A cut cable sends nothing, so without keepalive a reader would wait forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""Options of a socket: a machine that has not answered for 50 s is gone."""
+"""Socket options: a machine that is silent for 50 s is gone."""
 
 
 class _Adapter(HTTPAdapter):
@@ -28,7 +28,7 @@ class _Adapter(HTTPAdapter):
 
 
 def keep_alive(client: docker.APIClient) -> None:
-    """Have a client's next connections end when its engine's machine is gone; a socket of this machine has no need."""
+    """Use these options for a client's next connections; a local socket needs none."""
     for scheme in ("http://", "https://"):
         if client.base_url.startswith(scheme):
             client.get_adapter(scheme).close()

@@ -1,4 +1,4 @@
-"""What keeps users apart on the network while the Hub runs: their networks on every daemon, and the firewall."""
+"""Keeps users apart on the network: their networks on every daemon, and the firewall."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fgpuspawner.settings import FGPU
 log = logging.getLogger("fgpu.network")
 
 KEPT_FOR_S = 20.0
-"""So long a network stays when its last session has ended: its user may start another, and it costs 60 ms to make."""
+"""How long a network stays after its last session: its user may start another, and making one takes 60 ms."""
 SWEEP_EVERY_S = 60.0
 
 
 class NetworkGuard:
-    """The users of one Hub, as the daemons and the firewall know them."""
+    """The user networks of one Hub on all daemons, and its firewall."""
 
     def __init__(self, settings: FGPU, fleet: Fleet, *, installation: str) -> None:
         self._settings = settings
@@ -39,8 +39,8 @@ class NetworkGuard:
         self._networks = {daemon: self._networks_on(daemon) for daemon in fleet.daemons}
         self._firewall: firewall.Firewall | None = None
         self._opened = False
+        #: Set when a session has ended and its network may be unused.
         self._used = asyncio.Event()
-        """A session has ended: its network may be used no more."""
 
     def _networks_on(self, daemon: Daemon) -> UserNetworks:
         return UserNetworks(
@@ -52,13 +52,13 @@ class NetworkGuard:
         )
 
     def open(self, urls: Sequence[str], background: Background) -> None:
-        """Check the pool of addresses, and close this machine to sessions as far as that is asked for, for good. Blocks.
+        """Check the pool of addresses, and close this machine to sessions as set. Blocks.
 
-        ``urls`` are what sessions have to reach.
+        ``urls`` must stay reachable for sessions.
 
         Raises:
-            BadSettings: the pool is somebody else's; or what sessions may reach cannot be held to.
-            EngineSilent: this machine's own daemon does not answer any more.
+            BadSettings: the pool is in use, or the settings cannot be enforced.
+            EngineSilent: this machine's own daemon does not answer.
         """
         for daemon in self._fleet.answering:
             try:
@@ -84,7 +84,7 @@ class NetworkGuard:
     def close(self) -> None:
         """Remove what no session needs when the Hub ends. Blocks.
 
-        Rules stay for as long as there are networks that they are about: sessions may outlive the Hub.
+        The rules stay while there are networks for them: sessions may outlive the Hub.
         """
         if not self._opened:
             return
@@ -105,10 +105,10 @@ class NetworkGuard:
                 log.debug("%s", e)
 
     def _check_other_machines(self) -> None:
-        """Say of which machines the Hub cannot close the ports, whoever it runs as.
+        """Warn about machines on which the Hub cannot close the ports.
 
         Raises:
-            BadSettings: egress is to be closed there, and nobody vouches for it.
+            BadSettings: egress must be closed there, and the administrator has not taken that over.
         """
         there = [n for d in self._fleet.daemons if d.address.is_elsewhere for n in d.address.node_ids]
         if not there or self._settings.firewall == "managed-elsewhere":
@@ -128,7 +128,7 @@ class NetworkGuard:
 
     @asynccontextmanager
     async def of(self, user: str, daemon: Daemon) -> AsyncIterator[str]:
-        """Return the name of the user's network, to make a container on it while this lasts.
+        """Yield the name of the user's network, which is not removed until a container is on it.
 
         Raises:
             NetworkFailed: it cannot be made; with words for the user.
@@ -141,13 +141,13 @@ class NetworkGuard:
     # -- in the Hub's event loop ----------------------------------------------------------------------
 
     def sweep_soon(self) -> None:
-        """Remove networks that nobody uses, when they have not been used for a while: a session has ended."""
+        """Remove unused networks after a while: a session has ended."""
         self._used.set()
 
     async def _sweep_always(self) -> None:
         left = await self._sweep(after_s=0)
         while True:
-            # While some are left that nobody uses they are looked at often, and else when a session has ended.
+            # Check often while unused networks are left, otherwise after a session has ended.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KEPT_FOR_S / 4 if left else SWEEP_EVERY_S):
                     await self._used.wait()
@@ -157,7 +157,7 @@ class NetworkGuard:
             left = await self._sweep(after_s=KEPT_FOR_S)
 
     async def _sweep(self, *, after_s: float) -> int:
-        """Return how many networks are left that nobody uses."""
+        """Return the number of unused networks that are left."""
         return sum(await asyncio.gather(*(self._sweep_one(d, after_s) for d in self._fleet.answering)))
 
     async def _sweep_one(self, daemon: Daemon, after_s: float) -> int:
@@ -166,13 +166,13 @@ class NetworkGuard:
         except FAILED as e:
             log.debug("Networks of %s are not looked at: %s", daemon.address, e)
         except Exception:
-            # Without these looks networks stay until none is free.
+            # Without these sweeps the pool would run out of networks.
             log.exception("Networks of %s are not looked at", daemon.address)
         return 0
 
 
 def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewall.Rules:
-    """Return what the sessions of an installation reach: these URLs, and what its settings allow."""
+    """Return the rules of an installation: its URLs, and what its settings allow."""
     services = [address for url in urls for address in _addresses(url)]
     return firewall.Rules(
         installation=installation,
@@ -181,7 +181,7 @@ def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewal
         name_servers=firewall.name_servers(),
         blocked=tuple(settings.blocked_networks),
         egress_open=settings.egress == "open",
-        # Of a machine that is not the Hub's: there the Hub comes from elsewhere.
+        # For rules on another machine, where the Hub connects from outside.
         callers=tuple(dict.fromkeys(address for address, _ in services)),
     )
 
@@ -209,10 +209,10 @@ def _addresses(url: str) -> list[tuple[str, int]]:
 
 
 def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
-    """Apply the rules where the Hub is to and can; return what keeps them, or None.
+    """Apply the rules if the Hub must and can; return the object that keeps them, or None.
 
     Raises:
-        BadSettings: egress is to be closed, and nobody closes it; or the rules cannot be applied.
+        BadSettings: egress must be closed and is not, or the rules cannot be applied.
     """
     if settings.firewall == "managed-elsewhere":
         log.info(

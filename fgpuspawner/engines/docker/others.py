@@ -1,7 +1,6 @@
-"""What is wrong on the engines of our nodes.
+"""Problems on the nodes' engines for ``fgpu check``.
 
-Sessions of other installations, as after a change of ``db_url``: nobody here counts what they hold. And another time than
-the Hub's.
+Sessions of other installations, for example after a change of ``db_url``, and a clock that differs from the Hub's.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from fgpuspawner.engines.docker.errors import FAILED, rows
 from fgpuspawner.settings import FGPU
 
 MOST_APART_S = 5
-"""Two clocks that something keeps right are milliseconds apart."""
+"""Synchronised clocks are milliseconds apart."""
 
 
 def sessions_of_others(client: docker.APIClient, address: Address, installation: str) -> list[str]:
-    """Return a line for each other installation whose sessions run on an engine. Blocks.
+    """Return a line for each other installation with sessions on an engine. Blocks.
 
     Raises:
         EngineSilent: the engine does not answer.
@@ -54,7 +53,7 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
 
 
 def wrong_time(client: docker.APIClient, address: Address) -> list[str]:
-    """Return a line if an engine has another time than this machine. Blocks.
+    """Return a line if an engine's clock differs from this machine's. Blocks.
 
     Raises:
         EngineSilent: the engine does not answer.
@@ -80,7 +79,7 @@ def wrong_time(client: docker.APIClient, address: Address) -> list[str]:
 
 
 def on_engines(settings: FGPU, client_kwargs: Mapping[str, Any], installation: str) -> Sequence[str]:
-    """Return for ``fgpu check`` what is found on each engine of the configured nodes. Blocks."""
+    """Return the problems on each engine of the configured nodes. Blocks."""
     found: list[str] = []
     for address in addresses(settings.nodes):
         daemon = Daemon(address, installation=installation, client_kwargs=client_kwargs)

@@ -1,4 +1,4 @@
-"""A container of ours on another machine, through which its driver is asked: which GPUs it has, and who uses them."""
+"""A container on another machine through which the Hub asks that machine's GPU driver."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ MOST_BYTES = 1 << 20
 NOBODY = "65534:65534"
 UUID = re.compile(r"(?:GPU|MIG)-[!-~]{1,91}")
 LONGEST_MODEL = 96
-"""As long as NVML's own."""
+"""As long as NVML's own limit."""
 
 
 class NoRemoteDriver(NvmlUnknown):
-    """No container could be had there; the text is for the log."""
+    """No container could be made there; the message is for the log."""
 
 
 class RemoteDriver:
-    """One for each node of another machine. Every call blocks."""
+    """Asks the driver of one node on another machine. Every call blocks."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class RemoteDriver:
         self._installation = installation
         self.name = f"fgpu-{installation}-outpost-{node_id}"
         self._images = images
+        #: Folder of the simulated machine, if the node's GPUs are simulated.
         self._machine = machine
-        """The simulated machine's folder here, where the node's GPUs are simulated."""
         self._making = threading.Lock()
 
     def devices(self) -> tuple[FoundDevice, ...]:
         """Return the machine's GPUs, as its driver reports them.
 
         Raises:
-            NvmlUnknown: they cannot be told.
+            NvmlUnknown: there is no valid answer.
         """
         answer = self.ask({"do": "devices"})
         try:
@@ -99,7 +99,6 @@ class RemoteDriver:
         return answer
 
     def remove(self) -> None:
-        """Remove the container, if it is there."""
         with contextlib.suppress(NotFound):
             self._client().remove_container(self.name, v=True, force=True)
 
@@ -110,7 +109,7 @@ class RemoteDriver:
         return (1 if answer.status is None else answer.status), answer.output
 
     def _ensure(self) -> None:
-        """Have the container running, and made by this version."""
+        """Ensure a running container with this version's program."""
         client = self._client()
         packed, digest = _packed()
         with contextlib.suppress(NotFound):
@@ -139,9 +138,9 @@ class RemoteDriver:
             host_config=client.create_host_config(
                 binds=binds,
                 network_mode="none",
-                # NVML names processes as this container sees them: it has to see the machine's.
+                # NVML reports process numbers as this container sees them, so it must see the machine's.
                 pid_mode="host",
-                # An engine with user namespaces shares them with nobody in another one.
+                # An engine with user namespaces allows the host's PID namespace only with the host's user namespace.
                 userns_mode="host",
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
@@ -173,18 +172,17 @@ class RemoteDriver:
 
 
 class RemoteReader(NvmlReader):
-    """Asks through a container of ours over there."""
+    """Asks through the container on the other machine."""
 
     def __init__(self, driver: RemoteDriver) -> None:
         super().__init__(driver.name)
         self._driver = driver
 
     def ask_here(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the driver's answer."""
         return self._driver.ask(question)
 
     def close(self) -> None:
-        """Leave the container: the next Hub uses it."""
+        """Keep the container for the next Hub."""
 
 
 def _packed() -> tuple[bytes, str]:

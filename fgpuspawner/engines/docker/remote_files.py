@@ -1,8 +1,8 @@
-"""What sessions on other machines have of this one's files: carried there in volumes of their engines.
+"""A session's files on another machine: copied there into volumes of its engine.
 
-A container can be given only what is on its own machine. So the files of a session are put into a volume there, and
-the container gets them from where the engine keeps that volume. What sessions of a node share (the ledger of a
-simulated machine) is in a volume of the node's own, named after what is in it.
+A container can only mount what is on its own machine. So a session's files are copied into a volume there, and mounted
+from the folder in which the engine keeps the volume. What the sessions of a node share (a simulated machine's ledger)
+is in a volume of the node, named after its content.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
 
 LABEL = "fgpu.files"
-"""Not one by which sessions are found."""
+"""Not a label that identifies sessions."""
 NODE = "fgpu.node"
 AT = "/fgpu"
 SUFFIX = "-files"
 
 
 def volume_of(container: str) -> str:
-    """Return the name of the volume with the files of a container."""
+    """Return the name of the volume with a container's files."""
     return f"{container}{SUFFIX}"
 
 
 def containers_of_volumes(client: docker.APIClient, installation: str) -> dict[str, str]:
-    """Return the containers that files were carried for, be they there or not, with their nodes. Blocks.
+    """Return the containers for which files were copied, whether or not they exist, with their nodes. Blocks.
 
     Raises:
         docker.errors.DockerException: the engine refuses, or does not answer.
@@ -57,10 +57,10 @@ def ship(
     mounts: Sequence[Mount],
     shared: Path | None = None,
 ) -> tuple[Mount, ...]:
-    """Carry the sources of ``mounts`` to the engine and return the mounts as they are there. Blocks.
+    """Copy the sources of ``mounts`` to the engine and return the mounts with their paths there. Blocks.
 
-    What is below ``shared`` goes into the node's volume, and only if that is new. ``image`` is any that is there:
-    files are put into volumes through a container, which is never started.
+    What is below ``shared`` goes into the node's volume, if that is new. ``image`` is any image there: files get into a
+    volume through a container of it, which is never started.
 
     Raises:
         docker.errors.DockerException: the engine refuses, or does not answer.
@@ -79,7 +79,7 @@ def ship(
 
 
 def ship_machine(client: docker.APIClient, *, image: str, installation: str, folder: Path) -> str:
-    """Carry a simulated machine to the engine, if it is not there, and return its volume. Blocks.
+    """Copy a simulated machine to the engine if it is missing, and return its volume. Blocks.
 
     Raises:
         docker.errors.DockerException: the engine refuses, or does not answer.
@@ -90,7 +90,7 @@ def ship_machine(client: docker.APIClient, *, image: str, installation: str, fol
 
 
 def unship(client: docker.APIClient, container: str) -> None:
-    """Remove the files of a container that is gone. Doing so twice is fine.
+    """Remove the files of a container that is gone; idempotent.
 
     Raises:
         docker.errors.DockerException: the engine refuses, or does not answer.
@@ -121,7 +121,7 @@ def _carrier(volume: str) -> str:
 def _filled(
     client: docker.APIClient, volume: str, image: str, labels: dict[str, str], files: dict[str, Path]
 ) -> Path:
-    """Return where the engine keeps a volume with these files. One that is complete stays as it is."""
+    """Return the engine's folder of a volume with these files; a complete one is reused."""
     with contextlib.suppress(NotFound):
         found = client.inspect_volume(volume)
         if _is_complete(client, volume):
@@ -142,7 +142,7 @@ def _filled(
         ),
     )
     client.put_archive(carrier, AT, _packed(files))
-    # A carrier that is still there says that its volume is not complete.
+    # The carrier's absence marks the volume as complete.
     client.remove_container(carrier, v=True, force=True)
     return Path(client.inspect_volume(volume)["Mountpoint"])
 
@@ -171,7 +171,7 @@ def _packed(files: dict[str, Path]) -> bytes:
 
 
 def _digest(folder: Path) -> str:
-    """Return a short digest of a machine's folder, without what sessions write there."""
+    """Return a short digest of a simulated machine, without the files that sessions write."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name not in WRITTEN_BY_SESSIONS:

@@ -1,4 +1,4 @@
-"""What Docker daemons, and the settings of sessions' containers, see to so that sessions do no harm."""
+"""The safeguards of Docker daemons and of the containers' settings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LINES: Mapping[Safeguard, str] = {
     Safeguard.REMAPPED: 'daemon.json: {"userns-remap": "default"}',
     Safeguard.READ_ONLY: "c.FGPUSpawner.read_only_root = True",
 }
-"""What makes it so, as it is written by default."""
+"""The line that turns each safeguard on."""
 
 LOOSER = {"privileged", "cap_add", "network_mode", "pid_mode", "ipc_mode", "userns_mode", "devices"}
-"""What ``extra_host_config`` may set that gives a session more than it has by our settings."""
+"""Settings in ``extra_host_config`` that give a session more than our defaults."""
 
 Info = Mapping[str, Any]
 
 
 def look(settings: FGPU, client_kwargs: Mapping[str, Any]) -> list[Info | None]:
-    """Return what each daemon of the configured nodes says of itself, None for one that does not answer. Blocks."""
+    """Return each configured daemon's info; None for a silent one. Blocks."""
     return [_info(address, client_kwargs) for address in addresses(settings.nodes)]
 
 
@@ -44,7 +44,7 @@ def ports_closed(settings: FGPU) -> bool | None:
         return True
     if any(is_elsewhere(spec) for spec in settings.nodes):
         return False
-    # Who asks may be another user than the Hub's.
+    # This process may run as another user than the Hub.
     return firewall.can_apply() or None
 
 
@@ -52,7 +52,7 @@ def _info(address: Address, client_kwargs: Mapping[str, Any]) -> Info | None:
     daemon = Daemon(address, installation="", client_kwargs=client_kwargs)
     try:
         with closing(daemon.another_client(timeout_s=LOOK_TIMEOUT_S)) as client:
-            # How it is spoken to is nothing that it says itself.
+            # The info lacks the address that we used.
             return {**client.info(), "at": str(client.base_url)}
     except (EngineSilent, *FAILED):
         return None
@@ -63,7 +63,7 @@ def _info(address: Address, client_kwargs: Mapping[str, Any]) -> Info | None:
 def judge(
     infos: Sequence[Info | None], own: Mapping[str, Any], *, ports: bool | None
 ) -> dict[Safeguard, Held]:
-    """Return what is seen to. ``own`` are the settings of containers, with their defaults; see `look`, `ports_closed`."""
+    """Return the state of each safeguard. ``own`` are the containers' settings with their defaults."""
     host = own["extra_host_config"]
     opaque = (
         callable(host) or callable(own["extra_create_kwargs"]) or "host_config" in own["extra_create_kwargs"]
@@ -91,26 +91,26 @@ def judge(
         Safeguard.READ_ONLY: bool(given.get("read_only", own["read_only_root"])),
     }
     if opaque:
-        # What a function returns for each session is known when it is asked.
+        # A function's result for each session is unknown now.
         own_words = {Safeguard.PORTS, Safeguard.COMMANDS, Safeguard.LIMITS}
         met = {guard: found if guard in own_words or not found else None for guard, found in met.items()}
     return {guard: Held(found, LINES[guard]) for guard, found in met.items()}
 
 
 def _all(found: Iterable[bool | None]) -> bool | None:
-    """Return whether all are met: False if one is not, None if one is not known."""
+    """Return True if all are met, False if one is not, otherwise None."""
     each = list(found)
     return False if False in each else None if None in each else True
 
 
 def _options(info: Info) -> list[dict[str, str]]:
-    """Return the daemon's security options: ``name=seccomp,profile=default`` and the like."""
+    """Return the daemon's security options, such as ``name=seccomp,profile=default``, as dicts."""
     said = info.get("SecurityOptions") or ()
     return [dict(part.partition("=")[::2] for part in option.split(",")) for option in said]
 
 
 def _can(info: Info | None, *limits: str) -> bool | None:
-    """Return whether the daemon can hold containers to these limits: without control groups it passes over them."""
+    """Return whether the daemon can enforce these limits: without control groups it ignores them."""
     return None if info is None else all(info.get(limit) for limit in limits)
 
 
@@ -124,7 +124,7 @@ def _filters(info: Info | None) -> bool | None:
     profiles = [o.get("profile", "") for o in _options(info) if o.get("name") == "seccomp"]
     if not profiles or "unconfined" in profiles:
         return False
-    # What a profile of the administrator's own refuses is for them to know.
+    # What the administrator's own profile refuses is unknown here.
     return True if profiles[0] in ("default", "builtin") else None
 
 

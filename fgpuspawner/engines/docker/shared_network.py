@@ -1,4 +1,4 @@
-"""The Docker network at whose gateway sessions on this machine reach the Hub; on other machines it is their first."""
+"""The Docker network on which sessions reach the Hub at its gateway; on other machines the sessions' first network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_TALK = "com.docker.network.bridge.enable_icc"
 
 
 def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
-    """Make sure of a bridge network on which containers do not reach each other; return the host's address on it.
+    """Ensure a bridge network without traffic between containers; return the host's address on it.
 
     Raises:
         BadSettings: the engine refuses, or a network of that name is of another kind.
@@ -25,7 +25,7 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
             try:
                 client.create_network(name, driver="bridge", options={NO_TALK: "false"}, check_duplicate=True)
             except APIError as e:
-                # Another Hub on this engine may have made it since it was looked for: then it is as good.
+                # Another Hub on this engine may have created it just now.
                 if e.status_code != 409:
                     raise
             found = client.inspect_network(name)

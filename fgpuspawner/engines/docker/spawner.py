@@ -1,4 +1,4 @@
-"""The settings of sessions in Docker containers: those of DockerSpawner, and ours over them."""
+"""The settings of sessions in Docker containers: DockerSpawner's, with ours over them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fgpuspawner.spawner.base import QueuedSpawner
 
 
 class FGPUSpawner(QueuedSpawner, DockerSpawner):
-    """Sessions as Docker containers, each with its slice, no new privileges and no capabilities."""
+    """Sessions as Docker containers, each with its slice, without capabilities or new privileges."""
 
     capabilities = DockerEngine.capabilities
 
@@ -123,12 +123,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def make_engine(cls, installation: Installation) -> DockerEngine:
-        """Return the engine, connected as far as its daemons answer."""
+        """Return the engine, connected to the daemons that answer."""
         return DockerEngine(installation, configured(cls, installation.config))
 
     @classmethod
     def set_up(cls, c: Any) -> None:
-        """Have sessions reach the Hub and the service at the host's address on their network, where nothing else is."""
+        """Make sessions reach the Hub and the service at the host's address on their network."""
         own = configured(cls, c)
         name = own.get("network_name", NETWORK)
         c.FGPUSpawner.network_name = name
@@ -145,7 +145,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def holds(cls, config: Any, settings: FGPU) -> Sequence[str]:
-        """Return what this machine's own daemon can hold containers to."""
+        """Return what this machine's daemon can enforce on containers."""
         client = daemon.connect_here(client_settings(configured(cls, config)))
         try:
             held = [f"disk: {line}" for line in disk.what_is_held(client, settings)]
@@ -155,7 +155,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return whose containers run beside ours and are not counted, and which machines have another time."""
+        """Return warnings about other installations' sessions, and about clocks that differ."""
         return others.on_engines(settings, client_settings(configured(cls, config)), installation)
 
     @classmethod
@@ -165,7 +165,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
-        """Return what the daemons and the settings of containers see to."""
+        """Return the safeguards of the daemons and of the containers' settings."""
         given, traits = configured(cls, config), cls.class_traits(config=True)
         return safeguards.judge(
             safeguards.look(settings, client_settings(given)),
@@ -175,7 +175,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @property
     def object_name(self) -> str:
-        """The container's name, for hooks: one for each attempt. Before its session is placed, DockerSpawner's own."""
+        """The container's name, for hooks: one for each attempt. Before the session is placed, DockerSpawner's own."""
         if self._session is None:
             return str(self._object_name_default())
         engine = self.runtime.engine
@@ -184,11 +184,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @object_name.setter
     def object_name(self, value: str) -> None:
-        """Ignore the name that the Hub kept: the session says what it is."""
+        """Ignore the name that the Hub stored: the session determines it."""
 
     async def engine_options(self, image: Image) -> ContainerOptions:
-        """Return what is set for this session's container, with its callables asked and its templates filled in."""
-        # What DockerSpawner's own templates, callables and environment are made of.
+        """Return the settings of this session's container, with callables evaluated and templates filled in."""
+        # DockerSpawner's templates, callables and environment need it.
         self.image = image.reference
         return ContainerOptions(
             create=await self._evaluated(self.extra_create_kwargs),

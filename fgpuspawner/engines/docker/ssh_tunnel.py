@@ -1,4 +1,4 @@
-"""An engine's socket on another machine, brought here by the system's own ``ssh``, with its keys and configuration."""
+"""Forwards the engine's socket on another machine through the system's ``ssh``, with its keys and configuration."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LONGEST_WORDS = 300
 
 
 class TunnelFailed(FGPUError):
-    """``ssh`` did not bring the socket here; the message has its last words."""
+    """``ssh`` did not forward the socket; the message has its last output."""
 
     code = "tunnel_failed"
 
 
 class Tunnel:
-    """One ``ssh``, from `open` until it ends or this process does. Every call blocks."""
+    """One ``ssh`` process, from `open` until it or this process ends. Every call blocks."""
 
     def __init__(self, url: str) -> None:
         parsed = urlparse(url)
@@ -40,10 +40,10 @@ class Tunnel:
         self._folder: Path | None = None
 
     def open(self) -> str:
-        """Return the URL of the engine's socket here, brought anew if ``ssh`` has ended.
+        """Return the URL of the forwarded socket; restart ``ssh`` if it has ended.
 
         Raises:
-            TunnelFailed: it cannot be brought.
+            TunnelFailed: the socket cannot be forwarded.
         """
         with self._opening:
             if self._child is None or self._child.poll() is not None or not self._answers():
@@ -52,7 +52,6 @@ class Tunnel:
             return f"unix://{self._path}"
 
     def close(self) -> None:
-        """End ``ssh``."""
         with self._opening:
             self._close()
 
@@ -62,19 +61,19 @@ class Tunnel:
         return self._folder / "docker.sock"
 
     def _start(self) -> None:
-        # Where nobody else may look.
+        # In a folder that only this user can read.
         self._folder = Path(tempfile.mkdtemp(prefix="fgpu-ssh-"))
         command = ["ssh", "-T", "-x", "-a", *self._port]
         for option in (
             "BatchMode=yes",
             "ConnectTimeout=8",
             "ExitOnForwardFailure=yes",
-            # A machine that has gone without a word is found out within seconds.
+            # A machine that vanishes is noticed within seconds.
             "ServerAliveInterval=3",
             "ServerAliveCountMax=3",
         ):
             command += ["-o", option]
-        # `cat` ends with its input, and so with this process, however that ends.
+        # `cat` ends when its input closes, so it ends with this process in any case.
         command += ["-L", f"{self._path}:{self._socket}", "--", self._destination, "cat"]
         with (self._folder / "log").open("wb") as log:
             try:

@@ -1,8 +1,8 @@
 """Docker networks: one for each user's sessions.
 
-A user's sessions are on a bridge of their own, so that Docker's resolver tells them nobody else's name and its rules
-let nobody else's packets through. The bridges' interfaces share a prefix, which the rules of `firewall.py`
-match. Docker's own address pools hold some thirty networks; subnets are therefore given out here.
+On a separate bridge Docker's resolver does not tell other users' names, and its rules stop other users' packets. The
+bridge interfaces share a prefix for the rules of `firewall.py`. Docker's own address pools hold only some thirty
+networks, so subnets are assigned here.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ log = logging.getLogger("fgpu.network")
 
 BRIDGE = "com.docker.network.bridge.name"
 INTERFACES = "fgpu"
-"""How the names of all users' bridges begin, whichever installation they are of."""
+"""Common prefix of all users' bridges, of every installation."""
 TRIES = 8
-"""So often another subnet is tried when somebody else has just taken the one that was free."""
+"""Attempts with other subnets if someone else has just taken the free one."""
 
 
 class NetworkFailed(FGPUError):
-    """A user's network cannot be made; the message is for the owner of the session."""
+    """A user's network cannot be made; the message is for the session's owner."""
 
     code = "network_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A network that this machine has a way to, other than the way to everything."""
+    """A network with a specific route on this machine."""
 
     to: IPv4Network
     interface: str
 
 
 def tag(installation: str) -> str:
-    """Return the few characters by which an installation's interfaces and firewall rules are known."""
+    """Return a short tag for an installation's interfaces and firewall rules."""
     return hashlib.sha256(installation.encode()).hexdigest()[:5]
 
 
 def interfaces(installation: str) -> str:
-    """Return how the names of an installation's bridges begin; six characters are left for the rest."""
+    """Return the prefix of an installation's bridges; six characters are left for the rest."""
     return INTERFACES + tag(installation)
 
 
 def host_routes(table: str | None = None) -> list[Route]:
-    """Return this machine's routes (IPv4), without the default one; ``table`` is /proc/net/route's text."""
+    """Return this machine's IPv4 routes without the default; ``table`` is the text of /proc/net/route."""
     if table is None:
         try:
             table = Path("/proc/net/route").read_text()
@@ -75,7 +75,7 @@ def host_routes(table: str | None = None) -> list[Route]:
         fields = line.split()
         if len(fields) < 8:
             continue
-        # In the byte order of the machine, which is little-endian wherever CUDA runs.
+        # In the machine's byte order, which is little-endian wherever CUDA runs.
         to, mask = (int.from_bytes(bytes.fromhex(fields[n]), "little") for n in (1, 7))
         if mask:
             network = IPv4Network((to, mask.bit_count()), strict=False)
@@ -84,14 +84,14 @@ def host_routes(table: str | None = None) -> list[Route]:
 
 
 class UserNetworks:
-    """The users' networks on one engine. Calls block; they are for threads, as many as there are at once.
+    """The users' networks on one engine. Calls block; any number may run concurrently.
 
     Args:
-        client: returns the engine's client, which may become another when the engine has been away.
-        installation: whose networks these are.
-        pool: what subnets are cut from.
-        prefix_length: of each of them; 28 has room for 13 sessions of one user.
-        routes: the routes of the engine's machine, where the Hub can see them.
+        client: returns the engine's client, which changes after the engine was away.
+        installation: the id of the installation.
+        pool: the address range for subnets.
+        prefix_length: of each subnet; 28 has room for 13 sessions of one user.
+        routes: the routes of the engine's machine, if the Hub can see them.
     """
 
     def __init__(
@@ -108,17 +108,16 @@ class UserNetworks:
         self._pool = pool
         self._prefix_length = prefix_length
         self._routes = routes
+        #: Guards the fields below; never held during a call to the engine.
         self._guard = threading.Lock()
-        """Held for what is below, never while the engine is asked."""
         self._locks: dict[str, threading.Lock] = {}
         self._launches: Counter[str] = Counter()
         self._taken: set[int] = set()
+        #: Where the search for a free subnet begins; random, as a restarted Hub does not know the last one.
         self._next = secrets.randbelow(self._room)
-        """Where the next free subnet is looked for; a restarted Hub does not know which it gave out last."""
         self._unused_since_s: dict[str, float] = {}
 
     def name(self, user: str) -> str:
-        """Return the name of a user's network."""
         return f"{self._prefix}{hashlib.sha256(user.encode()).hexdigest()[:16]}"
 
     @property
@@ -130,11 +129,11 @@ class UserNetworks:
         return int(2 ** (self._prefix_length - self._pool.prefixlen))
 
     def check_pool(self) -> None:
-        """Refuse a pool of addresses that somebody else uses.
+        """Refuse a pool of addresses that is in use.
 
         Raises:
             BadSettings: it overlaps a route of this machine, or another network of the engine.
-            EngineSilent: the engine does not say which networks it has.
+            EngineSilent: the engine does not list its networks.
         """
         try:
             others = [n for n in self._networks() if not _is_a_users(n)]
@@ -156,7 +155,7 @@ class UserNetworks:
 
     @contextmanager
     def held(self, user: str) -> Iterator[None]:
-        """Keep the user's network from being removed, until a container is on it or there will be none."""
+        """Keep the user's network until a container is on it, or the launch has failed."""
         name = self.name(user)
         with self._guard:
             self._launches[name] += 1
@@ -170,7 +169,7 @@ class UserNetworks:
                     del self._launches[name]
 
     def ensure(self, user: str) -> str:
-        """Make the user's network if it is not there; return its name. For within `held`.
+        """Make the user's network if it is missing; return its name. Call within `held`.
 
         Raises:
             NetworkFailed: it cannot be made; with words for the user.
@@ -182,7 +181,7 @@ class UserNetworks:
         return name
 
     def count(self) -> int:
-        """Return how many networks there are.
+        """Return the number of networks.
 
         Raises:
             DockerException: the engine does not answer.
@@ -190,9 +189,9 @@ class UserNetworks:
         return sum(str(n["Name"]).startswith(self._prefix) for n in self._networks(self.installation))
 
     def remove_unused(self, *, after_s: float = 0.0) -> int:
-        """Remove the networks that no container is on, nor has been since a look ``after_s`` ago, and none is about to.
+        """Remove the networks that have been unused for ``after_s``, and that no launch is about to use.
 
-        Returns how many are left that no container is on.
+        Returns how many unused ones are left.
 
         Raises:
             DockerException: the engine does not answer.
@@ -223,7 +222,7 @@ class UserNetworks:
         with self._guard:
             if self._launches[name]:
                 return False
-        # Containers that were made and not started yet are listed too; the network itself does not know them.
+        # This also lists created containers that were not started; the network's own description does not.
         if self._client().containers(all=True, filters={"network": network_id}):
             return False
         try:
@@ -239,7 +238,7 @@ class UserNetworks:
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold this network to oneself: it is made once, and never removed while it is being joined."""
+        """Lock one network: it is made once, and never removed while a container joins it."""
         with self._guard:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
@@ -283,8 +282,8 @@ class UserNetworks:
                 )
                 return
             except APIError as e:
-                # Another installation on this engine may have taken the same subnet meanwhile; and the engine keeps
-                # one for a moment when its network is not listed any more.
+                # Another installation may have taken the subnet just now, and the engine keeps a removed network's
+                # subnet for a moment.
                 if not _is_about_addresses(e):
                     raise
                 refused.add(number)
@@ -295,15 +294,15 @@ class UserNetworks:
         raise NetworkFailed("no network could be made for your session; try again, or ask an administrator")
 
     def _take(self, user: str, refused: Collection[int]) -> int:
-        """Return the number of a subnet that nobody has, and keep it from those who look at the same time."""
+        """Return the number of a free subnet, and reserve it against concurrent calls."""
         used = [s for n in self._networks() for s in _subnets(n)]
         used += [r.to for r in self._routes()]
         busy = {number for network in used for number in self._numbers(network)}
         room = self._room
         with self._guard:
             out = {*busy, *self._taken, *refused}
-            # One after the other: an address that had a session a moment ago may still be known to a proxy or to the
-            # connection tracker, and must not be another user's meanwhile.
+            # Round robin: a proxy or the connection tracker may still remember the address of a session that just
+            # ended, so it must not become another user's soon.
             ahead = ((self._next + n) % room for n in range(room))
             number = next((n for n in ahead if n not in out), None)
             if number is not None:
@@ -323,8 +322,8 @@ class UserNetworks:
         )
 
     def _numbers(self, network: IPv4Network) -> range:
-        """Return the numbers of the pool's subnets that this network has addresses of."""
-        # A way to all of the pool and more, which has come since the start, says nothing about any of them.
+        """Return the numbers of the pool's subnets that overlap this network."""
+        # A route to more than the whole pool, added since the start, does not occupy single subnets.
         if not network.overlaps(self._pool) or (
             network.supernet_of(self._pool) and network.prefixlen < self._pool.prefixlen
         ):

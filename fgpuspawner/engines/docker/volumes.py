@@ -1,7 +1,6 @@
-"""The unnamed volumes that images ask for with ``VOLUME``: each container gets its own, and nobody misses it later.
+"""The anonymous volumes that images ask for with ``VOLUME``: each container gets its own and takes it along.
 
-They end with their container. What is left all the same, of a Hub or an engine that died in between, is known by its
-label and removed. One without our label may be anybody's, and stays.
+What a Hub or an engine that died leaves behind is found by its label and removed. Volumes without our label stay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ EVERY_S = 600.0
 def unnamed_volumes(
     config: Mapping[str, Any], taken: Collection[str], installation: str
 ) -> list[dict[str, Any]]:
-    """Return mounts for the volumes that an image's configuration asks for, where nothing is ``taken``. Pure."""
+    """Return mounts for the volumes in an image's configuration, except where something is mounted. Pure."""
     used = {posixpath.normpath(path) for path in taken}
     return [
         {"Type": "volume", "Target": path, "VolumeOptions": {"Labels": {LABEL: installation}}}
@@ -34,7 +33,7 @@ def unnamed_volumes(
 
 
 class VolumeSweep:
-    """Removes what containers of ours have left."""
+    """Removes anonymous volumes that our containers have left."""
 
     def __init__(self, fleet: Fleet, installation: str) -> None:
         self._fleet = fleet
@@ -42,7 +41,7 @@ class VolumeSweep:
         self._before: dict[Daemon, frozenset[str]] = {}
 
     async def sweep(self) -> None:
-        """Remove what no container had at the last look either: one that is being made has its volumes first."""
+        """Remove volumes that were unused in the last sweep too: a container in creation has its volumes first."""
         for daemon in self._fleet.answering:
             try:
                 await daemon.containers.call(self._sweep, daemon)

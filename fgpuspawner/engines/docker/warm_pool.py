@@ -1,12 +1,12 @@
-"""The warm pool: containers that have imported what a server needs, and wait to be told whose session they are.
+"""The warm pool: containers that have imported the server's modules and wait to become a session's.
 
-A warm container has no token, no user's files, no network, and limits that allow nothing of any GPU. A session takes
-one only where the engine would have been asked for the same container but for what can be changed in one that runs: its
-name, its CPU, memory and process limits, its network, the content of its limits file, and its homes (`homes.py`). It gets
-all of that before it is told who it is. Whatever else a session asks for, it starts cold. None is used twice.
-
-What the engine is to be asked for is learnt from an image's last cold start: its shape. The request for real GPUs is part
-of it, and no running container can be given another: so there is a pool for each image, node and choice of GPUs.
+1. A warm container has no token, no user's files, no network, and limits that allow no GPU memory.
+2. An image's last cold start is its shape: what the engine was asked for, except what can be changed in a running
+   container: name, CPU, memory and process limits, network, limits file, homes (`homes.py`).
+3. A session with the same shape takes a warm container. It gets all of that first, and then its identity. Any other
+   session starts cold. No container is used twice.
+4. The request for real GPUs is part of the shape, because it cannot be changed later. So there is a pool for each
+   image, node and choice of GPUs.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ QUIET_EVERY_S = 0.5
 AGAIN_AFTER_S = 30.0
 """After a warm container could not be made."""
 WAITING = b"fgpu-start waits for its session"
-"""labextension/jupyterlab_fgpu/start.py prints it."""
+"""Printed by labextension/jupyterlab_fgpu/start.py."""
 CPU_SHARES = 64
-"""While it imports: a sixteenth of what a session has."""
+"""While it imports: a sixteenth of a session's."""
 USUAL_CPU_SHARES = 1024
 LARGEST_FILE_BYTES = 64 * 1024
 MOST_DIFFERENT = 3
 
 CHANGEABLE = ("Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "NanoCpus", "PidsLimit", "CpuShares")
-"""Of a container's HostConfig: what the engine changes in one that runs."""
+"""Keys of a container's HostConfig that the engine can change while it runs."""
 FOLDER, WORDS = "{folder}", "{words}"
-"""In place of a session's own folder, and of that of its words."""
+"""Placeholders for the session's folder and for its lending folder."""
 
 FORESEEN = (FGPUError, OSError, *FAILED)
 
 Key = tuple[str, str, tuple[str, ...]]
-"""Image, node, and the real GPUs that are asked for."""
+"""Image, node, and requested real GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the engine is asked for, for a session of an image on a node, but for what can be changed later.
+    """What the engine is asked for, without what can be changed later.
 
-    ``kwargs`` are docker-py's, with words in place of the session's own paths. ``targets`` are where homes go.
+    ``kwargs`` are docker-py's, with placeholders for the session's own paths. ``targets`` are the paths of homes.
     """
 
     image_id: str
@@ -83,22 +83,22 @@ class Shape:
     targets: tuple[str, ...]
 
     def text(self) -> str:
-        """Return it so that equal ones are equal texts."""
+        """Return a text that is equal for equal shapes."""
         return json.dumps([self.image_id, self.kwargs, self.targets], sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A shape, and the files of a session's folder as they are before its limits are written there."""
+    """A shape, and the files of a session's folder before its limits are written."""
 
     shape: Shape
     files: tuple[tuple[str, int, str | None], ...]
-    """Path in the folder, mode, and content; None for a folder."""
+    """Path in the folder, mode, and content (None for a folder)."""
     shared_memory_bytes: int = 0
-    """Of ``/dev/shm``. More than a session asks for is no harm: what it uses counts as its memory."""
+    """Size of ``/dev/shm``. A larger one does no harm: its content counts as the session's memory."""
 
     def covers(self, other: Recipe) -> bool:
-        """Return whether a container that was made so is good for a session that would be started so."""
+        """Return whether a container made like this suits a session that would be started like ``other``."""
         same = (self.shape.text(), self.files) == (other.shape.text(), other.files)
         return same and self.shared_memory_bytes >= other.shared_memory_bytes
 
@@ -108,28 +108,28 @@ _NOTES = TypeAdapter(list[tuple[Key, Recipe]])
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """A container that waits."""
+    """A waiting container."""
 
     name: str
     id: str
     recipe: Recipe
     mounted: tuple[tuple[str, int, int], ...]
-    """The host's files and folders in it, as they were: path, device and inode."""
+    """Host files and folders mounted in it when it was made: path, device and inode."""
 
 
 class Unpoolable(Exception):
-    """Why a session starts cold."""
+    """The reason why a session starts cold."""
 
 
 def shape_of(
     kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folders: Mapping[str, Path | None]
 ) -> tuple[Shape, tuple[Home, ...]]:
-    """Return the shape of a container that is about to be made, and the homes that it has. Pure.
+    """Return the shape of a container that is about to be made, and its homes. Pure.
 
-    ``folders`` are the session's own, by the words that stand for them.
+    ``folders`` are the session's own, by placeholder.
 
     Raises:
-        Unpoolable: it has something that no running container can be given.
+        Unpoolable: it has something that a running container cannot be given.
     """
     host = dict(kwargs.get("host_config") or {})
     if kwargs.get("networking_config"):
@@ -143,7 +143,7 @@ def shape_of(
             binds.append(bind)
     targets = [*(home.target for home in homes), *_targets(host, binds)]
     for home in homes:
-        # It would be brought over that, and hide it.
+        # The home's mount would hide it.
         if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
             raise Unpoolable(f"something else is mounted within {home.target}")
     for name in (*CHANGEABLE, "NetworkMode", "ShmSize"):
@@ -169,17 +169,17 @@ def _gpus_held(session: Session) -> tuple[str, ...]:
 
 
 def _targets(host: Mapping[str, Any], binds: Sequence[str]) -> list[str]:
-    """Return where else in a container something is mounted."""
+    """Return the paths of other mounts in a container."""
     mounts = [str(mount.get("Target", "")) for mount in host.get("Mounts") or []]
     named = [bind.split(":")[1] for bind in binds]
     return [posixpath.normpath(path) for path in (*mounts, *named, *(host.get("Tmpfs") or {}))]
 
 
 def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
-    """Return what is in a session's folder, without its limits.
+    """Return the content of a session's folder without its limits.
 
     Raises:
-        Unpoolable: there is something that cannot be made again.
+        Unpoolable: something in it cannot be recreated.
     """
     found: list[tuple[str, int, str | None]] = []
     for path in sorted(folder.rglob("*")):
@@ -197,13 +197,13 @@ def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
 
 
 def _words_in(shape: Shape) -> int:
-    """Return of how many devices a container of this shape says whether it has work."""
+    """Return the number of devices with a word in this shape."""
     mounts = shape.kwargs["host_config"].get("Mounts") or []
     return sum(str(mount.get("Source", "")).startswith(f"{WORDS}/") for mount in mounts)
 
 
 def _stamps(shape: Shape) -> tuple[tuple[str, int, int], ...]:
-    """Return which files and folders of the host a container of this shape has now, but for the session's own."""
+    """Return path, device and inode of the host's files in this shape, without the session's own."""
     sources = [str(mount.get("Source", "")) for mount in shape.kwargs["host_config"].get("Mounts") or []]
     sources += [bind.split(":")[0] for bind in shape.kwargs["host_config"]["Binds"]]
     found = []
@@ -214,7 +214,7 @@ def _stamps(shape: Shape) -> tuple[tuple[str, int, int], ...]:
 
 
 def busiest(started_at_s: Sequence[int], *, window_s: int) -> int:
-    """Return how many of these were within one window at most."""
+    """Return the highest number of starts within one window."""
     ordered = sorted(started_at_s)
     return max(
         (sum(first <= t < first + window_s for t in ordered[n:]) for n, first in enumerate(ordered)),
@@ -223,7 +223,7 @@ def busiest(started_at_s: Sequence[int], *, window_s: int) -> int:
 
 
 class WarmPool:
-    """The warm containers of one engine: this machine's own."""
+    """The warm containers of this machine's engine."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class WarmPool:
         is_offered: Callable[[str], bool] = lambda slug: True,
         fetching: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """Make it. ``node_ids`` are the engine's; ``fetching`` returns the sessions that wait for an image."""
+        """``node_ids`` are the engine's; ``fetching`` returns the sessions that wait for an image."""
         self._containers = containers
         self._hub = hub
         self._isolation = hub.isolation
@@ -268,7 +268,7 @@ class WarmPool:
         return self._homes is not None and self._reached
 
     def wake(self) -> None:
-        """Look now: a session has ended."""
+        """Check the pool soon: a session has ended."""
         self._wake.set()
 
     # -- taking one -----------------------------------------------------------------------------------
@@ -282,17 +282,17 @@ class WarmPool:
         told: Mapping[str, str],
         network: str,
     ) -> str | None:
-        """Return the id of a warm container that is the session's from now on, or None: it has to start cold.
+        """Return the id of a warm container that becomes the session's, or None: it must start cold.
 
-        ``kwargs`` are those for `create_container`, after `handover.split`. What it returns runs under the session's
-        name, with its limits, network and homes, and waits to be told who it is.
+        ``kwargs`` are for `create_container`, after `handover.split`. The returned container runs under the session's
+        name, with its limits, network and homes, and waits for its identity.
         """
         if session.request.image not in self._sizes or not self._opened:
             return None
         assert session.placement is not None
         gpus = _gpus_held(session) if (kwargs.get("host_config") or {}).get("DeviceRequests") else ()
         if len(gpus) > 1:
-            # There are too many choices of several to have containers ready for each.
+            # There are too many combinations of several GPUs to keep containers for each.
             return None
         key = session.request.image, session.placement.node_id, gpus
         folder = self._isolation.folder(session.id)
@@ -312,7 +312,7 @@ class WarmPool:
                 await self._run(self._learn, key, recipe)
                 return None
             async with asyncio.timeout(TAKEN_WITHIN_S):
-                # Not in the pool's few threads: a file server that does not answer must keep only its own users.
+                # In a separate thread: a file server that hangs must only delay its own users.
                 sources = await in_a_thread_of_its_own(self._sources, homes)
         except Unpoolable as e:
             self._say(key, f"sessions start cold: {e}")
@@ -322,7 +322,7 @@ class WarmPool:
             return None
         finally:
             self._wake.set()
-        # From here to where it is out of the list nothing is waited for, so that nobody else takes it.
+        # No await between here and the removal from the list, so no other session takes it.
         warm = next((w for w in self._ready[key] if w in ready), None)
         if warm is None:
             return None
@@ -333,12 +333,12 @@ class WarmPool:
         except (CannotMount, TimeoutError, *FORESEEN) as e:
             log.warning("Session %d starts cold: %s", session.id, e)
             if isinstance(e, NotReached):
-                # No other's would be either, and each try costs a warm container.
+                # It would fail for all, and each try costs a warm container.
                 self._reached = False
             await self._drop([warm.name, kwargs["name"]])
             return None
         except asyncio.CancelledError:
-            # Under its old name nobody looks for it any more; under its new one the session's end does.
+            # Under its old name nothing would remove it; under the new one the session's end does.
             await self._drop([warm.name])
             raise
         log.info("Session %d takes the warm container %s", session.id, warm.name)
@@ -352,7 +352,7 @@ class WarmPool:
             return []
         if recipe.shape.text() == shape.text():
             self._different.pop(key, None)
-            # The files can be those of another version of this program, from the notes.
+            # Files from the notes can be of another version of this program.
             return [warm for warm in ready if warm.recipe is recipe and recipe.covers(wanted)]
         self._different[key] = self._different.get(key, 0) + 1
         if self._different[key] >= MOST_DIFFERENT:
@@ -378,7 +378,7 @@ class WarmPool:
         homes: Sequence[tuple[Path, str]],
         network: str,
     ) -> None:
-        """Make a warm container the session's. In this order: until it has its name it is nobody's."""
+        """Turn a warm container into the session's. The name comes last: until then it belongs to no session."""
         if _stamps(warm.recipe.shape) != warm.mounted:
             raise CannotMount("files of this host have changed since the container was made")
         state = self._client.inspect_container(warm.id)["State"]
@@ -399,7 +399,7 @@ class WarmPool:
             self._client.rename(warm.id, kwargs["name"])
 
     def _update(self, container: str, limits: Mapping[str, Any]) -> None:
-        # docker-py's own method leaves out the limit of processes.
+        # docker-py's own method leaves out the process limit.
         client: Any = self._client
         answer = client._post_json(client._url("/containers/{0}/update", container), data=dict(limits))
         client._raise_for_status(answer)
@@ -407,7 +407,7 @@ class WarmPool:
     # -- keeping it full ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Remove what the last run left, then keep the pool at its size."""
+        """Remove what the last run left, then keep the pool full."""
         self._hub.background.every(
             LOOK_EVERY_S,
             self._round,
@@ -421,12 +421,12 @@ class WarmPool:
         if not self._opened:
             await self._run(self._open)
             self._opened = True
-        # Without a pool for as long as sessions have homes that were brought to them.
+        # Also without a pool, as long as sessions have homes mounted here.
         if self._sizes or (self._homes is not None and self._homes.names()):
             await self._fill()
 
     def close(self) -> None:
-        """Remove all that wait. Blocks; for the Hub's end."""
+        """Remove all waiting containers. Blocks; for the Hub's end."""
         self._opened = False
         self._ready.clear()
         if self._sizes:
@@ -469,17 +469,17 @@ class WarmPool:
         return f"fgpu-{self._containers.installation}-{WARM}-"
 
     def _waiting(self) -> list[str]:
-        """Return the names of all that are no session's yet, as the engine says."""
+        """Return the names of all waiting containers, from the engine."""
         return [name for name in self._names() if name.startswith(self._prefix)]
 
     def _names(self) -> list[str]:
         filters = {"label": f"{LABEL}.{WARM}={self._containers.installation}"}
         listed = self._client.containers(all=True, filters=filters)
-        # One that is just being removed can have no name any more.
+        # A container in removal may have no name.
         return [entry["Names"][0].removeprefix("/") for entry in listed if entry.get("Names")]
 
     async def _fill(self) -> None:
-        """Bring every pool to its size. One that cannot be filled keeps no other from it."""
+        """Fill every pool. One that cannot be filled does not stop the others."""
         await self._run(self._sweep_homes)
         for key, recipe in list(self._recipes.items()):
             failures = self._failures.setdefault(
@@ -494,7 +494,7 @@ class WarmPool:
                 await self._fill_one(key, recipe)
                 failures.worked()
             except ImageNotFound as e:
-                # What its next session is made with is learnt then.
+                # The next session's launch teaches the new image.
                 failures.failed(e)
                 self._recipes.pop(key, None)
                 await self._run(self._write_notes)
@@ -510,7 +510,7 @@ class WarmPool:
             self._ready[key] = ready = [warm for warm in ready if warm not in stale]
             await self._drop([warm.name for warm in stale])
         while len(ready) < size and self._recipes.get(key) is recipe and not self._is_too_various(key):
-            # Whoever waits for a session here comes first.
+            # Launches of sessions here come first.
             async for _ in self._hub.queue.changes(at_least_every_s=QUIET_EVERY_S):
                 if not await self._is_launching():
                     break
@@ -518,7 +518,7 @@ class WarmPool:
             log.info("A warm container for %s on %s is ready: %d of %d", *key[:2], len(ready), size)
 
     async def _is_launching(self) -> bool:
-        """Return whether a session is started on this engine, and not only waits for its image."""
+        """Return whether a session is starting on this engine, other than waiting for its image."""
         fetching = self._fetching()
         return any(
             s.state in LAUNCHING
@@ -549,7 +549,7 @@ class WarmPool:
         return min(AUTO_MOST, busiest(started, window_s=AUTO_WINDOW_S))
 
     def _make(self, key: Key, recipe: Recipe) -> Warm:
-        """Make one, and wait until it has nothing left to do but to wait."""
+        """Make a warm container, and wait until it is ready."""
         self._number += 1
         name = f"{self._prefix}{self._number}"
         try:
@@ -559,7 +559,7 @@ class WarmPool:
             text = text.replace(f'"{FOLDER}', f'"{folder}')
             text = text.replace(f'"{WORDS}', f'"{self._isolation.words_folder(name)}')
             kwargs = json.loads(text)
-            # By its id: its name may have gone to another.
+            # By id: the name may belong to another image by now.
             kwargs["image"] = recipe.shape.image_id
             host = kwargs["host_config"]
             host |= {
@@ -579,7 +579,7 @@ class WarmPool:
                     for place, target in zip(places, recipe.shape.targets, strict=True)
                 ),
             ]
-            # A mount point that is not a home now would become an unnamed volume of its own.
+            # Otherwise a home's mount point would get an anonymous volume.
             kwargs["volumes"] = [
                 v for v in kwargs.get("volumes") or [] if v not in recipe.shape.targets
             ] or None
@@ -635,11 +635,11 @@ class WarmPool:
                     self._homes.remove([name])
 
     def _sweep_homes(self) -> None:
-        """Take away the places of containers that are gone, which go by their names."""
+        """Remove the home folders of containers that are gone."""
         if self._homes is None:
             return
         with self._naming:
-            # In this order: a container can have become a session's, with its place, between the two.
+            # In this order: between the two a container may become a session's, with its folder.
             taken = [name for name in self._homes.names() if not name.startswith(self._prefix)]
             there = set(self._names()) if taken else set()
             self._homes.remove([name for name in taken if name not in there])
@@ -647,7 +647,7 @@ class WarmPool:
     # -- notes ----------------------------------------------------------------------------------------
 
     def _write_notes(self) -> None:
-        """Keep what was learnt, so that the pool of a restarted Hub fills at once."""
+        """Store the shapes, so that a restarted Hub fills its pool at once."""
         write_whole(self._notes, _NOTES.dump_json(list(self._recipes.items())), mode=0o600)
 
     def _read_notes(self) -> None:
@@ -660,7 +660,7 @@ class WarmPool:
         except FileNotFoundError:
             return
         except (OSError, ValueError, LookupError, TypeError) as e:
-            # Its first line alone: the others repeat what stands in the file.
+            # The first line only: the others repeat the file's content.
             why = str(e).partition("\n")[0]
             log.warning("%s is of no use, what is in it is learnt again: %s", self._notes, why)
 

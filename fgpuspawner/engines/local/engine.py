@@ -1,4 +1,4 @@
-"""Local processes as an `Engine`: for one person, or a demo. All of them run as the Hub's own system user."""
+"""Local processes as an `Engine`: for one person or a demo. All run as the Hub's own system user."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ T = TypeVar("T")
 ADDRESS = "127.0.0.1"
 SERVER = "jupyterhub-singleuser"
 SHELL = "--ServerApp.terminado_settings={'shell_command': ['bash']}"
-"""Terminals are no log-in shells: the machine's profile would take away the PATH with the session's own commands."""
+"""No log-in shells: the machine's profile would remove the session's commands from PATH."""
 STOPPERS = 16
-"""Servers that ignore the first signal keep them for long: then others wait to be stopped, and nothing else does."""
+"""A server that ignores the first signal occupies one for long; that only delays other stops."""
 LOOKERS = 4
 LOGS_EVERY_S = 10.0
 
 
 class LocalEngine(Engine):
-    """Sessions as processes beside each other, not kept apart. Limits of CPU and memory are counted, and not enforced."""
+    """Runs sessions as processes beside each other, not separated. CPU and memory limits are counted, not enforced."""
 
     capabilities = Capabilities("local processes, all of one system user")
 
@@ -58,8 +58,8 @@ class LocalEngine(Engine):
         self._processes = Processes(
             installation=installation.id, folder=settings.data_path(), stop_timeout_s=stop_timeout_s
         )
+        #: Port and folder of each session that this Hub has started.
         self._launched: dict[int, tuple[int, Path]] = {}
-        """By session that this Hub has started, its port and its folder."""
         self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
 
@@ -83,7 +83,7 @@ class LocalEngine(Engine):
         return await self._in(self._stoppers, remove)
 
     async def start(self, spec: LaunchSpec) -> Endpoint:
-        """Start the server in the image's Python environment, on the loopback."""
+        """Start the server in the image's Python environment, on the loopback interface."""
         server = spec.command[0] if spec.command else SERVER
         found = await self._in(self._lookers, lambda: availability(spec.image, server))
         if found.where is Where.CANNOT:
@@ -133,7 +133,7 @@ class LocalEngine(Engine):
         return await in_a_thread_of_its_own(run_beside, words, environment, timeout_s)
 
     def _known(self, session: Session) -> tuple[int, Path]:
-        """Return port and folder of a session that an earlier Hub process has started."""
+        """Return port and folder of a session that an earlier Hub has started."""
         launched = Launched.from_json(session.launched)
         if launched is None:
             raise LaunchFailed("it is not known where the session's server is")

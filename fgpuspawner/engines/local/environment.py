@@ -1,4 +1,4 @@
-"""The Python environment that sessions of an image start in, and whether it is what the image's entry says. Blocks."""
+"""The Python environment of an image's sessions, and whether it matches the image's catalogue entry. Blocks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from fgpuspawner.images.labels import is_version
 from fgpuspawner.images.model import Image
 
 PACKAGES = {"pytorch": "torch"}
-"""What the package of a framework is called, where that is not its name."""
+"""Package names of frameworks that differ from their names."""
 
 
 def folder_of(image: Image) -> Path:
-    """Return the folder of an image's environment."""
     return Path(image.environment or sys.prefix).expanduser()
 
 
 def availability(image: Image, server: str) -> Availability:
-    """Return whether the environment of an image has the server, and the versions that the image's entry names.
+    """Return whether an image's environment has the server and the versions in its entry.
 
-    An environment named in the entry may lack the framework's package: an administrator has chosen it.
+    An environment that the entry names may lack the framework's package: the administrator has chosen it.
     """
     folder, own = folder_of(image), not image.environment
     pythons = [path.name.removeprefix("python") for path in (folder / "lib").glob("python3.*")]

@@ -1,8 +1,7 @@
-"""The processes of local sessions, known by marks in their environment.
+"""The processes of local sessions, identified by variables in their environment.
 
-Each process carries the installation, the session and the attempt in its environment, and so do its children. By that
-mark they are found again after a restart, and what a dead server left behind is ended. Who is whose server is noted
-on disk.
+Every process of a session inherits variables with its installation, session and attempt. By them processes are found
+after a restart, and leftovers of dead servers are ended. The server's process number is stored on disk.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ LOG_TAIL_BYTES = 4096
 MARKED_WITHIN_S = 1.0
 LOGS_KEPT_S = 14 * 24 * 3600
 MOST_LOGS = 1000
-"""Of servers that have ended so many are kept, the newest."""
+"""Number of ended servers' logs that are kept, newest first."""
 MOST_LOG_BYTES = 20 << 20
-"""Of one server, as of one in a container."""
+"""For one server's log, as for a container's."""
 
 
 class Processes:
@@ -51,18 +50,17 @@ class Processes:
         return f"{session.id}-{session.attempt}@{session.placement.node_id}"
 
     def log_path(self, session: Session) -> Path:
-        """Return where the server's output goes."""
         return self._folder / "logs" / f"{session.id}-{session.attempt}.log"
 
     def start(self, session: Session, cmd: list[str], env: dict[str, str], home: Path) -> None:
-        """Start the session's server in a process session of its own, and note which process it is."""
+        """Start the session's server in a new process session, and store its process number."""
         handle = self.handle(session)
         marks = {INSTALLATION: self.installation, SESSION: str(session.id), ATTEMPT: handle}
         self._prune_logs()
         for folder in (self._folder / "run", self._folder / "logs", home):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log_path(session).unlink(missing_ok=True)
-        # To append: it may be cut back meanwhile.
+        # Append: the file may be truncated while it is written.
         with self.log_path(session).open("ab") as output:
             child = subprocess.Popen(
                 cmd,
@@ -75,13 +73,13 @@ class Processes:
             )
         self._children[handle] = child
         self._note(handle).write_text(str(child.pid))
-        # In its first instant a process has no environment that can be read: it would not be known by its mark.
+        # At first a process's environment cannot be read, and it would not be recognised.
         deadline = time.monotonic() + MARKED_WITHIN_S
         while child.poll() is None and self._server(handle) is None and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def _prune_logs(self) -> None:
-        """Remove the logs of servers that have ended, all that are old and the oldest of too many."""
+        """Remove old logs of ended servers, and the oldest of too many."""
         live = {note.name.partition("@")[0] for note in (self._folder / "run").glob("*")}
         ended: list[tuple[float, Path]] = []
         for path in (self._folder / "logs").glob("*.log"):
@@ -94,14 +92,14 @@ class Processes:
                 path.unlink(missing_ok=True)
 
     def cut_logs_back(self) -> None:
-        """Leave of each log that has grown too large its newest lines."""
+        """Truncate logs that are too large to their newest lines."""
         for path in (self._folder / "logs").glob("*.log"):
-            # One that is removed in this instant is none that grows.
+            # A log that is removed at this moment needs no truncation.
             with contextlib.suppress(FileNotFoundError):
                 cut_back(path, most_bytes=MOST_LOG_BYTES)
 
     def forget_ended(self) -> None:
-        """Remove the notes of servers that ended, and that a Hub did not come to remove before it ended itself."""
+        """Remove the stored numbers of servers that ended while no Hub was running."""
         marked = self._marked()
         for note in (self._folder / "run").glob("*"):
             if note.name not in marked:
@@ -111,7 +109,7 @@ class Processes:
         return self._folder / "run" / handle
 
     def _marked(self) -> dict[str, list[psutil.Process]]:
-        """Return every live process that carries this installation's mark, or descends from one, by handle."""
+        """Return every live process with this installation's variables, or descended from one, by handle."""
         found: dict[str, list[psutil.Process]] = {}
         unmarked: dict[int, tuple[psutil.Process, int]] = {}
         handles: dict[int, str] = {}
@@ -126,10 +124,10 @@ class Processes:
                 else:
                     unmarked[process.pid] = process, process.ppid()
             except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
-                # It ended, or it is another user's, and then not ours.
+                # It ended, or it belongs to another user and so not to us.
                 continue
         for process, parent in unmarked.values():
-            # One that was started without its environment.
+            # A child started without the environment.
             for _ in range(len(unmarked)):
                 if parent not in unmarked:
                     break
@@ -139,13 +137,13 @@ class Processes:
         return found
 
     def _server(self, handle: str) -> psutil.Process | None:
-        """Return the live server process that was noted for this handle, or None."""
+        """Return the live server process of this handle, or None."""
         child = self._children.get(handle)
         if child is not None and child.poll() is not None:
             return None
         try:
             process = psutil.Process(int(self._note(handle).read_text()))
-            # The pid may be somebody else's by now; the mark cannot.
+            # The number may be reused by another process; the variable cannot.
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(ATTEMPT) == handle:
                 return process
         except (OSError, ValueError, psutil.Error):
@@ -153,13 +151,13 @@ class Processes:
         return None
 
     def exit_status(self, session: Session) -> tuple[int | None, str] | None:
-        """Return None while the session's server lives, else its exit status and its last words.
+        """Return the exit status and last output of an ended server, None while it lives.
 
-        Negative is a signal; None that it is not known, for a process that this Hub did not start.
+        A negative status is a signal; None is unknown, for a process that this Hub did not start.
         """
         handle = self.handle(session)
         child = self._children.get(handle)
-        # In its last instants a process has no environment any more, and no status yet: one of our own lives until then.
+        # A dying process has no environment and no status yet: our own children live until they have a status.
         status = child.poll() if child is not None else None
         if status is None and (child is not None or self._server(handle) is not None):
             return None
@@ -172,19 +170,19 @@ class Processes:
         return status, tail
 
     def environment(self, session: Session, port: int) -> dict[str, str] | None:
-        """Return the environment of the session's process that listens on the port; None where none does."""
+        """Return the environment of the session's process that listens on the port, or None."""
         handle = self.handle(session)
         server = self._server(handle)
         if server is None:
             return None
-        # Mostly the one that was started. Where that is a script that waits, it is a child.
+        # Usually the started process; if that is a script that waits, one of its children.
         if (env := _environment_if_it_listens(server, port)) is not None:
             return env
         found = (_environment_if_it_listens(process, port) for process in self._marked().get(handle, ()))
         return next((env for env in found if env is not None), None)
 
     def observe(self) -> list[Observed]:
-        """Return every marked process group of this installation, one entry per attempt of a session."""
+        """Return one entry for each attempt of a session with processes."""
         found = []
         for handle in self._marked():
             match = HANDLE.fullmatch(handle)
@@ -204,7 +202,7 @@ class Processes:
         return found
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each process that carries this installation's mark, or descends from one that does."""
+        """Return the sessions of those of these processes that carry our variables or descend from one that does."""
         found = {}
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -217,7 +215,7 @@ class Processes:
         return found
 
     def _mark(self, process: psutil.Process) -> str:
-        """Return which attempt of this installation's sessions a process carries the mark of, or ""."""
+        """Return the handle in a process's environment, "" if it is not ours."""
         try:
             env = process.environ()
         except (psutil.Error, OSError):
@@ -233,7 +231,7 @@ class Processes:
     def remove(self, handles: Sequence[str], *, now: bool) -> bool:
         """End every process of these attempts; return whether all are gone.
 
-        The server is asked to end; then what is left of it and its children is ended, the hard way in the end.
+        First the server is asked to end, then what is left of it and its children is asked, then killed.
         """
         servers = [s for h in handles if (s := self._server(h)) is not None]
         if servers and not now:
@@ -265,7 +263,7 @@ def _environment_if_it_listens(process: psutil.Process, port: int) -> dict[str, 
 
 
 def run_beside(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
-    """Run a program with an environment and return what it prints, no more of it than a probe has to say."""
+    """Run a program with an environment and return its output, little more than a probe prints."""
     child = subprocess.Popen(
         command,
         env=dict(env),

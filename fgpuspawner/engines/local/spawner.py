@@ -16,10 +16,10 @@ from fgpuspawner.spawner.base import QueuedSpawner
 
 
 class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
-    """Sessions as processes of the Hub's own user, beside each other and not kept apart.
+    """Sessions as processes of the Hub's own user, beside each other and not separated.
 
-    Fine for one person or a demo. Limits of CPU and memory are counted, and not enforced. A program can drop its
-    GPU limit with its environment; the watchdog sees what it then takes.
+    Fine for one person or a demo. CPU and memory limits are counted, not enforced. A program can drop its GPU limit
+    with its environment; the watchdog sees what it then takes.
     """
 
     capabilities = LocalEngine.capabilities
@@ -38,7 +38,6 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     @classmethod
     def make_engine(cls, installation: Installation) -> LocalEngine:
-        """Return what starts and ends the local processes of this installation."""
         own = configured(cls, installation.config)
         stop_timeout_s = own.get("stop_timeout_s", cls.stop_timeout_s.default_value)
         cmd = own.get("cmd") or SERVER
@@ -47,12 +46,12 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     @property
     def home(self) -> Path:
-        """The user's folder. The name is quoted, so that it is always one folder below ``home``."""
+        """The user's folder. The name is quoted, so it is always one folder below ``home``."""
         name = user_part(quote(self.user.name, safe="").replace(".", "%2E"), ".")
         return self.runtime.settings.data_path() / "home" / name
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Return ``env`` with the user's home. There is no system user of that name."""
+        """Return ``env`` with the user's home; there is no system user of that name."""
         env["USER"] = self.user.name
         env["HOME"] = str(self.home)
         env["SHELL"] = "/bin/bash"

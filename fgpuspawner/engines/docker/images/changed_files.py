@@ -1,4 +1,4 @@
-"""Which files a container has changed, and what is in one, as its engine tells it: a session can have made millions."""
+"""The files that a container has changed, as its engine reports them: a session can change millions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PIECE_BYTES = 2**18
 
 
 def changed_files(client: Any, container: str) -> dict[str, int]:
-    """Return the paths with the kinds of their changes; 0 is modified, 1 added, 2 deleted. Blocks.
+    """Return the changed paths with the kind of change: 0 modified, 1 added, 2 deleted. Blocks.
 
     Raises:
-        DockerException: the engine does not say.
-        ValueError: there are more than are looked at.
+        DockerException: the engine does not answer.
+        ValueError: there are too many.
     """
     answer = client._get(client._url("/containers/{0}/changes", container), stream=True)
     with contextlib.closing(answer):
@@ -36,7 +36,7 @@ def changed_files(client: Any, container: str) -> dict[str, int]:
 
 
 def _entries(text: str) -> dict[str, int]:
-    """Return the entries of the engine's list. One by one: as a whole, no other thread would get on meanwhile."""
+    """Return the entries of the engine's list; decoded one by one, so that other threads can run."""
     decode = json.JSONDecoder().raw_decode
     found: dict[str, int] = {}
     at = text.find("{")
@@ -50,10 +50,10 @@ def _entries(text: str) -> dict[str, int]:
 
 
 def read_file(client: Any, container: str, path: str, most_bytes: int) -> bytes:
-    """Return a regular file's content; nothing where it is none. Blocks.
+    """Return a regular file's content; empty if it is none. Blocks.
 
     Raises:
-        DockerException: the engine does not say.
+        DockerException: the engine does not answer.
         ValueError: it is larger.
     """
     try:

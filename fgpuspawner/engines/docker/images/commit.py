@@ -1,10 +1,10 @@
 """A session's container, saved as an image of its engine. Everything blocks.
 
-What the engine commits takes over all of a container's configuration: its environment, labels and command line stay in
-the image even where they are emptied. So that image is only a carrier of the files, under a name of its own. The image
-that is kept has the configuration of the one that the session was started from, and the carrier's layers: an archive
-that names them is loaded, and an engine takes layers that it has by their digests. Its id is the digest of its
-configuration, which is known before it is made.
+1. ``docker commit`` copies a container's whole configuration: environment, labels and command line stay in the image
+   even where they are emptied. So its result is only a carrier of the files, under a separate name.
+2. The saved image has the configuration of the session's original image, and the carrier's layers. It is loaded from an
+   archive that names these layers without their files: the engine recognises layers that it has by digest.
+3. Its id is the digest of its configuration, which is known in advance, so the result can be checked.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_la
 log = logging.getLogger("fgpu.images")
 
 PAUSED_WITHIN_S = 600
-"""A container that somebody else has paused is waited for so long: a Hub that died may have left it so."""
+"""How long a container that something else has paused is waited for; a Hub that died may have left it so."""
 LOOK_EVERY_S = 0.5
 PAUSE_TRIES = 20
-"""A machine under load may not freeze all processes of a container in time: runc then fails, and thaws them."""
+"""On a loaded machine not all processes of a container freeze in time; runc then fails and thaws them."""
 
 
 def carriers_of(installation: str) -> str:
-    """Return the repository of an installation's carriers."""
     return f"fgpu-{installation}-carrier"
 
 
 def helper_of(installation: str, image_id: int) -> str:
-    """Return the name of the container that an image's base is read from."""
+    """Return the name of the container from which an image's base is read."""
     return f"{carriers_of(installation)}-{image_id}"
 
 
 def refuse_what_cannot_be_saved(container: Mapping[str, Any], *, under_id: str | None = None) -> None:
-    """Refuse a container whose home would be in the image, or which can have changed nothing.
+    """Refuse a container if its home would be in the image, or if it could not have changed anything.
 
-    ``under_id`` is what it is noted to be made from, where that is a private image: what is known of another one with its
-    name by now says nothing of this.
+    ``under_id`` is the recorded id of the private image that it was started from: another image may have the name by
+    now.
 
     Raises:
         CannotSave: with words for the owner.
@@ -83,7 +82,7 @@ def _home_of(container: Mapping[str, Any]) -> str:
 
 
 def keeps_its_server(container: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Return whether the server is what the base made it: it is apart, and nobody could become root. Pure."""
+    """Return whether the server is as in the base: in a separate folder, and the session could not become root. Pure."""
     options = container["HostConfig"].get("SecurityOpt") or []
     confined = any(
         o in ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true") for o in options
@@ -94,7 +93,7 @@ def keeps_its_server(container: Mapping[str, Any], base: Mapping[str, Any]) -> b
 
 
 def written_bytes(client: Any, container: str) -> int:
-    """Return how much a container has written beyond its image."""
+    """Return the bytes that a container has written beyond its image."""
     listed = client._get(
         client._url("/containers/json"),
         params={"all": 1, "size": 1, "filters": json.dumps({"id": [container]})},
@@ -115,11 +114,11 @@ def commit(
     again: bool,
     made_at_s: int,
 ) -> SavedImage:
-    """Make the image, under its reference. Again after a crash: it begins anew, and what was left is overwritten.
+    """Make the image under its reference. After a crash it starts over and overwrites what was left.
 
-    ``container`` is the session's, by name. ``note`` is told how far it is. The session is paused while the engine
-    copies its files, and while ``check`` is told how many bytes these are: it could make them more in between.
-    ``again``: a Hub that has died may have left it paused.
+    ``container`` is the session's, by name. ``note`` gets the progress. The session is paused while ``check`` gets the
+    number of written bytes and the engine copies them, as it could write more in between. ``again``: a Hub that died
+    may have left it paused.
 
     Raises:
         CannotSave: with words for the owner.
@@ -152,7 +151,7 @@ def commit(
         size_bytes = max(0, int(made["Size"]) - int(base["Size"]))
         return SavedImage(engines_id, size_bytes, recipe, keeps_its_server(found, base))
     finally:
-        # The image has the layers by now; the base may be kept by the session alone, and is not to go with it.
+        # The image has the layers by now. noprune: the base may be kept by the session alone and must stay.
         with contextlib.suppress(ImageNotFound, NotFound):
             client.remove_image(carrier, noprune=True)
 
@@ -167,7 +166,7 @@ def _until_not_paused(client: Any, container: str) -> None:
 
 @contextlib.contextmanager
 def _paused(client: Any, container: str, note: Callable[[str], None]) -> Iterator[None]:
-    """Have a container stand still, and go on whatever comes of it."""
+    """Pause a container, and unpause it in any case."""
     for tries_left in reversed(range(PAUSE_TRIES)):
         if client.inspect_container(container)["State"]["Paused"]:
             break
@@ -182,7 +181,7 @@ def _paused(client: Any, container: str, note: Callable[[str], None]) -> Iterato
     try:
         yield
     finally:
-        with contextlib.suppress(APIError):  # It has ended.
+        with contextlib.suppress(APIError):
             client.unpause(container)
 
 
@@ -232,7 +231,7 @@ def _steps(history: Sequence[Mapping[str, Any]], layers: int) -> list[dict[str, 
 
 def _load(client: Any, config: bytes, layers: Sequence[str], reference: str) -> None:
     name = hashlib.sha256(config).hexdigest()
-    # Not in the archive: the engine has these layers, and looks for their files only where it has not.
+    # Not in the archive: the engine looks for a layer's file only if it lacks the layer.
     files = [f"{layer.removeprefix('sha256:')}/layer.tar" for layer in layers]
     manifest = [{"Config": f"{name}.json", "RepoTags": [reference], "Layers": files}]
     packed = io.BytesIO()
@@ -250,7 +249,7 @@ def _load(client: Any, config: bytes, layers: Sequence[str], reference: str) -> 
 
 
 def tag_anew(client: Any, image: PrivateImage, reference: str) -> bool:
-    """Give an image another name beside its own, where the engine has it; return whether it has."""
+    """Give an image another name beside its own, if the engine has it; return whether it has."""
     try:
         found = client.inspect_image(image.reference)
     except (ImageNotFound, NotFound):
@@ -270,7 +269,7 @@ def _has(client: Any, reference: str, engines_id: str | None) -> bool:
 
 
 def remove(client: Any, reference: str) -> bool:
-    """Remove an image by name; return whether it is known to be gone from the engine."""
+    """Remove an image by name; return whether the engine confirms it."""
     try:
         client.remove_image(reference, noprune=True)
     except (ImageNotFound, NotFound):
@@ -282,9 +281,9 @@ def remove(client: Any, reference: str) -> bool:
 
 
 def remove_helpers(client: Any, installation: str) -> None:
-    """Remove the containers that a Hub which was killed has left while it saved a session."""
+    """Remove containers that a killed Hub left while it saved a session."""
     own = re.compile(rf"/{re.escape(helper_of(installation, 0)[:-1])}[0-9]+")
-    # The engine's filter finds it anywhere in a name.
+    # The engine's filter matches anywhere in a name.
     for found in client.containers(all=True, filters={"name": carriers_of(installation)}):
         if any(own.fullmatch(name) for name in found.get("Names") or ()):
             log.info("Container %s was left by a Hub that ended, and is removed", found["Id"][:12])
@@ -295,9 +294,9 @@ def remove_helpers(client: Any, installation: str) -> None:
 
 
 def left_behind(client: Any, installation: str, known: Callable[[], Collection[str]]) -> list[str]:
-    """Return what no row knows of: names of images, and ids of those that have none.
+    """Return our images without a row in the database: by name, or by id if they have none.
 
-    ``known`` is asked for what is known after the engine has said what it has, so that what is made meanwhile stays.
+    ``known`` is asked after the engine, so images made in between stay.
     """
     images = client.images(all=False)
     carriers = client.images(

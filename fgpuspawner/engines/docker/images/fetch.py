@@ -1,4 +1,4 @@
-"""An image is brought to an engine: from a registry, or from another engine. Both block, in a thread of their own."""
+"""Brings an image to an engine, from a registry or another engine. Both block, in a separate thread."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fgpuspawner.engines.docker.images.long_request import (
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason, reason
 
 Tell = Callable[[Mapping[str, Any]], None]
-"""Is given each line that the engine tells of a pull."""
+"""Gets each line that the engine prints about a pull."""
 Count = Callable[[int], None]
-"""Is given how many bytes of a copy have gone over."""
+"""Gets the number of copied bytes."""
 COUNTED_EVERY_S = 0.2
 MOVING = {"Pulling fs layer", "Downloading", "Verifying Checksum", "Extracting"}
-"""States of a layer after which the engine soon tells more."""
+"""States of a layer after which the engine soon reports more."""
 
 
 def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell | None) -> Reason | None:
-    """Have the engine fetch an image from its registry; return why it could not, or None.
+    """Make the engine pull an image from its registry; return why it could not, or None.
 
     Without ``tell`` it only asks whether the registry has the image.
     """
@@ -61,16 +61,16 @@ def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell | Non
 
 
 def is_in_line(layers: Iterable[str]) -> bool:
-    """Return whether layers of a pull, in such states, only wait for those of other pulls of the engine.
+    """Return whether all unfinished layers wait for other pulls of the engine.
 
-    It says once that a layer waits, and then nothing, however long the others take.
+    The engine reports once that a layer waits, and then nothing, however long the others take.
     """
     states = set(layers)
     return "Waiting" in states and not states & MOVING
 
 
 def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | None:
-    """Bring an image from one engine to another; return why it could not be, or None."""
+    """Copy an image from one engine to another; return why it could not, or None."""
 
     def sent() -> Iterator[bytes]:
         done, told_at = 0, 0.0
@@ -104,7 +104,7 @@ def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | N
 
 
 def _credentials(client: docker.APIClient, registry: str) -> bytes | str | None:
-    """Return what the registry knows the Hub's user by. It is read each time: tokens of some registries last hours."""
+    """Return the Hub user's credentials for a registry; read each time, as some registries' tokens last only hours."""
     known = load_config(credstore_env=client.credstore_env)
     found = resolve_authconfig(known, registry, credstore_env=client.credstore_env)
     return encode_header(found) if found else None

@@ -1,4 +1,4 @@
-"""Which images a daemon has, for administrators' commands. Blocks."""
+"""The images of a daemon, for administrators' commands. Blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def store_of(daemon: Daemon) -> ImageStore:
 
 
 def find(daemon: Daemon, reference: str) -> FoundImage | None:
-    """Return what a daemon has under a reference; None where it has nothing, or does not answer."""
+    """Return a daemon's image of this reference; None if there is none, or it does not answer."""
     if not daemon.answers:
         return None
     try:
@@ -34,7 +34,7 @@ def find(daemon: Daemon, reference: str) -> FoundImage | None:
 
 
 def labelled(daemon: Daemon) -> Sequence[FoundImage]:
-    """Return the images whose labels propose an entry, by their names; none where the daemon does not answer."""
+    """Return the images with labels that propose a catalogue entry; none if the daemon does not answer."""
     if not daemon.answers:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Whom an image's server runs as: a name says little, as any name can have root's number."""
+"""The user that an image's server runs as. A user name says little, as any name can have root's number."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MOST_BYTES = 1 << 20
 
 
 def is_root(user: str) -> bool:
-    """Return whether an image's ``USER`` (a name or number, perhaps with a group) is root, or nobody's."""
+    """Return whether an image's ``USER`` (name or number, perhaps with a group) is root or missing."""
     name = user.split(":")[0]
     try:
-        return int(name) == 0  # The engine reads 00 as a number, too.
+        return int(name) == 0  # The engine also parses 00 as a number.
     except ValueError:
         return name in ("", "root")
 
 
 def has_roots_number(client: docker.APIClient, image: Mapping[str, Any], *, helper: str) -> bool:
-    """Return whether an image's ``USER`` is a name that has root's number, or that cannot be looked up. Blocks.
+    """Return whether an image's ``USER`` is a name with root's number, or cannot be looked up. Blocks.
 
-    A container ``helper`` is made for it, never started, and removed.
+    Creates the container ``helper``, never starts it, and removes it.
     """
     name = str((image.get("Config") or {}).get("User") or "").split(":")[0]
     if is_root(name) or (name.isascii() and name.isdigit()):
@@ -41,9 +41,9 @@ def has_roots_number(client: docker.APIClient, image: Mapping[str, Any], *, help
 
 
 def numbers_of(name: str, passwd: bytes) -> list[int]:
-    """Return the numbers that a user has in a file of users, in its order; what is no number is 0."""
+    """Return a user's numbers in a passwd file, in its order; an invalid one is 0."""
     found = []
-    # As the engine reads it: lines end with a line feed alone, space around them is none, and a number left out is 0.
+    # Parsed as the engine does: only line feeds end lines, surrounding space is ignored, a missing number is 0.
     for line in passwd.decode(errors="replace").split("\n"):
         fields = [*line.strip().split(":"), "", ""]
         if fields[0] == name:

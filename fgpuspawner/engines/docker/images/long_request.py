@@ -1,6 +1,6 @@
-"""One long request to an engine, on a connection of its own that can be cut at any time.
+"""One long request to an engine, on its own connection, which can be cut at any time.
 
-docker-py has no hold on a request before its answer begins, and an engine that waits for a registry does not answer.
+docker-py cannot cancel a request before its answer begins, and an engine that waits for a registry does not answer.
 Closing docker-py's client (7.1) leaves the thread waiting and the engine asking the registry. Its stream also has no
 limit on the length of a line.
 """
@@ -24,9 +24,9 @@ from fgpuspawner.engines.docker.keepalive import KEEPALIVE
 
 CONNECT_WITHIN_S = 10.0
 SILENT_S = 180.0
-"""An engine that has said nothing for so long is not waited for any longer."""
+"""An engine that is silent for this long is given up."""
 AT_WORK_S = 3600.0
-"""The same while it has reason to say nothing; that its machine is gone is noticed much sooner."""
+"""The same while it has a reason to be silent; keepalive notices a lost machine much sooner."""
 LONGEST_LINE = 1 << 20
 PIECE_BYTES = 1 << 18
 
@@ -48,7 +48,7 @@ class EngineRefused(FGPUError):
 
 
 class Talk:
-    """One request and its answer. Every call blocks, but for `cut`."""
+    """One request and its answer. Every call but `cut` blocks."""
 
     def __init__(self, client: docker.APIClient, *, silent_s: float = SILENT_S) -> None:
         self._client = client
@@ -67,7 +67,7 @@ class Talk:
         headers: Mapping[str, str] | None = None,
         body: Iterable[bytes] | None = None,
     ) -> None:
-        """Send the request and wait until the answer begins; then `lines` or `pieces` read it.
+        """Send the request and wait until the answer begins; then read it by `lines` or `pieces`.
 
         Raises:
             BrokenOff: the engine does not answer, is silent for too long, or the connection was cut.
@@ -84,20 +84,20 @@ class Talk:
             except OSError:
                 if body is None:
                     raise
-                # An engine whose disk is full says so, and takes no more.
+                # An engine with a full disk answers early and stops reading.
             self._answer = connection.getresponse()
             if self._answer.status >= http.HTTPStatus.BAD_REQUEST:
                 raise EngineRefused(self._answer.status, _message(self._answer.read(LONGEST_LINE)))
 
     def bear(self, silent_s: float) -> None:
-        """From now on wait so long for an engine that says nothing."""
+        """Change how long a silent engine is waited for."""
         self._silent_s = silent_s
         with self._lock:
             if self._socket is not None:
                 self._socket.settimeout(silent_s)
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Return the JSON objects of the answer, one by one.
+        """Yield the JSON objects of the answer.
 
         Raises:
             BrokenOff: see `ask`.
@@ -118,7 +118,7 @@ class Talk:
         yield left
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the answer's bytes.
+        """Yield the answer's bytes.
 
         Raises:
             BrokenOff: see `ask`.
@@ -126,7 +126,7 @@ class Talk:
         assert self._answer is not None
         while True:
             with _as_broken_off():
-                # Not by `readline`, which takes an answer that breaks off for one that has ended.
+                # Not `readline`, which takes a broken answer for a complete one.
                 piece = self._answer.read1(PIECE_BYTES)
             if not piece:
                 break
@@ -135,16 +135,16 @@ class Talk:
             raise BrokenOff("the connection was cut")
 
     def cut(self) -> None:
-        """End it, from any thread: the engine sees that nobody waits any more, and stops."""
+        """End the request, from any thread: the engine notices and stops its work."""
         with self._lock:
             self._is_cut = True
             if self._socket is not None:
                 with contextlib.suppress(OSError):
-                    # Not an encrypted one's own, which takes the ground from under whoever reads.
+                    # Not the TLS socket's own shutdown, which would break a concurrent read.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the connection; in the thread that has asked."""
+        """Close the connection, in the thread that asked."""
         if self._answer is not None:
             self._answer.close()
         with self._lock:
@@ -165,7 +165,7 @@ class Talk:
 
 
 def _connected(client: docker.APIClient) -> socket.socket:
-    """Return a new connection to the engine of a client, by the same way."""
+    """Return a new connection to a client's engine, of the same kind."""
     path = getattr(getattr(client, "_custom_adapter", None), "socket_path", None)
     if path is not None:
         made = socket.socket(socket.AF_UNIX)
@@ -192,7 +192,7 @@ def _connected(client: docker.APIClient) -> socket.socket:
 
 
 def _trust(client: docker.APIClient) -> ssl.SSLContext:
-    """Return what the client trusts, and by what it is known."""
+    """Return the client's TLS settings."""
     verify, cert = client.verify, client.cert
     context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
     if verify is False:
@@ -209,13 +209,12 @@ def _as_broken_off() -> Iterator[None]:
         yield
     except TimeoutError as e:
         raise BrokenOff("the Docker engine has been silent for too long") from e
-    # What is read while it is closed is a ValueError.
+    # Reading a socket that another thread closes raises ValueError.
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise BrokenOff(f"the Docker engine does not answer: {e or type(e).__name__}") from e
 
 
 def _message(body: bytes) -> str:
-    """Return the words of an engine's error."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""How far a pull is, from what the engine tells of it. Pure.
+"""The progress of a pull, from the engine's output. Pure.
 
-An engine tells of a layer's size only when it begins to fetch it, and fetches a few at a time: until it has told of all
-of them, nobody knows how much there is in all.
+An engine reports a layer's size only when it begins to fetch it, and fetches a few at a time. Until it has begun all
+layers the total is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BEGUN = ("Pulling fs layer", "Waiting")
 FETCHED = ("Verifying Checksum", "Download complete")
 DONE = ("Pull complete", "Already exists")
 BROKE_OFF = "Retrying in "
-"""How the engine begins to tell that it asks the registry for a layer again by itself."""
+"""Prefix of the status with which the engine says that it retries a layer."""
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class _Layer:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts. Nothing that it returns ever becomes less, also when a pull is begun again; but for the seconds left."""
+    """Counts bytes and layers. Its numbers never decrease, even if a pull starts over, except for the seconds left."""
 
     _layers: dict[str, _Layer] = field(default_factory=dict)
     _most: Progress = field(default_factory=Progress)
     _past: deque[tuple[float, int]] = field(default_factory=deque)
 
     def note(self, told: Mapping[str, Any], now_s: float) -> None:
-        """Take in one line of the engine's, told at an instant (of any clock that only goes on)."""
+        """Add one line of the engine's output, with a monotonic time."""
         status, name = told.get("status"), told.get("id")
         if not isinstance(status, str) or not isinstance(name, str):
             return
@@ -63,12 +63,12 @@ class Meter:
         elif status in DONE:
             layer.fetched = layer.done = True
         if layer.fetched:
-            # One that is small is here before the engine has told how large it is.
+            # A small layer can be complete before its size is reported.
             layer.bytes_done = layer.bytes_total = layer.bytes_total or layer.bytes_done
         self._counted(now_s)
 
     def count(self, bytes_done: int, bytes_total: int, now_s: float) -> None:
-        """Take in how much of a copy has gone over: a little more than the size of its files, which is the total."""
+        """Add the number of copied bytes; slightly more than the total, which is the size of the files."""
         self._layers = {"": _Layer(min(bytes_done, bytes_total), bytes_total)}
         self._counted(now_s)
 
@@ -80,7 +80,6 @@ class Meter:
             self._past.popleft()
 
     def progress(self, now_s: float) -> Progress:
-        """Return how far it is."""
         named = [layer for name, layer in self._layers.items() if name]
         done = max(self._most.bytes_done, sum(layer.bytes_done for layer in self._layers.values()))
         totals = [layer.bytes_total for layer in self._layers.values()]

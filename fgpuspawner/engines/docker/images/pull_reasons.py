@@ -1,6 +1,6 @@
-"""Why an image could not be fetched, from what the engine says. Pure.
+"""The reason for a failed pull, from the engine's message. Pure.
 
-Engines say it in words alone, which differ between their ages and registries.
+Engines give it only as text, which differs between versions and registries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ LONGEST_REASON = 300
 
 
 class Kind(StrEnum):
-    """What kind of trouble it was."""
-
     NOT_FOUND = "not-found"
     DENIED = "denied"
     NO_SUCH_HOST = "no-such-host"
@@ -43,10 +41,10 @@ WORDS = {
     Kind.OTHER: "the engine says",
 }
 PASSING = (Kind.REGISTRY, Kind.NETWORK, Kind.ENGINE)
-"""What another try may help against."""
+"""Kinds for which another try may help."""
 
 SAID: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    # Of an engine, or a proxy or a plugin before it, that does not know or allow the question.
+    # An engine, proxy or plugin that does not know or allow the question.
     (Kind.OTHER, ("page not found", "<html", "denied by plugin")),
     (Kind.DISK_FULL, ("no space left on device", "disk quota exceeded")),
     (
@@ -98,29 +96,29 @@ SAID: tuple[tuple[Kind, tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""What engines say, in lower case; the first that fits."""
+"""Parts of engines' messages in lower case; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why it could not be fetched: the kind, and the engine's own words."""
+    """The kind of a failure, and the engine's message."""
 
     kind: Kind
     said: str
 
     @property
     def may_pass(self) -> bool:
-        """Whether it may be otherwise in a moment."""
+        """Whether another try may succeed."""
         return self.kind in PASSING
 
     def words(self) -> str:
-        """Return it for the owner of the session."""
+        """Return the message for the session's owner."""
         return f"{WORDS[self.kind]}: {self.said}"
 
 
 def reason(said: str, status: int | None = None) -> Reason:
-    """Return why an image could not be fetched; ``status`` is that of the engine's answer, if it was an error."""
-    # A registry's words go to logs, pages and the command line.
+    """Return why an image could not be fetched; ``status`` is the answer's HTTP status, if it was an error."""
+    # A registry's text goes to logs, pages and the command line.
     shown = as_text(" ".join(said.split()))[:LONGEST_REASON]
     text = said.lower()
     for kind, words in SAID:

@@ -1,8 +1,10 @@
-"""Images come to the engines that need them: one pull for all who wait for one image on one daemon.
+"""Brings images to the engines that need them: one pull for all waiters of an image on a daemon.
 
-Whoever waits is a waiter: a session that is launched, or one in the queue whose image is fetched beforehand. When the
-last one has gone, the pull is stopped on the daemon, too. No thread of the engine's is used, and none is left behind:
-each pull has a connection of its own, which is cut (`long_request.py`).
+1. A waiter is a session that is being launched, or one in the queue whose image is pre-pulled.
+2. Each pull first asks the registry, then other engines that have the image, and retries what may pass.
+3. Launched sessions come before queued ones, and keep one slot free if there are two.
+4. When the last waiter leaves, the pull is stopped on the daemon too: its separate connection is cut
+   (`long_request.py`), so no thread is left behind.
 """
 
 from __future__ import annotations
@@ -37,28 +39,29 @@ from fgpuspawner.settings.images import recipe_of
 log = logging.getLogger("fgpu.images")
 
 AGAIN_AFTER_S = (1.0, 4.0, 15.0)
-"""Before each further try of what may pass. Meanwhile a session holds its share, so there are few."""
+"""Pauses before further tries. The session holds its share during them, so there are few."""
 FINAL = (Kind.DISK_FULL, Kind.DIGEST)
-"""What another engine's copy would not mend."""
+"""Failures that a copy from another engine would not solve."""
 AT_A_TIME = 3
-"""Pulls of one engine at a time, and questions to registries: as many layers as it fetches at a time by itself."""
+"""Concurrent pulls of one engine and concurrent questions to registries: as many layers as an engine fetches at once.
+"""
 ASK_EVERY_S, ASK_REFUSED_EVERY_S, ASK_WITHIN_S = 30.0, 300.0, 20.0
-"""Seconds between two questions whether a registry has an image, also where it said no, and for the answer."""
+"""Seconds between two questions to a registry, between two after a refusal, and for an answer."""
 ASK_PATIENCE_S = 5.0
-"""An answer that takes longer is used at the next look."""
+"""A later answer is used at the next call."""
 NO_ANSWER = (Kind.ENGINE, Kind.REGISTRY, Kind.OTHER)
-"""After these it is not known whether the registry has an image."""
+"""After these it is unknown whether the registry has the image."""
 NOT_ASKED = Reason(Kind.REGISTRY, "it has not answered yet")
 BROKE_OFF = "the registry broke off"
-"""What is told of what the engine itself tries again."""
+"""Shown while the engine itself retries."""
 
 Found = Mapping[str, Any]
-"""What an engine says of an image that it has."""
+"""An engine's description of an image."""
 
 
 @dataclass(eq=False)
 class _Pull:
-    """One image on its way to one daemon."""
+    """The pull of one image to one daemon."""
 
     daemon: Daemon
     image: Image
@@ -67,13 +70,13 @@ class _Pull:
     attempt: int = 1
     trouble: str | None = None
     waiters: dict[object, tuple[int, bool]] = field(default_factory=dict)
-    """Sessions, and whether each is only waiting in the queue."""
+    """Session of each waiter, and whether it still waits in the queue."""
     in_line: bool = False
     task: asyncio.Task[Found] | None = None
 
     @property
     def is_ahead(self) -> bool:
-        """Whether nobody is launched who needs it."""
+        """Whether no launched session needs it."""
         return all(ahead for _, ahead in self.waiters.values())
 
     def state(self) -> PullState:
@@ -88,7 +91,7 @@ class _Pull:
 
 
 class Pulls:
-    """The Hub's pulls. To be used in its event loop."""
+    """All pulls of the Hub. For its event loop."""
 
     def __init__(
         self,
@@ -98,20 +101,20 @@ class Pulls:
     ) -> None:
         self._fleet = fleet
         self._at_a_time = at_a_time
+        #: Called when a pull has moved on in a way that others wait for.
         self.changed: Callable[[], None] = lambda: None
-        """Called whenever a pull has come further in a way that others wait for."""
         self._pulls: dict[tuple[Daemon, str, str], _Pull] = {}
         self._going: set[_Pull] = set()
         self._moved = asyncio.Event()
+        #: Time and result of the last question to a registry; None: it has the image.
         self._asked: dict[tuple[Daemon, str], tuple[float, Reason | None]] = {}
-        """When and why a registry did not give an image; None: it has it."""
         self._questions: dict[tuple[Daemon, str], asyncio.Task[None]] = {}
         self._asking: dict[Daemon, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_A_TIME))
 
-    # -- for whoever waits ----------------------------------------------------------------------------
+    # -- for waiters ------------------------------------------------------------------------------------
 
     async def found(self, daemon: Daemon, image: Image) -> Found | None:
-        """Return what a daemon says of an image, None where it does not have it, or another one of that name.
+        """Return a daemon's description of an image; None if it lacks it or has another one of that name.
 
         Raises:
             EngineSilent: it does not answer.
@@ -144,9 +147,10 @@ class Pulls:
         return Availability(where, _why(image, other, reason))
 
     async def _not_given(self, daemon: Daemon, reference: str) -> Reason | None:
-        """Return why a registry does not give an image, as it said last; None: it has it.
+        """Return why a registry does not give an image, by its last answer; None: it has it.
 
-        A registry that has it is not asked again until a fetch fails: each answer counts against its limit of pulls.
+        A registry that has the image is not asked again until a pull fails, because each answer counts against its rate
+        limit.
         """
         key = daemon, reference
         asked_s, reason = self._asked.get(key, (-math.inf, NOT_ASKED))
@@ -170,12 +174,12 @@ class Pulls:
             del self._questions[daemon, reference]
 
     async def ensure(self, daemon: Daemon, image: Image, waiter: int, *, ahead: bool = False) -> Found:
-        """Wait until the engine has an image, and return what it says of it. ``waiter`` is the session that needs it.
+        """Wait until the engine has an image, and return its description. ``waiter`` is the session that needs it.
 
-        With ``ahead`` the session only waits in the queue. Cancelling this is leaving; the last to leave stops it.
+        With ``ahead`` the session still waits in the queue. Cancelling leaves the pull; the last to leave stops it.
 
         Raises:
-            PullFailed: it cannot be had.
+            PullFailed: it could not be fetched.
         """
         key = (daemon, image.reference, image.digest)
         pull = self._pulls.get(key)
@@ -198,7 +202,7 @@ class Pulls:
             self._move()
 
     def states(self) -> dict[int, PullState]:
-        """Return how far the pulls are, by session; of several, the one that is furthest."""
+        """Return the progress of pulls by session; of several the most advanced."""
         found: dict[int, PullState] = {}
         for pull in self._pulls.values():
             state = pull.state()
@@ -231,7 +235,7 @@ class Pulls:
         raise PullFailed(_why(pull.image, other, reason))
 
     async def _pulled_or_copied(self, pull: _Pull) -> Reason | None:
-        """Bring the image by whatever way there is; return why there is none."""
+        """Bring the image in any possible way, with retries; return why none worked."""
         for pause_s in (*AGAIN_AFTER_S, None):
             reason = await self._tried(pull)
             if reason is None or not reason.may_pass or pause_s is None:
@@ -243,7 +247,7 @@ class Pulls:
         raise AssertionError("the last pause is None")
 
     async def _tried(self, pull: _Pull) -> Reason | None:
-        """Try every way once; where there are a registry and a copy, the registry's reason is returned."""
+        """Try every way once. If both fail, the registry's reason is returned."""
         if pull.image.owner:
             return await self._copied_from_its_own(pull)
         reason = await self._pulled(pull)
@@ -286,14 +290,14 @@ class Pulls:
         return await self._copied(pull, source)
 
     async def _another_with(self, own: Daemon, image: Image) -> Daemon | None:
-        """Return another of our engines that has the image, and from which a copy would be known as what is wanted."""
+        """Return another engine from which a copy of the image would match."""
         if "@" in image.reference:
             return None
         for daemon in self._fleet.daemons:
             if daemon is not own and daemon.answers:
                 with contextlib.suppress(EngineSilent):
                     found = await self.found(daemon, image)
-                    # A registry's digest is known only of what was pulled; the engine's own id goes along.
+                    # A registry's digest is lost in a copy; the engine's own id is not.
                     if found is not None and image.digest in ("", found.get("Id")):
                         return daemon
         return None
@@ -315,7 +319,7 @@ class Pulls:
             pull.phase = Phase.COPYING
             self._move()
             log.info("%s gets image %s from %s", pull.daemon.address, pull.image.reference, source.address)
-            # An engine gathers all of an image before it gives the first byte, and says nothing while it takes one in.
+            # An engine sends nothing until it has gathered the whole image, and nothing while it loads one.
             talks = (
                 Talk(source.client, silent_s=AT_WORK_S),
                 Talk(pull.daemon.client, silent_s=AT_WORK_S),
@@ -335,7 +339,7 @@ class Pulls:
         except FAILED as e:
             raise EngineSilent(str(e)) from e
 
-    # -- whose turn it is -----------------------------------------------------------------------------
+    # -- taking turns ---------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _turn(self, pull: _Pull) -> AsyncIterator[None]:
@@ -353,7 +357,7 @@ class Pulls:
             self._move()
 
     def _may_go(self, pull: _Pull) -> bool:
-        """Return whether it is a pull's turn: who is launched comes first, and has a place kept free if there are two."""
+        """Return whether it is a pull's turn: launches come first, and keep one slot free if there are two."""
         going = sum(other.daemon is pull.daemon for other in self._going)
         line = [one for one in self._pulls.values() if one.in_line and one.daemon is pull.daemon]
         launched = [other for other in line if not other.is_ahead]
@@ -373,13 +377,13 @@ def _further(state: PullState) -> tuple[bool, float, int]:
 
 
 def digests(found: Found) -> tuple[str, ...]:
-    """Return the digests by which an engine knows an image: its own id, and those of registries."""
+    """Return the digests of an image: its id, and those of registries."""
     repo = (str(name).rpartition("@")[2] for name in found.get("RepoDigests") or ())
     return (*dict.fromkeys(repo), str(found.get("Id", "")))
 
 
 def wanted_digest(image: Image) -> str:
-    """Return the digest that an image must have, "" where any will do."""
+    """Return the digest that an image must have; "" for any."""
     return image.digest or image.reference.partition("@")[2]
 
 
@@ -406,6 +410,6 @@ def _why(image: Image, other: Found | None, reason: Reason | None) -> str:
 
 
 def _looked_at(task: asyncio.Task[Found]) -> None:
-    # Whoever waited may have gone.
+    # Mark an exception as retrieved: all waiters may have left.
     if not task.cancelled():
         task.exception()

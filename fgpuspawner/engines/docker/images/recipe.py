@@ -1,6 +1,6 @@
-"""What a container's session has installed, as its engine tells it.
+"""Records what a session has installed, from its engine's view.
 
-Nothing is run in the session, whose programs could lie.
+Nothing is run in the session, because its programs could lie.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fgpuspawner.images.recipe import (
 
 
 def base_of(image: Mapping[str, Any], reference: str) -> Base:
-    """Return an image by its digest where a registry gave it one."""
+    """Return an image, by its digest if a registry gave it one."""
     digests = image.get("RepoDigests") or []
     user = str((image.get("Config") or {}).get("User") or "root")
     return Base(digests[0] if digests else reference, str(image["Id"]), user, bool(digests))
 
 
 def record(client: Any, container: str, *, helper: str) -> Changes:
-    """Return what a container's session has installed since it was started. Blocks.
+    """Return what a container's session has installed since its start. Blocks.
 
-    ``helper`` names a container that is made for it where need be, and removed.
+    ``helper`` names a container that is made for this if necessary, and removed.
 
     Raises:
-        DockerException: the engine does not say.
-        ValueError: there is more than can be recorded.
+        DockerException: the engine does not answer.
+        ValueError: there is too much to record.
     """
     changed = changed_files(client, container)
     apt: tuple[dict[str, str], list[str]] = ({}, [])
@@ -51,10 +51,10 @@ def record(client: Any, container: str, *, helper: str) -> Changes:
 
 def _apt(client: Any, container: str, helper: str) -> tuple[dict[str, str], list[str]]:
     image = client.inspect_container(container)["Image"]
-    # A Hub that was killed may have left it.
+    # A killed Hub may have left it.
     with contextlib.suppress(NotFound):
         client.remove_container(helper, force=True, v=True)
-    # Never started: only its files are looked at.
+    # Never started: only its files are read.
     base = client.create_container(image, ["true"], network_disabled=True, name=helper)["Id"]
     try:
         before, after = (read_file(client, one, DPKG, MOST_BYTES) for one in (base, container))

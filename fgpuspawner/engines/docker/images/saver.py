@@ -1,4 +1,4 @@
-"""Sessions saved as images of their daemons: made, named and removed one at a time on each, and swept after a crash."""
+"""Saves sessions as images: makes, names and removes them, one at a time on each daemon, and sweeps after a crash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("fgpu.images")
 SWEEP_EVERY_S = 600.0
 AGAIN_AFTER_S = 1.0
 SILENT_S = 7200
-"""A daemon whose machine is there may say nothing for so long: it copies all that a session has written."""
+"""A daemon on a machine that answers may be silent for this long while it copies all that a session wrote."""
 DISK_FULL = "no space left"
 
 
@@ -56,7 +56,7 @@ class ImageSaver:
                 raise EngineSilent(str(e)) from e
 
     def _saved(self, daemon: Daemon, spec: SaveSpec) -> SavedImage:
-        """Make the image and its recipe. Blocks for as long as the daemon takes."""
+        """Make the image and its recipe. Blocks."""
         name = daemon.containers.name(spec.session)
         with contextlib.closing(daemon.another_client(timeout_s=SILENT_S)) as client:
             found = client.inspect_container(name)
@@ -85,7 +85,7 @@ class ImageSaver:
         )
 
     async def rename(self, image: PrivateImage, reference: str) -> bool:
-        """See `Engine.rename_image`. Where it is known only by its old name, it is copied to when it is needed."""
+        """See `Engine.rename_image`. Daemons that know only the old name get a copy when they need it."""
         has = False
         for daemon in self._fleet.answering:
             async with daemon.image_lock:
@@ -116,9 +116,9 @@ class ImageSaver:
     # -- what a crash has left, and what was deleted while its daemon was away --------------------------
 
     def open(self, hub: HubSide) -> None:
-        """Sweep every daemon now and again, each for itself: one that is silent delays no other."""
+        """Sweep every daemon periodically and independently."""
         for daemon in self._fleet.daemons:
-            # What is renamed while it is swept asks for another sweep.
+            # A rename during a sweep causes another one.
             wake = self._sweeps[daemon] = asyncio.Event()
             hub.background.every(
                 SWEEP_EVERY_S,
@@ -136,7 +136,7 @@ class ImageSaver:
             await self._call(daemon, self._swept, hub)
 
     def _swept(self, client: docker.APIClient, hub: HubSide) -> None:
-        # First, because no image that they were made from can be removed before. None is in use while the lock is held.
+        # Helpers first, since their images cannot be removed before. The lock keeps them from being in use.
         commit.remove_helpers(client, self._installation)
         for name in commit.left_behind(client, self._installation, hub.kept_images):
             log.info("Image %s belongs to nobody any more, and is removed", name)
