@@ -92,19 +92,19 @@ def test_smaller_failed_request_rules_out_larger_ones_only() -> None:
     ):
         assert not misfits.rule_out(other)
     # Who asks for one model in vain says nothing of who takes any, or another.
-    misfits.forget()
+    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B",)))
     assert misfits.rule_out((500, 1000, 1024, None, None, ("B",)))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
     # Who asks for several says it of each of them, and of them together in any order.
-    misfits.forget()
+    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B", "C")))
     for models in (("B",), ("C",), ("C", "B")):
         assert misfits.rule_out((500, 1000, 1024, None, None, models))
     for models in ((), ("A",), ("A", "B"), ("A", "B", "C")):
         assert not misfits.rule_out((500, 1000, 1024, None, None, models))
     # So little that it comes with no memory fits nowhere, and says nothing of others.
-    misfits.forget()
+    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((1, 100, 128, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))

@@ -12,7 +12,7 @@ from simulator import World, lasting
 from simulator.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_that_fit
-from fgpu_scheduler.core.forecast import forecast
+from fgpu_scheduler.core.forecast import forecast, outlook
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, returned, untouched
@@ -169,7 +169,12 @@ def test_request_forecast_matches_what_then_happens(
     found = forecast(submitted, POLICY, lasting(typical_length_s))
     last = next(f for f in found if f.session_id == new[-1].id)
     if len(placed) < count:
-        assert (told.position, told.expected_start_at_s) == (last.position, last.expected_start_at_s)
+        expected = last.position, last.expected_start_at_s
+        assert (told.position, told.expected_start_at_s) == expected
+        if count == 1:
+            known = outlook(lab, POLICY, lambda _: lasting(typical_length_s))
+            told = forecast_request(asked, 1, lab, POLICY, lasting(typical_length_s), ahead=known)
+            assert (told.position, told.expected_start_at_s) == expected
 
 
 @exact

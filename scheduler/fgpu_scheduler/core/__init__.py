@@ -29,6 +29,7 @@ Who is next
     usage          what was used, and how it is forgotten
     orders         the order of a queue: first priority, then promises, then by arrival, by use or by dominant shares
     backfill       the place that is kept for the first of a queue, and who may start beside it
+    releases       when what is held becomes free, by the ends that are known, and where a request fits soonest
     lanes          whom a pass need not try: who asks for the same as somebody ahead, or for no less than did not fit
     ground         nodes and what is free of them, carried from plan to plan
     passes         one pass over one queue: the heart. Plans and forecasts are made of nothing else

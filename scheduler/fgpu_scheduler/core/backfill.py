@@ -9,7 +9,7 @@ place happens only to one that lacks less still. So the first of the queue start
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core.model import (
@@ -22,7 +22,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Share,
 )
-from fgpu_scheduler.core.placement import DeviceFree, NodeFree, Score, claimed, place, returned
+from fgpu_scheduler.core.placement import DeviceFree, NodeFree, claimed
 from fgpu_scheduler.core.shares import devices_needed, liked, shares_of, takes_model
 
 LAUNCH_S = 600
@@ -38,15 +38,6 @@ On seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0027).
 
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
 """What the owner was warned of and cannot avert; an end for being idle can be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Somebody who holds shares, and the instant by which these are free again; None where it is not known."""
-
-    session: Session
-    placement: Placement
-    free_at_s: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +86,6 @@ def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | Non
         placed_at_s = now_s if session.scheduled_at_s is None else min(session.scheduled_at_s, now_s)
         end_s = placed_at_s + LAUNCH_S + limit_s
     return max(end_s, now_s) + ENDING_S
-
-
-def keep(
-    session: Session,
-    left: Mapping[str, NodeFree],
-    holders: Iterable[Holder],
-    *,
-    now_s: int,
-    score: Score,
-) -> Kept | None:
-    """Return the place at which a session can start soonest, by the ends that are known; None where none tells.
-
-    ``left`` is what is free of the nodes of its resource group, by id.
-    """
-    asked = session.request
-    nodes: dict[str, NodeFree] = {}
-    # An end that should have been by now is still to come.
-    ends = sorted(
-        (
-            (max(h.free_at_s, now_s + ENDING_S), h.session.id, h)
-            for h in holders
-            if h.free_at_s is not None and h.placement.node_id in left
-        ),
-        key=lambda end: end[:2],
-    )
-    at = 0
-    while at < len(ends):
-        instant = ends[at][0]
-        changed: dict[str, None] = {}
-        while at < len(ends) and ends[at][0] == instant:
-            holder = ends[at][2]
-            node_id = holder.placement.node_id
-            before = nodes.get(node_id) or left[node_id]
-            nodes[node_id] = returned(before, holder.session.request, holder.placement)
-            changed[node_id] = None
-            at += 1
-        for one in liked(asked):
-            for node_id in sorted(changed):
-                found = place(one, (nodes[node_id],), score=score)
-                if found is not None:
-                    return Kept(session.id, found[0], instant, found[1][0])
-    return None
 
 
 def gather(session: Session, left: Mapping[str, NodeFree]) -> Kept | None:

@@ -6,15 +6,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.hindsight import Experience, Range
 from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Place, Reserve, applied, plan
-from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.planner import Memory, Place, Reserve, Wait, applied, plan
+from fgpu_scheduler.core.policies import Backfill, Policy
 from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import BASIS_LIMITS, BASIS_NOW, BASIS_TYPICAL, Ahead, Start, expected_starts
+from fgpu_scheduler.core.starts import (
+    BASIS_LIMITS,
+    BASIS_NOW,
+    BASIS_TYPICAL,
+    NOT_LOOKED_AT,
+    Ahead,
+    Future,
+    Start,
+    Starts,
+    expected_starts,
+    start_behind,
+)
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 
 STARTS_NOW = "starts now"
@@ -64,18 +74,23 @@ class Outlook:
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast]
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    futures: Mapping[str, tuple[Future, ...]] = field(default_factory=dict, repr=False)
+    """By resource group, for `forecast_new`."""
 
 
 def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
     """Return what is expected of every queue; ``experience`` is asked once of each resource group."""
     found: dict[int, Forecast] = {}
     heads: dict[str, Unblocking] = {}
+    futures: dict[str, tuple[Future, ...]] = {}
     for group in snapshot.resource_groups:
         own = snapshot.of_group(group)
-        found |= {one.session_id: one for one in forecast(own, policy, experience(group))}
+        told, starts = _forecast(own, policy, experience(group))
+        found |= {one.session_id: one for one in told}
+        futures |= starts.futures
         if (head := unblocking(own, policy)) is not None:
             heads[group] = head
-    return Outlook(snapshot, found, heads)
+    return Outlook(snapshot, found, heads, futures)
 
 
 def forecast(
@@ -86,11 +101,18 @@ def forecast(
     ``experience`` is that of the resource group; without any, only ends by time limits are known.
     A held session is forecast as if somebody waited for it again.
     """
-    now = plan(snapshot, policy)
+    return _forecast(snapshot, policy, experience, only)[0]
+
+
+def _forecast(
+    snapshot: Snapshot, policy: Policy, experience: Experience, only: Collection[int] | None = None
+) -> tuple[tuple[Forecast, ...], Starts]:
+    memory = Memory()
+    now = plan(snapshot, policy, memory)
     # What starts in this very pass is not free for those who wait on.
     world = applied(snapshot, now)
-    starts = expected_starts(world, policy, experience, only)
-    words = _Words(world)
+    starts = expected_starts(world, policy, experience, only, memory)
+    words = _Words(world, memory)
     sessions = {s.id: s for s in snapshot.sessions}
     length: dict[str, int] = {}
     found = []
@@ -103,23 +125,55 @@ def forecast(
             continue
         group = session.request.resource_group
         length[group] = length.get(group, 0) + 1
-        if not told:
-            continue
-        reason, start = decision.reason, starts.found.get(session.id)
-        # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
-        of_quota = reason is WaitReason.QUOTA
-        waits = Forecast(
-            session.id,
-            length[group],
-            reason,
-            words.of(session, reason),
-            None,
-            starts.why_not(session, reason) if start is None else start.basis,
-            decision.starts_at_s if isinstance(decision, Reserve) else None,
-            None if start is None or of_quota else start.ahead,
-        )
-        found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, experience))
-    return tuple(found)
+        if told:
+            start = starts.found.get(session.id)
+            basis = starts.why_not(session, decision.reason) if start is None else start.basis
+            waits = words.forecast(session, decision, length[group], start, basis)
+            found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, experience))
+    return tuple(found), starts
+
+
+def forecast_new(
+    snapshot: Snapshot,
+    session_id: int,
+    policy: Policy,
+    experience: Experience,
+    known: Outlook,
+    memory: Memory,
+) -> Forecast | None:
+    """Return the forecast of a session that was just added to the snapshot, by what is ``known`` without it.
+
+    None where that cannot tell: a place is kept for it, a quota may count it, the policy is strict, or nothing is known
+    of the resource group.
+    """
+    now = plan(snapshot, policy, memory)
+    session = snapshot.session(session_id)
+    assert session is not None
+    group = session.request.resource_group
+    ahead: dict[int, None] = {}
+    for decision in now.decisions:
+        if decision.session_id == session_id:
+            break
+        ahead[decision.session_id] = None
+    if isinstance(decision, Place):
+        return _starts_now(session_id, snapshot.now_s)
+    futures = known.futures.get(group)
+    is_strict = policy.of(group).backfill is Backfill.STRICT
+    if is_strict or isinstance(decision, Reserve) or snapshot.quotas or not futures:
+        return None
+    start = start_behind(session, ahead, futures, snapshot.now_s)
+    if start is None:
+        # Beyond the passes that were made: about when the last one ahead of it starts.
+        told = (known.forecasts.get(i) for i in ahead)
+        ranges = [one.planned for one in told if one is not None and one.planned is not None]
+        if futures[0].queue_is_empty or not ranges:
+            return None
+        last = max(ranges, key=lambda one: one.middle_at_s)
+        start = Start(last.middle_at_s, BASIS_TYPICAL, NOT_LOOKED_AT, last)
+    position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, Place))
+    words = _Words(snapshot, memory)
+    waits = words.forecast(session, decision, position, start, start.basis)
+    return _ranged(waits, start, snapshot.now_s, experience)
 
 
 def _starts_now(session_id: int, now_s: int) -> Forecast:
@@ -130,10 +184,23 @@ def _starts_now(session_id: int, now_s: int) -> Forecast:
 class _Words:
     """Why sessions wait, in a world in which all have started who start now."""
 
-    def __init__(self, world: Snapshot) -> None:
-        self._left = placement.free(world)
+    def __init__(self, world: Snapshot, memory: Memory) -> None:
+        """Take the ``memory`` of the plan that has placed them."""
+        self._memory = memory
         self._ledger = Ledger(world)
         self._shortages: dict[Shape, str] = {}
+
+    def forecast(
+        self, session: Session, waits: Reserve | Wait, position: int, start: Start | None, basis: str
+    ) -> Forecast:
+        """Return the forecast of one who waits, yet without its start."""
+        # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
+        ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
+        promised_at_s = waits.starts_at_s if isinstance(waits, Reserve) else None
+        words = self.of(session, waits.reason)
+        return Forecast(
+            session.id, position, waits.reason, words, None, basis, promised_at_s=promised_at_s, ahead=ahead
+        )
 
     def of(self, session: Session, reason: WaitReason) -> str:
         """Say why this one waits."""
@@ -154,7 +221,8 @@ class _Words:
             case WaitReason.RESOURCES:
                 asked = shape(session.request)
                 if asked not in self._shortages:
-                    self._shortages[asked] = shortage(session.request, self._left)
+                    left = self._memory.left(session.request.resource_group)
+                    self._shortages[asked] = shortage(session.request, left)
                 return self._shortages[asked]
             case _:
                 assert_never(reason)

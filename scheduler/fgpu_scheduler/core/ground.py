@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.model import Asked, Node, Request, Session, Snapshot
+from fgpu_scheduler.core.lanes import Room
+from fgpu_scheduler.core.model import Asked, Node, Quota, Request, Session, Snapshot
 from fgpu_scheduler.core.parts import Parts, by_name
 from fgpu_scheduler.core.placement import NodeFree, Score, best_fit
 from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.releases import Release
 from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
 from fgpu_scheduler.core.scores.cluster import Cluster
 
@@ -33,7 +36,10 @@ class Ground:
         self._scored: tuple[Placing, tuple[Asked, ...]] | None = None
         self._cluster: Cluster | None = None
         self.left: dict[str, NodeFree] = {}
-        self._rooms: dict[str, tuple[int, int, int]] = {}
+        self._rooms: dict[str, Room] = {}
+        self.ends: dict[str, tuple[Release, ...]] = {}
+        """The known ends on each node, once they were asked for."""
+        self._ends_by: tuple[int, tuple[Quota, ...]] = 0, ()
         self.score: Score = best_fit
         self.placer = Placer((), score=best_fit)
 
@@ -51,10 +57,15 @@ class Ground:
             self.score = score_for(placing, snapshot, resource_group, self._cluster)
             self._scored = placing, snapshot.asked
         on_node = snapshot.groups.on_node
+        now_s, quotas = self._ends_by
+        if not alike or snapshot.now_s < now_s or snapshot.quotas is not quotas:
+            self.ends = {}
+        self._ends_by = snapshot.now_s, snapshot.quotas
         if alike:
             self.placer.score_by(self.score)
             changed = self._changed | dict.fromkeys(on_node.unlike(self._on_node))
             for node_id in changed:
+                self.ends.pop(node_id, None)
                 if node_id in self.left:
                     there = on_node.get(node_id, NOBODY)
                     self.put(placement.left_beside(self.left[node_id].node, there))
@@ -76,6 +87,17 @@ class Ground:
         self._rooms[node_id] = _room(left)
         self._changed[node_id] = None
 
+    def room(self, node_id: str) -> Room:
+        """Return how much a node has left."""
+        return self._rooms[node_id]
+
+    def copy(self) -> Ground:
+        """Return one that goes on from the same state."""
+        other = copy(self)
+        other.left, other._rooms, other._changed = dict(self.left), dict(self._rooms), dict(self._changed)
+        other.placer = self.placer.copy()
+        return other
+
     def has_room(self, asked: Request) -> bool:
         """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
         cpu, memory = asked.cpu_milli, asked.memory_mib
@@ -93,6 +115,11 @@ class Memory:
     def __init__(self) -> None:
         self._grounds: dict[str, Ground] = {}
 
+    def left(self, resource_group: str) -> tuple[NodeFree, ...]:
+        """Return what the last plan, or pass, has left of each node."""
+        ground = self._grounds.get(resource_group)
+        return () if ground is None else tuple(ground.left.values())
+
     @contextmanager
     def ground(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> Iterator[Ground]:
         """Give the ground of a snapshot. One that is not given back as it should be is forgotten."""
@@ -102,6 +129,5 @@ class Memory:
         self._grounds[resource_group] = ground
 
 
-def _room(left: NodeFree) -> tuple[int, int, int]:
-    """Return the CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
+def _room(left: NodeFree) -> Room:
     return left.cpu_milli, left.memory_mib, max((d.fgpu_milli for d in left.devices), default=0)

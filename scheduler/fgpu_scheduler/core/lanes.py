@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from operator import attrgetter
 
 from fgpu_scheduler.core.asked import AMOUNTS
@@ -11,6 +12,9 @@ from fgpu_scheduler.core.units import share_memory_mib
 
 Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
 """fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
+
+Room = tuple[int, int, int]
+"""The CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
 
@@ -44,7 +48,7 @@ class Lanes:
     Two are in one lane if the same decides about both: with quotas, that is also who they are.
     """
 
-    __slots__ = ("lane_of", "lanes", "promised", "sessions")
+    __slots__ = ("heads", "lane_of", "lanes", "promised", "sessions")
 
     def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
         self.sessions = sessions
@@ -69,6 +73,23 @@ class Lanes:
             lane.numbers.append(number)
             lane_of.append(lane)
         self.lanes = list(found.values())
+        self.heads = sorted((lane.numbers[0], n) for n, lane in enumerate(self.lanes))
+        """The first of each lane: where it stands in the queue, and which lane it is."""
+
+    def copy(self) -> Lanes:
+        """Return the same queue, which goes on by itself."""
+        other = copy(self)
+        other.lanes, other.heads = [copy(lane) for lane in self.lanes], list(self.heads)
+        new = {id(old): lane for old, lane in zip(self.lanes, other.lanes, strict=True)}
+        other.promised = [(session, new[id(lane)]) for session, lane in self.promised]
+        return other
+
+    def drop_started(self) -> None:
+        """Take those out of the heads who have started."""
+        lanes = self.lanes
+        self.heads = [
+            (at, n) for at, n in self.heads if lanes[n].left and lanes[n].numbers[lanes[n].at] == at
+        ]
 
 
 class Misfits:
@@ -79,24 +100,43 @@ class Misfits:
     much left, and what is larger, whole devices too, would need one of them.
     """
 
-    __slots__ = ("_devices", "_least", "_rules_out", "found")
+    __slots__ = ("_devices", "_earlier", "_least", "_rules_out", "found")
 
     def __init__(self, devices: Iterable[tuple[int, int]]) -> None:
         """Take the fGPU x 1000 and the memory in MiB of every kind of device there is."""
         self._devices = frozenset(devices)
         self._rules_out: dict[int, bool] = {}
         self.found: dict[Amounts, None] = {}
-        """Those that did not fit."""
+        """Those that did not fit in this pass."""
+        self._earlier: dict[Amounts, None] = {}
+        """Those that did not in the passes before, and for which nothing has become free since."""
         self._least: list[Amounts] = []
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self.found.clear()
-        self._least = []
+    def begin(self, freed: Collection[Room]) -> None:
+        """Begin another pass; ``freed`` are the nodes on which something has ended since the last one."""
+        earlier = self._earlier | self.found
+        if freed:
+            least = min((capacity for capacity, _ in self._devices), default=0)
+            earlier = {
+                asked: None
+                for asked in earlier
+                if not any(
+                    r[0] >= asked[1] and r[1] >= asked[2] and r[2] >= min(asked[0], least) for r in freed
+                )
+            }
+        self._earlier, self.found, self._least = earlier, {}, []
+
+    def copy(self) -> Misfits:
+        """Return one that goes on from the same state."""
+        other = Misfits(self._devices)
+        other.found, other._earlier, other._least = dict(self.found), dict(self._earlier), list(self._least)
+        return other
 
     def rule_out(self, asked: Amounts) -> bool:
         """Return whether it cannot fit, because something that asks for no more did not."""
         fgpu, cpu, memory, gpu_memory, compute, models = asked
+        if asked in self._earlier:
+            return True
         if gpu_memory is not None or compute is not None:
             return False
         # Not any(): a generator costs more than what it would look at, and this is asked of everybody in every pass.

@@ -447,6 +447,11 @@ class Snapshot:
         Groups share nothing but their users' quotas: where there are any, the sessions that hold something elsewhere
         count, and who waits elsewhere is left out.
         """
+        groups = {one.resource_group for one in self.nodes} | {one.resource_group for one in self.usage}
+        if groups == {resource_group} and all(
+            s.request.resource_group == resource_group for s in self.sessions
+        ):
+            return self
         usage = tuple(u for u in self.usage if u.resource_group == resource_group)
         shared = bool(self.quotas)
         sessions = tuple(
@@ -462,6 +467,13 @@ class Snapshot:
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, or None."""
         return next((s for s in self.sessions if s.id == session_id), None)
+
+    def changed(self, changes: Sequence[Change]) -> Snapshot:
+        """Return this snapshot after changes; its groups are carried on."""
+        gone = {old.id for old, _ in changes if old is not None}
+        new = [session for _, session in changes if session is not None]
+        there = tuple(sorted((*(s for s in self.sessions if s.id not in gone), *new), key=lambda s: s.id))
+        return replace(self, sessions=there, known=(there, self.groups.then(changes)))
 
     def with_sessions(self, sessions: Iterable[Session]) -> Snapshot:
         """Return this snapshot with other sessions, put in order of their ids."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
 
-from fgpu_scheduler.core.backfill import Holder, Kept, free_at_s, gather, keep
+from fgpu_scheduler.core.backfill import Kept, free_at_s, gather
 from fgpu_scheduler.core.ground import NOBODY, Ground
 from fgpu_scheduler.core.lanes import Lane, Lanes, Misfits
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import First, Line, in_order, priority
-from fgpu_scheduler.core.placement import claimed, place, returned
-from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.placement import NodeFree, claimed, place, returned
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Promises
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.releases import Release, Releases
 from fgpu_scheduler.core.shares import liked
 
 
@@ -46,16 +47,8 @@ class Floor:
         self._ledger = ledger
         self._quotas = bool(snapshot.quotas)
         self._ground = ground
-        self.left = ground.left
-        self._score = ground.score
-        self._placer = ground.placer
-        self._others: Placer | None = None
-        """Of all nodes but that of the kept place."""
         self._snapshot = snapshot
-        self._holders: dict[int, Holder] | None = None
-        """Once they were asked for."""
-        self._started: dict[int, Holder] = {}
-        self._ended: dict[int, None] = {}
+        self._releases = Releases(self._known_ends)
         self._line: Line | None = None
         self._ranks: Sequence[float] = ()
         self._waited_s: list[int] = []
@@ -64,6 +57,25 @@ class Floor:
         self._waits_for: Session | None = None
         self._looked = self._strict = False
         self._misfits = Misfits(ground.devices)
+        self._freed: dict[str, None] = {}
+        """The nodes on which something has ended since the last pass."""
+
+    def copy(self, started: Iterable[tuple[Session, Placement]]) -> Floor:
+        """Return one that goes on from the same state, in which these have ``started`` since the snapshot."""
+        other = copy(self)
+        other._ledger, other._ground = Ledger(self._snapshot), self._ground.copy()
+        for session, where in started:
+            other._ledger.take(session, where)
+        if self._waits_for is not None:
+            other._ledger.take(self._waits_for)
+        other._releases, other._misfits = self._releases.copy(), self._misfits.copy()
+        other._freed = dict(self._freed)
+        return other
+
+    @property
+    def left(self) -> dict[str, NodeFree]:
+        """What is free of each node, by id."""
+        return self._ground.left
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
@@ -103,18 +115,27 @@ class Floor:
             return 0
         return len(self._waited_s) - bisect_left(self._waited_s, longest_s - passed_s)
 
-    def fill(self, queue: Lanes, done: Collection[int] = ()) -> list[tuple[Session, Placement]]:
-        """Start whom the policy starts now, in the order of the queue, and note why the others wait.
+    def fill(self, queue: Lanes) -> list[tuple[Session, Placement]]:
+        """Start every session that the policy lets start now, in the order of the queue; note why the others wait."""
+        placed: list[tuple[Session, Placement]] = []
+        done: list[int] = []
+        while (again := self._fill_once(queue, done, placed)) is not None:
+            done.append(again)
+        return placed
 
-        For those who are ``done``, by id, no place is kept from those ahead of them.
+    def _fill_once(
+        self, queue: Lanes, done: Collection[int], placed: list[tuple[Session, Placement]]
+    ) -> int | None:
+        """Try the queue once, and add to ``placed``.
+
+        Returns the session whose place is kept no longer, once it was tried: what was kept is there for those ahead of
+        it, too. For those who are ``done`` no place is kept again.
         """
         self._release()
         self._looked = self._strict = False
-        self._misfits.forget()
-        placed: list[tuple[Session, Placement]] = []
-        lanes = queue.lanes
-        heads = [(lane.numbers[lane.at], n) for n, lane in enumerate(lanes) if lane.at < len(lane.numbers)]
-        heads.sort()
+        self._misfits.begin([self._ground.room(node_id) for node_id in self._freed])
+        self._freed = {}
+        lanes, heads, before = queue.lanes, queue.heads, len(placed)
         # Those that join behind while it is gone through are few: most wait.
         misfits, skips = self._misfits.found, not self._reasons
         promised = self._next_promised(queue, done)
@@ -128,7 +149,7 @@ class Floor:
                 continue
             is_own = session is self._waits_for
             if is_own:
-                if not self._placer.fits(session.request):
+                if not self._ground.placer.fits(session.request):
                     lane.reason = WaitReason.RESOURCES
                     continue
                 self._release()
@@ -139,12 +160,14 @@ class Floor:
             if where is not None:
                 placed.append((session, where))
                 lane.at += 1
+                if lane.left:
+                    insort(heads, (lane.numbers[lane.at], n))
             if is_own:
-                # It has started, or waits for a quota: what was kept for it is there for those ahead of it, too.
-                return placed + self.fill(queue, (*done, session.id))
-            if where is not None and lane.left:
-                insort(heads, (lane.numbers[lane.at], n))
-        return placed
+                queue.drop_started()
+                return session.id
+        if len(placed) > before:
+            queue.drop_started()
+        return None
 
     def promises(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
         """Return whether the start of the session for whom a place is kept is promised, where its instant is known."""
@@ -170,11 +193,10 @@ class Floor:
         if left is not None:
             left = returned(left, session.request, where)
             self._ground.put(left)
-            self._placer.update(left)
+            self._ground.placer.update(left)
+            self._freed[where.node_id] = None
         self._ledger.give_back(session, where)
-        self._ended[session.id] = None
-        if self._holders is not None:
-            self._holders.pop(session.id, None)
+        self._releases.end(session.id, where.node_id)
 
     def _start(self, session: Session, lane: Lane, refused: Collection[str]) -> Placement | None:
         """Start a session on none of the ``refused`` nodes, or say in its lane why it waits.
@@ -190,7 +212,7 @@ class Floor:
         if shape in self._misfits.found:
             return None
         ruled_out = self._misfits.rule_out(shape)
-        if ruled_out or not self._ground.has_room(asked) or not self._placer.fits(asked):
+        if ruled_out or not self._ground.has_room(asked) or not self._ground.placer.fits(asked):
             if not refused:
                 # Who was refused says nothing for others of this shape: the first of them blocks.
                 self._misfits.add(shape, ruled_out=ruled_out)
@@ -206,16 +228,13 @@ class Floor:
         if where is None:
             return None
         self._ground.put(claimed(self.left[where.node_id], asked, where))
-        if refused or kept is not None:
-            self._changed(where.node_id)
+        if refused or (kept is not None and not in_time):
+            self._ground.placer.update(self.left[where.node_id])
         if kept is not None and not in_time and where.node_id == kept.placement.node_id:
             self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
         self._ledger.take(session, where)
         if self._reserves:
-            holder = Holder(session, where, free_again_s)
-            self._started[session.id] = holder
-            if self._holders is not None:
-                self._holders[session.id] = holder
+            self._releases.start(session, where, free_again_s)
         return where
 
     def _proposed(
@@ -227,44 +246,35 @@ class Floor:
             if refused:
                 where = self._elsewhere(asked, refused, in_time=in_time)
             else:
-                where = self._placer.place(asked) if in_time else self._beside(asked)
+                where = self._ground.placer.place(asked) if in_time else self._beside(asked)
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
                 # It is worth more on these devices than it could have been.
-                self._changed(where.node_id)
+                self._ground.placer.update(self.left[where.node_id])
                 reason = WaitReason.QUOTA
         lane.reason = reason
         return None
 
-    def _who_holds(self) -> Iterable[Holder]:
-        """Return who holds something here and is known to end: found out when first asked for, as most plans never do."""
-        if self._holders is None:
-            on_node, now_s = self._snapshot.groups.on_node, self._snapshot.now_s
-            self._holders = {
-                s.id: Holder(s, s.placement, free_again_s)
-                for node_id in self.left
-                for s in on_node.get(node_id, NOBODY).values()
-                if s.state in HOLDING
-                and s.placement is not None
-                and (free_again_s := self._free_at_s(s, now_s)) is not None
-            }
-            self._holders |= self._started
-            for session_id in self._ended:
-                self._holders.pop(session_id, None)
-        return self._holders.values()
+    def _known_ends(self, node_id: str) -> tuple[Release, ...]:
+        """Return the known ends of those who hold something on a node of the snapshot."""
+        known = self._ground.ends.get(node_id)
+        if known is None:
+            there = self._snapshot.groups.on_node.get(node_id, NOBODY).values()
+            holds = ((s, s.placement) for s in there if s.state in HOLDING and s.placement is not None)
+            ends = ((self._free_at_s(s, self._snapshot.now_s), s, where) for s, where in holds)
+            known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
+            self._ground.ends[node_id] = known
+        return known
 
     def _beside(self, asked: Request) -> Placement | None:
         """Propose a placement that the kept place does not need, on its own node only if there is no other."""
         kept = self.kept
         assert kept is not None
         own = kept.placement.node_id
-        if self._others is None:
-            others = tuple(left for node_id, left in self.left.items() if node_id != own)
-            self._others = Placer(others, score=self._score)
-        where = self._others.place(asked)
+        where = self._ground.placer.place_elsewhere(asked, own)
         if where is None:
-            found = place(asked, (self.left[own],), score=self._score, beside=kept.beside)
+            found = place(asked, (self.left[own],), score=self._ground.score, beside=kept.beside)
             where = None if found is None else found[0]
         return where
 
@@ -272,14 +282,8 @@ class Floor:
         """Propose a placement on none of the refused nodes, nor where a place is kept unless it is free in time."""
         kept = None if in_time or self.kept is None else self.kept.placement.node_id
         offered = (left for node_id, left in self.left.items() if node_id not in (*refused, kept))
-        found = place(asked, tuple(offered), score=self._score)
+        found = place(asked, tuple(offered), score=self._ground.score)
         return None if found is None else found[0]
-
-    def _changed(self, node_id: str) -> None:
-        """Let the placers know what is left of a node now."""
-        self._placer.update(self.left[node_id])
-        if self._others is not None and self.kept is not None and node_id != self.kept.placement.node_id:
-            self._others.update(self.left[node_id])
 
     def _blocked(self, session: Session) -> None:
         """Keep a place for a session that does not fit, if it is the first and the policy does so."""
@@ -289,16 +293,17 @@ class Floor:
             case Backfill.SKIP:
                 pass
             case Backfill.EASY | Backfill.BOUNDED:
-                aged = self._aged(session)
                 looks = not self._looked and self._policy.backfill is Backfill.EASY
                 self._looked = True
-                if self.kept is None and (aged or looks or self._is_promised(session)):
-                    self._keep(session, aged=aged)
+                if self.kept is None:
+                    aged = self._aged(session)
+                    if aged or looks or self._is_promised(session):
+                        self._keep(session, aged=aged)
             case _:
                 assert_never(self._policy.backfill)
 
     def _keep(self, session: Session, *, aged: bool) -> None:
-        kept = keep(session, self.left, self._who_holds(), now_s=self.now_s, score=self._score) or (
+        kept = self._releases.soonest(session, self.left, now_s=self.now_s, score=self._ground.score) or (
             gather(session, self.left) if aged else None
         )
         if kept is not None:
@@ -316,7 +321,7 @@ class Floor:
         """Keep no place any more."""
         if self._waits_for is not None:
             self._ledger.give_back(self._waits_for)
-        self.kept = self._others = self._waits_for = None
+        self.kept = self._waits_for = None
 
     def _is_promised(self, session: Session) -> bool:
         return session.promised_at_s is not None and self._policy.promises is not Promises.NONE
@@ -335,12 +340,12 @@ class Floor:
         asked = session.request
         if self.kept is not None or (self._quotas and not self._ledger.allows(session)):
             return  # Somebody of higher priority has the place that is kept.
-        where = self._placer.place(asked) if self._ground.has_room(asked) else None
+        where = self._ground.placer.place(asked) if self._ground.has_room(asked) else None
         if where is None:
             self._keep(session, aged=self._aged(session))
             return
         before = self.left[where.node_id]
-        self._placer.update(before)  # It is not there yet.
+        self._ground.placer.update(before)  # It is not there yet.
         self._keep_at(session, Kept(session.id, where, self.now_s, claimed(before, asked, where)))
 
     def _priority(self, session: Session) -> int:
@@ -348,7 +353,7 @@ class Floor:
 
     def _aged(self, session: Session) -> bool:
         longest_s, line = self._policy.longest_wait_s, self._line
-        if longest_s is None or line is None:
+        if longest_s is None or line is None or not self._aged_number:
             return False
         number = bisect_left(line.waiting, session.place, key=attrgetter("place"))
         return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s

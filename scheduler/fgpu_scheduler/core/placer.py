@@ -7,6 +7,8 @@ that; after a placement only the node that changed is looked at again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -89,6 +91,11 @@ class _Ranking:
         """Nodes are left out that come after this."""
         self.parts: Parts = {}
 
+    def copy(self) -> _Ranking:
+        other = copy(self)
+        other.heap = list(self.heap)
+        return other
+
 
 class Placer:
     """What is left of every node, and where the next request goes.
@@ -114,6 +121,27 @@ class Placer:
         """The nodes that are in no columns, once there are any."""
         self._alike: dict[int, _Alike] = {}
         """For each node in columns, those that it is like while nobody is on it."""
+
+    def copy(self) -> Placer:
+        """Return one that goes on from the same state."""
+        other = copy(self)
+        other._nodes, other._changes, other._changed = (
+            list(self._nodes),
+            list(self._changes),
+            list(self._changed),
+        )
+        other._rankings = {asked: ranking.copy() for asked, ranking in self._rankings.items()}
+        other._columns = None
+        return other
+
+    def place_elsewhere(self, request: Request, node_id: str) -> Placement | None:
+        """Take the best placement of ``request`` on any node but this one, or return None if none fits."""
+        at = self._at[node_id]
+        left = self._nodes[at]
+        self._change(at, replace(left, cpu_milli=-1))  # Nothing fits there.
+        where = self.place(request)
+        self._change(at, left)
+        return where
 
     def place(self, request: Request) -> Placement | None:
         """Take the best placement of ``request``, or return None if none fits."""

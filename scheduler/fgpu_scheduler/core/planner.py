@@ -106,14 +106,11 @@ def applied(snapshot: Snapshot, step: Plan) -> Snapshot:
     where = {p.session_id: p.placement for p in step.placed}
     if not where:
         return snapshot
-    return snapshot.with_sessions(
-        replace(
-            s,
-            state=SessionState.SCHEDULED,
-            placement=where[s.id],
-            scheduled_at_s=snapshot.now_s,
-        )
-        if s.id in where
-        else s
-        for s in snapshot.sessions
+    now_s, state = snapshot.now_s, SessionState.SCHEDULED
+    return snapshot.changed(
+        [
+            (s, replace(s, state=state, placement=where[s.id], scheduled_at_s=now_s))
+            for s in snapshot.sessions
+            if s.id in where
+        ]
     )

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB
-from fgpu_scheduler.core.forecast import STARTS_NOW, forecast
+from fgpu_scheduler.core.forecast import STARTS_NOW, Forecast, Outlook, forecast, forecast_new
+from fgpu_scheduler.core.ground import Ground, Memory
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import applied, plan
+from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.scores.chosen import score_for
-from fgpu_scheduler.core.starts import BASIS_NOW, Ahead, expected_starts
+from fgpu_scheduler.core.starts import BASIS_NOW, Ahead
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 
 CPU_GRAIN_MILLI = 100
@@ -58,17 +57,19 @@ def forecast_request(
     policy: Policy,
     experience: Experience,
     others: Sequence[Request] = (),
+    ahead: Outlook | None = None,
 ) -> RequestForecast:
     """Forecast a request that is not submitted yet, by submitting it to a copy of the world.
+
+    With the outlook ``ahead`` of the world without it the start of a single session is looked up there, where it tells.
 
     ``position`` and the expected start are those of the last of the sessions, when all have started. ``others`` are the
     same with each amount of fGPU that could be asked for, smallest first, each with the CPU and memory of its own.
     """
-    submitted, ids = _submitted(snapshot, request, count)
-    found = {f.session_id: f for f in forecast(submitted, policy, experience, ids)}
-    own = [found[i] for i in ids]
+    memory = Memory()
+    own = _forecasts(request, count, snapshot, policy, experience, ahead, memory)
     waiting = [f for f in own if f.basis != BASIS_NOW]
-    largest = largest_now(others, count, snapshot, policy)
+    largest = largest_now(others, count, snapshot, policy, memory)
     if not waiting:
         told = RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, None)
         return told if largest is None else _with_largest(told, largest)
@@ -85,14 +86,17 @@ def forecast_request(
         ahead=first.ahead,
         early_at_s=last.early_at_s,
         late_at_s=last.late_at_s,
-        beside_now=_beside_now(request, count, snapshot, policy),
+        beside_now=_beside_now(request, count, snapshot, policy, memory),
     )
     if largest is not None:
         return _with_largest(told, largest)
     least = others[0] if others else request
     if least.fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None:
         return told
-    at_s, start = _all_started_at_s(least, count, snapshot, policy, experience), last.expected_start_at_s
+    own = _forecasts(least, count, snapshot, policy, experience, ahead, memory)
+    starts = [f.expected_start_at_s for f in own]
+    at_s = None if None in starts else max(at for at in starts if at is not None)
+    start = last.expected_start_at_s
     if at_s is None or (start is not None and at_s >= start):
         return told
     beside = least.cpu_milli, least.memory_mib
@@ -104,45 +108,73 @@ def _with_largest(told: RequestForecast, largest: Request) -> RequestForecast:
     return replace(told, largest_now_milli=largest.fgpu_milli, beside_other=beside)
 
 
+def _forecasts(
+    asked: Request,
+    count: int,
+    snapshot: Snapshot,
+    policy: Policy,
+    experience: Experience,
+    ahead: Outlook | None,
+    memory: Memory,
+) -> list[Forecast]:
+    submitted, ids = _submitted(snapshot, asked, count)
+    if ahead is not None and count == 1:
+        found = forecast_new(submitted, ids[0], policy, experience, ahead, memory)
+        if found is not None:
+            return [found]
+    by_id = {f.session_id: f for f in forecast(submitted, policy, experience, ids)}
+    return [by_id[i] for i in ids]
+
+
 def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapshot, tuple[int, ...]]:
     """Return the world in which a request was submitted now, and the ids of its sessions."""
     next_id = max((s.id for s in snapshot.sessions), default=0) + 1
     new = [Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)]
-    return snapshot.with_sessions((*snapshot.sessions, *new)), tuple(s.id for s in new)
+    return snapshot.changed([(None, session) for session in new]), tuple(s.id for s in new)
 
 
-def largest_now(others: Sequence[Request], count: int, snapshot: Snapshot, policy: Policy) -> Request | None:
+def largest_now(
+    others: Sequence[Request],
+    count: int,
+    snapshot: Snapshot,
+    policy: Policy,
+    memory: Memory | None = None,
+) -> Request | None:
     """Return the largest of these amounts with which ``count`` would start at once, or None.
 
-    What is free that many times is submitted to a copy of the world, and planned there.
+    What is free that many times is submitted to a copy of the world, and planned there. ``memory`` is that of plans
+    before, for the same world.
     """
     if not others:
         return None
+    memory = memory or Memory()
     group = others[0].resource_group
-    score, left = score_for(policy.of(group).placing, snapshot, group), placement.free(snapshot)
-    for asked in reversed(others):
-        if _is_free(asked, count, left, score) and _all_start(asked, count, snapshot, policy):
-            return asked
-    return None
+    with memory.ground(snapshot, group, policy.of(group).placing) as ground:
+        free = [asked for asked in others if _is_free(asked, count, ground)]
+    return next(
+        (asked for asked in reversed(free) if _all_start(asked, count, snapshot, policy, memory)), None
+    )
 
 
-def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy) -> bool:
+def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy, memory: Memory) -> bool:
     """Return whether ``count`` of a request, submitted to a copy of the world, are all placed there at once."""
     submitted, ids = _submitted(snapshot, asked, count)
-    return {p.session_id for p in plan(submitted, policy).placed}.issuperset(ids)
+    return {p.session_id for p in plan(submitted, policy, memory).placed}.issuperset(ids)
 
 
-def _beside_now(request: Request, count: int, snapshot: Snapshot, policy: Policy) -> tuple[int, int] | None:
+def _beside_now(
+    request: Request, count: int, snapshot: Snapshot, policy: Policy, memory: Memory
+) -> tuple[int, int] | None:
     """Return the most CPU and memory with which all would start at once with the same GPU; None where less does not help.
 
     What is tried is what each node has left, for one of them or for several side by side.
     """
-    score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
-    left = placement.free(snapshot)
     least = replace(request, cpu_milli=MIN_CPU_MILLI, memory_mib=MIN_MEMORY_MIB)
-    if not _is_free(least, count, left, score):
-        return None
-    own = [n for n in left if n.node.resource_group == request.resource_group]
+    group = request.resource_group
+    with memory.ground(snapshot, group, policy.of(group).placing) as ground:
+        own = list(ground.left.values())
+        if not _is_free(least, count, ground):
+            return None
     sides = sorted({*range(1, min(count, SIDE_BY_SIDE) + 1), -(-count // len(own)), count})
     tried = {
         (
@@ -155,33 +187,18 @@ def _beside_now(request: Request, count: int, snapshot: Snapshot, policy: Policy
     offers = (
         replace(request, cpu_milli=c, memory_mib=m) for c, m in sorted(tried, reverse=True) if c > 0 and m > 0
     )
-    fits = (asked for asked in offers if _is_free(asked, count, left, score))
-    starts = (asked for asked in islice(fits, MOST_OFFERS) if _all_start(asked, count, snapshot, policy))
+    with memory.ground(snapshot, group, policy.of(group).placing) as ground:
+        fits = list(islice((asked for asked in offers if _is_free(asked, count, ground)), MOST_OFFERS))
+    starts = (asked for asked in fits if _all_start(asked, count, snapshot, policy, memory))
     found = next(starts, None)
     return None if found is None else (found.cpu_milli, found.memory_mib)
 
 
-def _is_free(asked: Request, count: int, left: placement.Free, score: placement.Score) -> bool:
+def _is_free(asked: Request, count: int, ground: Ground) -> bool:
     """Return whether ``count`` of a request fit beside each other, placed one after the other."""
-    for _ in range(count):
-        found = placement.place(asked, left, score=score)
-        if found is None:
-            return False
-        left = found[1]
-    return True
-
-
-def _all_started_at_s(
-    asked: Request, count: int, snapshot: Snapshot, policy: Policy, experience: Experience
-) -> int | None:
-    """Return when all of them would have started; None where that is not known.
-
-    Of the smallest amount: nothing larger starts sooner, as it fits wherever that does.
-    """
-    submitted, ids = _submitted(snapshot, asked, count)
-    now = plan(submitted, policy)
-    found = expected_starts(applied(submitted, now), policy, experience, ids).found
-    waiting = set(ids) - {p.session_id for p in now.placed}
-    if not waiting <= found.keys():
-        return None
-    return max((found[i].at_s for i in waiting), default=snapshot.now_s)
+    if not ground.has_room(asked) or not ground.placer.fits(asked):
+        return False
+    if count == 1:
+        return True
+    placer = ground.placer.copy()
+    return all(placer.place(asked) is not None for _ in range(count))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Place, Plan, applied, plan
+from fgpu_scheduler.core.planner import Memory, Place, Plan, applied, plan
 from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.releases import may_hold
 from fgpu_scheduler.core.usage import taken_milli
 
 TRIED = 16
@@ -43,8 +44,9 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     The snapshot is of that group alone (`Snapshot.of_group`); at most ``tries`` sessions are tried.
     """
     # Who starts in this very pass is nobody who could be waited for.
-    snapshot = applied(snapshot, plan(snapshot, policy))
-    now = plan(snapshot, policy)
+    memory = Memory()
+    snapshot = applied(snapshot, plan(snapshot, policy, memory))
+    now = plan(snapshot, policy, memory)
     head_id = _head(now)
     if head_id is None:
         return None
@@ -53,11 +55,12 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     line = [d.session_id for d in now.decisions]
     promised = {s.id for s in snapshot.sessions if s.promised_at_s is not None}
     behind = set(line[line.index(head_id) + 1 :]) - promised
-    world = snapshot.with_sessions(s for s in snapshot.sessions if s.id not in behind)
+    queue = [s for s in snapshot.sessions if s.id in behind]
+    world = snapshot.changed([(s, None) for s in queue])
     head = world.session(head_id)
     assert head is not None
-    left = world.with_sessions(s for s in world.sessions if s.state is not SessionState.TERMINATING)
-    if _starts(left, policy, head_id):
+    ending = [(s, None) for s in world.sessions if s.state is SessionState.TERMINATING]
+    if ending and _starts(world.changed(ending), policy, head_id, memory):
         return Unblocking(head_id, by_itself=True)
     user = head.request.user
     candidates = sorted(
@@ -66,14 +69,11 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
 
     def without(ended: Session) -> Snapshot:
         # Whoever has less now may come first, in an order by what people use: their own requests are looked at, too.
-        return snapshot.with_sessions(
-            s
-            for s in snapshot.sessions
-            if s.id != ended.id and (s.id not in behind or s.request.user == ended.request.user)
-        )
+        back = [(None, s) for s in queue if s.request.user == ended.request.user]
+        return world.changed([(ended, None), *back])
 
-    found = [s for s in candidates[:tries] if _starts(without(s), policy, head_id)]
-    if not found and not _starts(world.with_sessions([head]), policy, head_id):
+    found = [s for s in candidates[:tries] if _starts(without(s), policy, head_id, memory)]
+    if not found and not _starts(world.with_sessions([head]), policy, head_id, memory):
         return Unblocking(head_id, never=True)
     return Unblocking(head_id, tuple(s.id for s in found), untried=max(0, len(candidates) - tries))
 
@@ -97,10 +97,13 @@ def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
         if free is None:
             continue
         without = placement.returned(free, session.request, where)
-        if next(placement.placements(without, head.request), None) is not None:
+        if (
+            may_hold(without, head.request)
+            and next(placement.placements(without, head.request), None) is not None
+        ):
             found.append(session)
     return found
 
 
-def _starts(world: Snapshot, policy: Policy, head_id: int) -> bool:
-    return any(placed.session_id == head_id for placed in plan(world, policy).placed)
+def _starts(world: Snapshot, policy: Policy, head_id: int, memory: Memory) -> bool:
+    return any(placed.session_id == head_id for placed in plan(world, policy, memory).placed)

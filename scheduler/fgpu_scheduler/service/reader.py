@@ -16,6 +16,9 @@ from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store
 
+OUTLOOK_FOR_S = 30
+"""How long an outlook serves questions about requests that are not submitted yet."""
+
 
 class StoreReader(QueueReader):
     """Reads a store and forecasts by its scheduler's policy. `QueueReader` documents the methods."""
@@ -24,6 +27,7 @@ class StoreReader(QueueReader):
         self._store = store
         self._policy = policy
         self._history = History(store)
+        self._newest: Outlook | None = None
         self._experience: tuple[int, dict[str, Experience]] = -1, {}
 
     def connect(self) -> None:
@@ -39,12 +43,15 @@ class StoreReader(QueueReader):
         return self._store.snapshot(now_s)
 
     def outlook(self, snapshot: Snapshot) -> Outlook:
-        return outlook(snapshot, self._policy, self._store.experience)
+        self._newest = outlook(snapshot, self._policy, self._store.experience)
+        return self._newest
 
     def forecast(
         self, request: Request, count: int, snapshot: Snapshot, others: Sequence[Request]
     ) -> RequestForecast:
-        group = request.resource_group
+        group, ahead = request.resource_group, self._newest
+        if ahead is not None and not 0 <= snapshot.now_s - ahead.snapshot.now_s <= OUTLOOK_FOR_S:
+            ahead = None
         return forecast_request(
             request,
             count,
@@ -52,6 +59,7 @@ class StoreReader(QueueReader):
             self._policy,
             self._experience_of(snapshot, group),
             others,
+            ahead,
         )
 
     def _experience_of(self, snapshot: Snapshot, group: str) -> Experience:
