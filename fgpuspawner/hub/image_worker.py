@@ -149,7 +149,7 @@ class ImageWorker:
         session = await self._session_of(row)
         if session is None or session.state is not SessionState.RUNNING:
             ended = "has ended" if session is None else f"is {session.state}"
-            raise CannotSave(f"the session {ended}; only one that runs can be saved")
+            raise CannotSave(f"the session {ended}; only a running one can be saved")
         if self._engine.is_away(session):
             raise EngineSilent("the session's machine does not answer")
         base = self._catalogue().entry(row.base)

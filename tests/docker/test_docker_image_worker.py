@@ -285,4 +285,4 @@ async def test_a_session_that_ended_is_not_saved_and_says_so(
     row = alive.request(session, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
     store.move(session, SessionState.TERMINATING, cause=EndCause.USER, now_s=2)
     await work(store, Death(0), lambda: alive.get(row.id).state is ImageState.FAILED, monkeypatch)
-    assert alive.get(row.id).message == "the session is TERMINATING; only one that runs can be saved"
+    assert alive.get(row.id).message == "the session is TERMINATING; only a running one can be saved"

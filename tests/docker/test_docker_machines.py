@@ -289,7 +289,7 @@ def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Mac
     two.wait_state(user, "", None)
     ended = two.last(user)
     assert (ended.id, ended.state, ended.end_cause) == (session.id, "ERROR", "NODE_LOST")
-    assert ended.message == "the machine that this session ran on was lost, and it with it"
+    assert ended.message == "the session's machine was lost, and the session with it"
     until(lambda: not two.ready(user), what="the Hub has learned it")
     assert state_of(two, "there") is NodeState.LOST
     # It was not gone after all: what it still runs belongs to nobody any more.

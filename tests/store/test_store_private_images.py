@@ -99,7 +99,7 @@ def test_impossible_image_requests_are_refused(store: Store, images: PrivateImag
     with pytest.raises(ImageRefused, match="session 1 is being saved already"):
         requested(images, name="third")
     end(store, 3, now_s=6)
-    with pytest.raises(ImageRefused, match="session 3 is TERMINATED; only one that runs"):
+    with pytest.raises(ImageRefused, match="session 3 is TERMINATED; only a running one"):
         requested(images, 3)
 
 
@@ -211,7 +211,7 @@ def test_image_in_use_is_not_renamed_or_deleted_and_only_admins_see_its_users(
             "alice/torch:1 is in use: alice/four (PENDING, 4), bob/five (PENDING, 5)"
         )
         told = in_use_words(found.name, sessions, user="alice", admin=False)
-        assert told.startswith("alice/torch:1 is in use by 1 of your sessions and 1 of others")
+        assert told.startswith("alice/torch:1 is in use by 1 of your sessions and 1 of other users' sessions")
         assert "bob" not in told + str(caught.value)
     for session_id in (4, 5):
         store.move(session_id, S.CANCELLED, cause=EndCause.USER, now_s=10)
@@ -229,7 +229,7 @@ def test_requested_image_is_deleted_at_once_but_not_one_being_made(images: Priva
     images.begin(found.id, facts="", now_s=6)
     with pytest.raises(ImageRefused, match="is being made"):
         images.delete(found.id, now_s=6)
-    with pytest.raises(ImageRefused, match="only one that is READY"):
+    with pytest.raises(ImageRefused, match="only a READY image"):
         images.rename(found.id, name="b", tag=None, now_s=6)
     with pytest.raises(UnknownImage):
         images.delete(99, now_s=6)
@@ -299,7 +299,7 @@ def test_session_of_a_renamed_image_cannot_be_saved(store: Store, images: Privat
     rooted = make(images, requested(images), server_kept=False)
     images.rename(rooted.id, name="hidden", tag=None, now_s=9)
     run(store, replace(ask("alice", "of-it"), image=rooted.name), now_s=9)
-    with pytest.raises(ImageRefused, match=r"alice/torch:1 that session 4 runs has another name, or is gone"):
+    with pytest.raises(ImageRefused, match=r"alice/torch:1 of session 4 was renamed or deleted"):
         requested(images, 4, name="clean")
 
 

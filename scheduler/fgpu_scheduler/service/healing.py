@@ -87,7 +87,7 @@ class Healer:
                     await self._steps.move(
                         session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
                     )
-                    log.warning("Session %d has no server any more: %s", session_id, message)
+                    log.warning("Session %d lost its server: %s", session_id, message)
                     self._steps.look()
             case Stop(session_id, thing):
                 if session_id not in ending and thing.handle not in self._stopping:
@@ -118,7 +118,7 @@ class Healer:
         )
         for node_id in changes.lost:
             if await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY):
-                words = "Node %s does not answer; what it runs keeps its shares, and it takes nothing more"
+                words = "Node %s does not answer; its sessions keep their shares, and it takes no new ones"
                 log.error(words, node_id)
         for node_id in changes.back:
             log.warning("Node %s answers again", node_id)
@@ -129,12 +129,12 @@ class Healer:
                     await self._steps.session(session_id), S.PENDING, expect=(S.SCHEDULED,)
                 )
         for session_id in changes.ended:
-            message = "the machine that this session ran on was lost, and it with it"
+            message = "the session's machine was lost, and the session with it"
             await self._steps.end(session_id, EndCause.NODE_LOST, message)
             await self._steps.gone(session_id)
         for node_id in changes.gone:
             # Last: if this process ends earlier, the next one does all of it again.
-            log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
+            log.warning("An administrator declared node %s gone; its sessions are ended", node_id)
             await self._set_node_state(node_id, NodeState.LOST, only=NodeState.GONE)
         if changes.lost or changes.back or changes.requeued or changes.gone:
             self._steps.nudge()

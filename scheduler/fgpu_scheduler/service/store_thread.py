@@ -50,7 +50,7 @@ class Outage:
         before = bool(self)
         self._waiting.add(who)
         if not before:
-            log.warning("The scheduler's database does not answer; what needs it waits, and nothing is lost")
+            log.warning("The scheduler's database does not answer; calls wait for it, and nothing is lost")
             self._changed()
 
     def has(self, who: object) -> None:

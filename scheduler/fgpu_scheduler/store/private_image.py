@@ -143,5 +143,5 @@ def in_use_words(name: str, sessions: Sequence[Session], *, user: str | None, ad
     others = len(sessions) - mine
     said = [f"{mine} of your sessions"] if mine else []
     if others:
-        said.append(f"{others} of others, whom it is shared with")
-    return f"{name} is in use by {' and '.join(said)}; end what is yours first"
+        said.append(f"{others} of other users' sessions")
+    return f"{name} is in use by {' and '.join(said)}; end yours first"

@@ -101,7 +101,7 @@ class PrivateImages:
             session = write.one(session_id)
             if session.state is not SessionState.RUNNING or session.placement is None:
                 raise ImageRefused(
-                    f"session {session_id} is {session.state}; only one that runs can be saved"
+                    f"session {session_id} is {session.state}; only a running one can be saved"
                 )
             known = _rows(write.connection)
             if any(i.session_id == session_id and i.state in _UNFINISHED for i in known):
@@ -120,8 +120,8 @@ class PrivateImages:
             if under is None and is_private(session.request.image):
                 # Nobody knows any more what is in it.
                 raise ImageRefused(
-                    f"the image {session.request.image} that session {session_id} runs has another name, or is gone;"
-                    " start it again to save it"
+                    f"the image {session.request.image} of session {session_id} was renamed or deleted; start the"
+                    " session again to save it"
                 )
             values: dict[str, Any] = {
                 "owner": owner,
@@ -155,11 +155,11 @@ class PrivateImages:
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
             if old.state is not ImageState.READY:
-                raise ImageRefused(f"{old.name} is {old.state}; only one that is READY can be renamed")
+                raise ImageRefused(f"{old.name} is {old.state}; only a READY image can be renamed")
             known = _rows(write.connection)
             path = checked_name(self._store.installation_id, old.owner, name)
             if tag is None and path == old.name.rpartition(":")[0]:
-                raise BadImageName(f"name: {old.name} has this name; give another, or a tag")
+                raise BadImageName(f"name: {old.name} already has this name; give another one, or a tag")
             full = f"{path}:{checked_tag(tag) if tag is not None else _next_tag(known, path)}"
             if full == old.name:
                 return old

@@ -60,9 +60,7 @@ def refuse_what_cannot_be_saved(container: Mapping[str, Any], *, under_id: str |
     if not container["State"]["Running"]:
         raise CannotSave("the session has ended")
     if under_id is not None and container["Image"] != under_id:
-        raise CannotSave(
-            "the image that the session runs has another name, or is gone; start it again to save it"
-        )
+        raise CannotSave("the session's image was renamed or deleted; start the session again to save it")
     if container["HostConfig"].get("ReadonlyRootfs"):
         raise CannotSave(
             "there is nothing to save: sessions here cannot write outside their volumes (read_only_root)"

@@ -108,7 +108,7 @@ def test_one_that_cannot_have_changed_anything_or_has_ended_is_refused() -> None
 def test_one_whose_private_image_has_another_name_by_now_is_refused() -> None:
     session = container("/home/jovyan") | {"Image": "sha256:1"}
     refuse_what_cannot_be_saved(session, under_id="sha256:1")
-    with pytest.raises(CannotSave, match="has another name, or is gone"):
+    with pytest.raises(CannotSave, match="was renamed or deleted"):
         refuse_what_cannot_be_saved(session, under_id="sha256:2")
 
 
