@@ -1,7 +1,7 @@
-"""A cluster that changes while a Hub runs: sessions as threads, and what there is as a test writes it into a file.
+"""An engine for a cluster that changes while a Hub runs. Sessions are threads; a test writes the cluster into a file.
 
-``cluster.json`` of the data folder has ``nodes``: of each by name what differs from 8 CPU, 8 GiB and one simulated GPU;
-and ``refuses``: of a node the words with which nothing is bound to it. No file: it does not answer.
+``cluster.json`` in the data folder has ``nodes``, by name, with what differs from 8 CPU, 8 GiB and one simulated GPU, and
+``refuses``, by node, with the reason why the cluster binds nothing to it. Without the file the cluster does not answer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ LOOK_EVERY_S = 0.2
 
 
 class ChangingEngine(MemoryEngine):
-    """The engine of such a cluster."""
-
     capabilities = replace(MemoryEngine.capabilities, machines=True, finds_nodes=True)
 
     def __init__(self, installation: Installation) -> None:
@@ -41,7 +39,6 @@ class ChangingEngine(MemoryEngine):
         self._text = ""
 
     def open(self, hub: HubSide) -> None:
-        """Watch the cluster."""
 
         async def look() -> None:
             text, self._text = self._text, self._file.read_text()
@@ -51,15 +48,13 @@ class ChangingEngine(MemoryEngine):
         hub.background.every(LOOK_EVERY_S, look, failed="The cluster cannot be watched")
 
     def survey(self) -> Mapping[str, Machine | None]:
-        """Return the nodes of the file."""
         return {name: _machine(name, **said) for name, said in self._read()["nodes"].items()}
 
     async def observe(self) -> Seen:
-        """Return the sessions, on the nodes of the file."""
         return (await super().observe())._replace(nodes=list(self._read()["nodes"]))
 
     async def start(self, spec: LaunchSpec) -> Endpoint:
-        """Start a session, unless its node takes nothing after all."""
+        """Start a session unless the file says that its node refuses it."""
         assert spec.session.placement is not None
         words = self._read().get("refuses", {}).get(spec.session.placement.node_id)
         if words is not None:
@@ -81,7 +76,7 @@ def _machine(
 
 
 def write(data: Path, nodes: Mapping[str, Mapping[str, object]], **more: object) -> None:
-    """Let the cluster be this from now on."""
+    """Write the cluster file."""
     data.mkdir(parents=True, exist_ok=True)
     beside = data / f"{FILE}.new"
     beside.write_text(json.dumps({"nodes": nodes, **more}))
@@ -89,11 +84,8 @@ def write(data: Path, nodes: Mapping[str, Mapping[str, object]], **more: object)
 
 
 class ChangingSpawner(MemorySpawner):
-    """The spawner of a Hub with this engine."""
-
     capabilities = ChangingEngine.capabilities
 
     @classmethod
     def make_engine(cls, installation: Installation) -> Engine:
-        """Return the engine."""
         return ChangingEngine(installation)

@@ -22,7 +22,7 @@ from fgpuspawner.engines.docker.images import pulls
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of connections that are cut docker-py leaves the sockets to the collector: no test here is blamed for them."""
+    """Ignore unclosed sockets in these tests: docker-py leaves cut connections to the garbage collector."""
     for item in items:
         if Path(item.path).is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
@@ -35,7 +35,7 @@ KINDS: dict[str, type[Lab]] = {
 
 @pytest.fixture(scope="session")
 def docker_here() -> Iterator[Docker]:
-    """This machine's Docker engine, with the default image. Without it tests are skipped; in CI that is a failure."""
+    """This machine's Docker engine with the default image. Without one tests are skipped, or fail in CI."""
     reason = f"no Docker engine with the image {BASE} (tests/services.sh, make image)"
     try:
         found = Docker(connect_here({"timeout": 60}))
@@ -49,7 +49,7 @@ def docker_here() -> Iterator[Docker]:
 
 @pytest.fixture(scope="session")
 def docker_there(docker_here: Docker) -> Iterator[Machine]:
-    """Another machine, with the default image."""
+    """Another machine with the default image."""
     with machines.running(docker_here.client) as made:
         yield made
 
@@ -61,7 +61,7 @@ def docker_there(docker_here: Docker) -> Iterator[Machine]:
             marks=[
                 *([pytest.mark.xdist_group(name)] if issubclass(kind, DockerLab | KubeLab) else []),
                 *([pytest.mark.kubernetes] if issubclass(kind, KubeLab) else []),
-                # Of Docker's three the one with an engine here and one elsewhere has all that the others have.
+                # The fleet covers both: an engine on this machine and one elsewhere.
                 *([pytest.mark.slow] if kind in (DockerLab, MachineLab) else []),
             ],
         )
@@ -71,7 +71,7 @@ def docker_there(docker_here: Docker) -> Iterator[Machine]:
 async def lab(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Lab]:
-    """Each engine, in turn; none is waited for as long as in a lab."""
+    """Each engine in turn, with shorter timeouts than in production."""
     monkeypatch.setattr(daemon, "CALL_TIMEOUT_S", 10)
     monkeypatch.setattr(pulls, "AGAIN_AFTER_S", (0.1, 0.1))
     kind = KINDS[request.param]
@@ -88,6 +88,6 @@ async def lab(
         await found.background.close()
     await asyncio.to_thread(found.close)
     with warnings.catch_warnings():
-        # Nor is a later test elsewhere.
+        # Collect now, so that the warnings do not fail a later test in another folder.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

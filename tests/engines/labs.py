@@ -1,4 +1,4 @@
-"""The engines that the contract is tried on, each with what a test needs beside it: servers that do as they are told."""
+"""The engines under the contract tests, each with its surroundings, and a server that behaves as a test tells it."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class Answer(BaseHTTPRequestHandler):
 print("up", flush=True)
 ThreadingHTTPServer((ip, port), Answer).serve_forever()
 """
-"""``serves``, ``exits`` with status 3, ``eats`` all memory, or is ``deaf`` to being asked to end.
+"""A server that ``serves``, ``exits`` with status 3, ``eats`` all memory, or is ``deaf`` to SIGTERM.
 
-At /nvidia-smi it answers with what that prints: the number of GPUs, and the memory of each."""
+At /nvidia-smi it answers with the number of GPUs and the memory of each, as nvidia-smi prints them."""
 
 
 def free_port() -> int:
@@ -104,13 +104,13 @@ def free_port() -> int:
 
 
 class Lab:
-    """One engine. A new object of it, as a restarted Hub has one, is had by `engine` again."""
+    """One engine under test. Each call of `engine` gives a new object, as in a restarted Hub."""
 
     name: ClassVar[str]
     can_be_silent: ClassVar[bool] = True
     listens_on: ClassVar[str] = "127.0.0.1"
     knows_processes: ClassVar[bool] = True
-    """Whether the engine can tell whose processes use a GPU."""
+    """Whether the engine can attribute a process to its session."""
 
     def __init__(self, folder: Path) -> None:
         self.id = secrets.token_hex(6)
@@ -135,10 +135,10 @@ class Lab:
 
     @abstractmethod
     def make(self, installation: Installation) -> Engine:
-        """Return the engine, connected."""
+        """Return a connected engine."""
 
     def engine(self) -> Engine:
-        """Return a new engine object, open, as a Hub that has just started has it."""
+        """Return a new open engine object, as in a Hub that has just started."""
         catalogue = Catalogue((self.image,))
         made = self.make(Installation(self.id, self.settings, Config(), lambda: catalogue))
         self.engines.append(made)
@@ -165,7 +165,7 @@ class Lab:
         return made
 
     def session(self, node_id: str | None = None, *, memory_mib: int = 512) -> Session:
-        """Return a session that has its place, about to be launched for the first time."""
+        """Return a placed session before its first launch."""
         node = next(n for n in self.placed if node_id in (None, n.id))
         device = node.devices[0]
         share = Share(device.uuid, 500, device.memory_mib // 4, 25)
@@ -173,7 +173,7 @@ class Lab:
         return self._placed(asked, Placement(node.id, (share,)))
 
     def asked_for(self, fields: dict[str, str]) -> Session:
-        """Return the session that the scheduler makes of the launch form's fields."""
+        """Return the session that the scheduler makes from the launch form's fields."""
         offer = make_offer(self.settings, self.placed, (self.image,), ("default",), user="alice")
         given = {"cpu": "0.5", "memory_mib": "512", **fields}
         wanted = parse(read_fields({name: [text] for name, text in given.items()}), offer)
@@ -187,17 +187,17 @@ class Lab:
         return Session(self._sessions, asked, SessionState.PREPARING, 0, attempt=1, placement=placement)
 
     def again(self, session: Session) -> Session:
-        """Return the session as it is launched once more."""
+        """Return the session in its next attempt."""
         return replace(session, attempt=session.attempt + 1)
 
     def spec(self, engine: Engine, session: Session, mode: str = "serves") -> LaunchSpec:
-        """Return what a server is launched with that does as it is told; its isolation is written anew."""
+        """Return the launch spec of a server in this mode; writes the session's isolation files."""
         prepared = self.isolation.prepare(session, range(1, self._sessions + 1))
         folder = self.isolation.folder(session.id)
         inside = IN_CONTAINER if engine.capabilities.own_root else str(folder)
         told = limits.environment(session, limits_path=f"{inside}/{limits.NAME}", simulated=True)
         port = 8888 if engine.capabilities.own_root else free_port()
-        # An image has a path of its own.
+        # An image has its own PATH.
         own = {} if engine.capabilities.own_root else {"HOME": str(self.folder), "PATH": os.environ["PATH"]}
         return LaunchSpec(
             session,
@@ -219,23 +219,23 @@ class Lab:
 
     @abstractmethod
     def foreign(self) -> contextlib.AbstractContextManager[Callable[[], bool]]:
-        """Have a thing that looks like a session of another installation; what is given says whether it is untouched."""
+        """Make a session of another installation; the yielded function returns whether it is untouched."""
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """Have the engine not answer for a while."""
+        """Keep the engine from answering."""
         raise NotImplementedError
         yield
 
     @contextlib.contextmanager
     def nonsense(self, body: bytes) -> Iterator[None]:
-        """Have something else answer in the engine's place for a while, and say this to everything."""
+        """Answer every request in the engine's place with this body."""
         raise NotImplementedError
         yield
 
     @abstractmethod
     def pid_of(self, engine: Engine, session: Session) -> int | None:
-        """Return the number of the session's server on this machine; None where it has none."""
+        """Return the process id of the session's server on this machine, or None."""
 
     async def end_all(self) -> None:
         """End what a test has left running."""
@@ -250,7 +250,7 @@ class Lab:
 
 
 class Quiet:
-    """A queue in which nothing happens."""
+    """An empty queue."""
 
     def nudge(self) -> None:
         pass
@@ -345,7 +345,7 @@ class DockerLab(Lab):
 
 
 class Relay(socketserver.ThreadingTCPServer):
-    """Stands between an engine and its daemon, and can answer in its place."""
+    """A relay between an engine and its daemon, which can answer in the daemon's place."""
 
     daemon_threads = True
 
@@ -361,7 +361,7 @@ class Relay(socketserver.ThreadingTCPServer):
         return "tcp://{}:{}".format(*self.server_address)
 
     def say(self, nonsense: bytes | None) -> None:
-        """From now on say this, or pass on again; whoever is connected has to connect anew."""
+        """Answer with this from now on, or relay again if None; open connections are closed."""
         self.nonsense = nonsense
         for connection in tuple(self.open):
             with contextlib.suppress(OSError):
@@ -395,7 +395,7 @@ class Relayed(socketserver.BaseRequestHandler):
 
 
 class MachineLab(DockerLab):
-    """A daemon of another machine only: it can be stopped in the middle of everything, and another can answer for it."""
+    """A daemon on another machine, which a test can stop at any moment or replace by another answer."""
 
     name = "docker elsewhere"
     can_be_silent = True
@@ -443,7 +443,7 @@ class MachineLab(DockerLab):
 
 
 class FleetLab(MachineLab):
-    """Two daemons: this machine's own, and another's, which can be stopped."""
+    """Two daemons: one on this machine, and one elsewhere, which can be stopped."""
 
     name = "docker engines"
 
@@ -455,7 +455,7 @@ class FleetLab(MachineLab):
 
 
 class KubeLab(Lab):
-    """A cluster of one node, whose pods really run."""
+    """A cluster of one node that really runs its pods."""
 
     name = "kubernetes"
     can_be_silent = False
@@ -473,7 +473,7 @@ class KubeLab(Lab):
         super().__init__(folder)
 
     def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        """Ask the cluster, as its administrator."""
+        """Send a request to the cluster as its administrator."""
         found: dict[str, Any] = self.api.call(method, path, **more)
         return found
 
@@ -532,7 +532,7 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def as_told(spec: LaunchSpec, room: Room) -> None:
-    """Do in a thread what `SERVER` does in a process."""
+    """Behave in a thread as `SERVER` does in a process."""
     mode = spec.arguments[0]
     if mode == "exits":
         room.end(Ended(3, EndCause.EXITED, "it ended with status 3; its last words: no luck"))

@@ -1,4 +1,4 @@
-"""An engine whose sessions are threads of the Hub's own process: what an engine has to be, and nothing more.
+"""An engine that runs sessions as threads of the Hub's process: the smallest complete engine.
 
 It is the example of docs/engines.md. A Hub runs with it by ``configure(c, runtime="memory_engine:MemorySpawner")``.
 """
@@ -29,7 +29,7 @@ Serve = Callable[[LaunchSpec, "Room"], None]
 
 @dataclass
 class Room:
-    """What one attempt of a session runs in."""
+    """What one attempt of a session runs in, as a container would be."""
 
     observed: Observed
     server: ThreadingHTTPServer | None = None
@@ -37,7 +37,6 @@ class Room:
     killed: threading.Event = field(default_factory=threading.Event)
 
     def end(self, ended: Ended) -> None:
-        """Be over."""
         self.ended = self.ended or ended
         self.killed.set()
         if self.server is not None:
@@ -48,7 +47,7 @@ class Room:
 
 @dataclass
 class World:
-    """What outlives an engine object, as containers outlive a Hub: by the marks of an installation."""
+    """What outlives an engine object, as containers outlive a Hub; one for each installation."""
 
     rooms: dict[str, Room] = field(default_factory=dict)
     silent: bool = False
@@ -58,7 +57,7 @@ WORLDS: dict[str, World] = {}
 
 
 class Placeholder(BaseHTTPRequestHandler):
-    """The page that a session's server shows."""
+    """Answers with a placeholder page."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -71,13 +70,13 @@ class Placeholder(BaseHTTPRequestHandler):
 
 
 def placeholder(spec: LaunchSpec, room: Room) -> None:
-    """Serve the page at the port that the session's environment says."""
+    """Serve the page at the port in the session's environment."""
     room.server = ThreadingHTTPServer(("127.0.0.1", spec.port), Placeholder)
     threading.Thread(target=room.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 class MemoryEngine(Engine):
-    """Sessions as threads. ``serve`` is what a session runs."""
+    """Runs sessions as threads; each calls ``serve``."""
 
     capabilities = Capabilities("threads of the Hub's own process")
 
@@ -163,11 +162,10 @@ def _as_it_is(room: Room) -> Observed:
 
 
 class MemorySpawner(QueuedSpawner):
-    """The spawner of a Hub with this engine: it has no settings of its own."""
+    """The spawner of a Hub with this engine, without settings."""
 
     capabilities = MemoryEngine.capabilities
 
     @classmethod
     def make_engine(cls, installation: Installation) -> Engine:
-        """Return the engine."""
         return MemoryEngine(installation)

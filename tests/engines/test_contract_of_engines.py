@@ -1,4 +1,4 @@
-"""What every engine must do, tried on each: local processes, Docker here and elsewhere, and one of the test's own."""
+"""The contract of every engine: local processes, Docker here and elsewhere, Kubernetes, and the tests' own engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def until(true: Callable[[], Any], what: str) -> Any:
 
 
 async def answer(endpoint: Endpoint, path: str = "") -> str:
-    """Return what the server at an endpoint says, once it does."""
+    """Return the answer of the server at an endpoint, waiting until it answers."""
     async with asyncio.timeout(PATIENCE_S):
         await first_answer(endpoint.ip, endpoint.port, "/")
     url = f"http://{endpoint.ip}:{endpoint.port}/{path}"
@@ -47,7 +47,7 @@ async def ended(engine: Engine, session: Session) -> Ended:
 
 
 async def alive(engine: Engine) -> list[tuple[int, int]]:
-    """Return sessions and attempts that are observed to live."""
+    """Return the session and attempt of everything observed alive."""
     seen = await engine.observe()
     return sorted((thing.session_id, thing.attempt) for thing in seen.things if thing.alive)
 
@@ -112,9 +112,9 @@ async def test_stop_cleans_up_a_start_interrupted_at_any_point(lab: Lab, turns: 
         await asyncio.sleep(0.002)
     starting.cancel()
     await asyncio.wait([starting])
-    # The Hub may have died with it: the next one knows the session from its database alone.
+    # The Hub may have died too: the next one knows the session only from its database.
     next_one = lab.engine()
-    # An engine may not know yet, and be asked again: a kubelet takes up to a minute over a pod that it has just begun.
+    # Ask several times: a kubelet takes up to a minute to end a pod that it has just started.
     for _ in range(4):
         if await next_one.stop(session, now=True):
             break
@@ -255,7 +255,7 @@ MODES = {
     "memory and compute": ({"gpu_by": "memory", "gpu_memory_mib": "1024", "compute_percent": "25"}, [1024]),
     "full memory": ({"gpu_by": "memory", "gpu_memory_mib": "8192", "compute_percent": ""}, [8192]),
 }
-"""Each way that the launch form has to ask for a GPU, and the memory of each GPU that the session then has."""
+"""Each way to request a GPU in the launch form, and the memory of each GPU that the session then sees."""
 
 
 @pytest.mark.parametrize(("fields", "memory_mib"), MODES.values(), ids=MODES)

@@ -1,4 +1,4 @@
-"""A whole Hub on a cluster that changes beside it: nodes come, shrink, close and go; places are not given."""
+"""A whole Hub on a cluster whose nodes are added, shrunk, closed and removed, and which refuses placements."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nodes_are_added_shrunk_closed_and_removed_without_a_restart(tmp_path: P
             assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
         hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
 
-        # One that appears takes the session that waits, whatever it is called.
+        # A new node takes the pending session, even with a very long name.
         changing_engine.write(data, {"n1": {}, LONG: {}})
         hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"}, within_s=15)
         ben = hub.sessions()["ben/"]
@@ -68,7 +68,7 @@ def test_nodes_are_added_shrunk_closed_and_removed_without_a_restart(tmp_path: P
                 shown = browser.get(f"{hub.url}/services/fgpu/{address}", timeout=60)
                 assert shown.status_code == 200, address
 
-        # One that shrinks keeps what it runs, and takes nothing more; one that is closed neither.
+        # A node that shrank keeps its sessions and takes no new ones; a closed node takes none either.
         changing_engine.write(data, {"n1": {"gpus": 0, "cpu": 1}, LONG: {"closed": True}})
         until(lambda: states(hub).get(LONG) is NodeState.CORDONED, within_s=15)
         assert (nodes(hub)["n1"].devices, nodes(hub)["n1"].cpu_milli) == ((), 1000)
@@ -80,7 +80,7 @@ def test_nodes_are_added_shrunk_closed_and_removed_without_a_restart(tmp_path: P
         changing_engine.write(data, {"n1": {}, LONG: {}})
         hub.reach({"ann/": "RUNNING", "cat/": "RUNNING"}, within_s=15)
 
-        # One that goes is lost while anything runs there.
+        # A removed node is lost while a session runs there.
         changing_engine.write(data, {LONG: {}})
         until(lambda: states(hub).get("n1") is NodeState.LOST, within_s=15)
         assert hub.states() == {"ann/": "RUNNING", "cat/": "RUNNING"}
@@ -100,7 +100,7 @@ def test_hub_started_with_a_silent_or_empty_cluster_takes_nodes_later(tmp_path: 
                 assert answer.status_code == 200
                 return answer.text
 
-            # What is not known is not "none".
+            # Unknown GPUs are not shown as none.
             silent = "the cluster doesn&#39;t answer, so it isn&#39;t known which GPUs there are"
             assert silent in page()
             changing_engine.write(hub.data, {})

@@ -1,4 +1,4 @@
-"""A whole Hub with an engine of which it knows the seam alone: log in, queue, the session's page, the end."""
+"""A whole Hub with a third-party engine: log-in, queue, the session's page, its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
 def test_hub_queues_launches_shows_and_ends_sessions_of_a_third_party_engine(
     tmp_path: Path,
 ) -> None:
-    # A thread has no limits that could be proved from inside, and a Hub refuses to run it as if it had.
+    # A thread's limits cannot be verified from inside, so the Hub runs it only without isolation.
     more = {"runtime": "memory_engine:MemorySpawner", "isolation": "none", "simulated_gpus": "1"}
     with running(tmp_path, before=ON_THE_PATH, **more) as hub:
         for user in ("ann", "ben"):

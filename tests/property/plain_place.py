@@ -1,4 +1,4 @@
-"""Where a request goes, found in the plainest way: every device tried, and each try checked and scored from nothing."""
+"""Reference for placement: tries every device, and checks and scores each try from scratch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fgpu_scheduler.core.shares import devices_needed, liked, shares_of
 
 
 def plain_place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
-    """Return what `placement.place` is to return."""
+    """Return what `placement.place` must return."""
     for asked in liked(request):
         found = [
             (score(_room(node), _room(leaves), taken), node.node.id, taken, at, where, leaves)

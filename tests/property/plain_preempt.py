@@ -1,4 +1,4 @@
-"""The plain way to choose victims: every blocked request is tried on every node, with every set of sessions there."""
+"""Reference for choosing victims: tries every blocked request on every node, with every set of its sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fgpu_scheduler.core.quota import Ledger
 def plain_victims(
     snapshot: Snapshot, plan: Plan, *, tries: int, spared: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return what `victims` has to, for all resource groups, with so many ``tries`` on each node."""
+    """Return what `victims` must return, for all resource groups, with at most ``tries`` on each node."""
     sessions = {s.id: s for s in snapshot.sessions}
     ledger = Ledger(snapshot)
     left = {node.node.id: node for node in placement.free(snapshot)}

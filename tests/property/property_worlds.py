@@ -1,4 +1,4 @@
-"""Worlds of every kind, for hypothesis."""
+"""Hypothesis strategies for worlds: nodes, requests, queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATES = (
 
 @st.composite
 def nodes(draw: st.DrawFn, *, at_least: int = 0) -> tuple[Node, ...]:
-    """Up to four nodes of up to four GPUs, in two groups, of several units, some not ready."""
+    """Up to four nodes of up to four GPUs, in two groups, of several capacities, some not ready."""
     found = []
     for number in range(draw(st.integers(at_least, 4))):
         node_id = f"n{number}"
@@ -53,7 +53,7 @@ def nodes(draw: st.DrawFn, *, at_least: int = 0) -> tuple[Node, ...]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Fractions, whole devices, explicit amounts (some that fit nowhere), and none; some of one model."""
+    """Fractions, whole devices, explicit amounts (some fit nowhere), no GPU; some for one model."""
     fgpu = draw(st.sampled_from((1, 50, 100, 300, 400, 500, 900, 1000, 1500, 2000, 4000, 5000)))
     gpu_memory = percent = None
     if draw(st.sampled_from((False, False, True))):
@@ -76,7 +76,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 @st.composite
 def shrunk(draw: st.DrawFn, node: Node) -> Node:
-    """A node as it is, or with less of something than it may have to give."""
+    """The node, or the node with less of a resource than its sessions may hold."""
     what = draw(st.sampled_from((None,) * 6 + ("cpu", "memory", "gpu memory", "devices")))
     if what == "gpu memory":
         return replace(
@@ -90,7 +90,7 @@ def shrunk(draw: st.DrawFn, node: Node) -> Node:
 
 @st.composite
 def worlds(draw: st.DrawFn, *, most: int = 14) -> World:
-    """A lab some of whose sessions hold what they fit into, and some wait; then perhaps less of all, or another unit."""
+    """Nodes with running and pending sessions; afterwards the nodes may shrink or get another capacity."""
     lab = World(now_s=NOW_S, version=1, nodes=draw(nodes()))
     for session_id in range(1, 1 + draw(st.integers(0, most))):
         asked = draw(requests())

@@ -1,4 +1,4 @@
-"""Advice is only given where it would have been enough, in steps, and never for more than was asked for."""
+"""Advised amounts would have been enough, are whole steps, and are below the requested amount."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = st.sampled_from([50, 100, 200, 250, 500])
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[int, int, int, list[Run]]:
-    """Return a step, a device's MiB and its capacity, and runs on it, each with the share that it would have had."""
+    """Return a step, a device's MiB and capacity, and runs on it, each with its share."""
     step = draw(STEPS)
     device_mib = draw(st.sampled_from([8192, 16160, 40960, 81920]))
     capacity = draw(st.sampled_from([1000, 2000, 5000]))
@@ -43,7 +43,7 @@ def test_advised_amount_covers_every_run_plus_a_fifth(
     for run in newest:
         assert share_mib * 100 >= run.peak_mib * (100 + HEADROOM_PERCENT)
         if run.compute_percent and run.sm_p95_percent is not None:
-            # In the same proportion as what it had: it would not have been slower.
+            # The advised compute is enough for the measured use, so the run would not have been slower.
             assert advice.enough_milli * run.compute_percent >= run.sm_p95_percent * run.fgpu_milli
 
 

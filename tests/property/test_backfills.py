@@ -1,4 +1,4 @@
-"""What backfill promises holds whoever comes afterwards."""
+"""Backfill keeps its promises, whatever requests arrive later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 @st.composite
 def full_labs(draw: st.DrawFn) -> World:
-    """A lab of one node or two, some of which is held by sessions that have just started."""
+    """One or two nodes, partly held by sessions that have just started."""
     lab = world(devices=draw(st.integers(1, 3)))
     if draw(st.booleans()):
         lab = lab.node("n2", devices=draw(st.integers(1, 2)))
@@ -46,9 +46,9 @@ Lasts = Callable[[Session], int | None]
 
 
 def history(lab: World, arrivals: list[tuple[int, Request]], policy: Policy, lasts_s: Lasts) -> Snapshot:
-    """Let requests come, each so long after the last, commit every plan, and end sessions; return who was ever there.
+    """Run a history and return a snapshot with all its sessions: requests arrive, plans are committed, sessions end.
 
-    ``lasts_s`` is from the placement of a session until its shares are free.
+    Each arrival has its seconds after the last one. ``lasts_s`` is a session's time from placement to freed shares.
     """
     live: dict[int, Session] = {s.id: s for s in lab.sessions}
     ended: list[Session] = []
@@ -92,7 +92,7 @@ def history(lab: World, arrivals: list[tuple[int, Request]], policy: Policy, las
 def test_backfill_never_delays_a_promised_start(
     lab: World, arrivals: list[tuple[int, Request]], order: str, in_full: bool
 ) -> None:
-    """Whoever comes later and whatever the order, even if all take as long as they may; without a limit, for ever."""
+    """This holds in every order, and if sessions use their whole time limit, or run without end if they have none."""
 
     def lasts_s(session: Session) -> int | None:
         limit_s = session.request.time_limit_s
@@ -118,7 +118,7 @@ def test_backfill_never_delays_a_promised_start(
 def test_aged_session_starts_soon_under_constant_arrivals(
     lab: World, amount: str, newcomers: list[Request], order: str
 ) -> None:
-    """Somebody new comes every four minutes and stays for 10 to 40; who is aged waits for those who are there."""
+    """A new session arrives every four minutes and runs for 10 to 40; an aged one waits only for running ones."""
     asked = request("z", amount)
     if place(asked, free(replace(lab, sessions=())), score=best_fit) is None:
         return

@@ -1,4 +1,4 @@
-"""A forecast is the plan run forward, whatever the order and the backfill."""
+"""A forecast equals the plan run forward, in every order and with every kind of backfill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPICAL_S = (1, 600, 3600)
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Every order with every kind of backfill, and a cap on priorities."""
+    """Every order with every kind of backfill, with aging and a cap on priorities."""
     return Policy(
         group_policy(
             order=draw(st.sampled_from(sorted(ORDERS))),
@@ -40,9 +40,9 @@ def policies(draw: st.DrawFn) -> Policy:
 
 @st.composite
 def queues(draw: st.DrawFn) -> Snapshot:
-    """A small lab that is full, and a queue for it: time limits, priorities, promises, ends that are set, and usage.
+    """Small full nodes and a queue with time limits, priorities, promises, announced ends and usage.
 
-    The clock was never set back: who came later was submitted later.
+    The clock was never set back, so submission times are in the order of ids.
     """
     lab = world(devices=draw(st.integers(1, 3)))
     if draw(st.booleans()):
@@ -88,7 +88,7 @@ def queues(draw: st.DrawFn) -> Snapshot:
 
 
 def starts(lab: Snapshot, policy: Policy, typical_length_s: int) -> dict[int, int]:
-    """Return when each starts if the whole plan is made anew whenever sessions end: slow and plain."""
+    """Return the start of each session if everything is planned again at each end: slow reference."""
     world = started(lab, policy)
     found = {s.id: lab.now_s for s in lab.sessions if s.state is SessionState.PENDING and not waits(world, s)}
     world = world.with_sessions(replace(s, held=False) for s in world.sessions)
@@ -111,7 +111,7 @@ def starts(lab: Snapshot, policy: Policy, typical_length_s: int) -> dict[int, in
 
 
 def started(world: Snapshot, policy: Policy) -> Snapshot:
-    """Return the world after a plan was committed."""
+    """Return the world after the plan is committed."""
     where: dict[int, Placement] = {p.session_id: p.placement for p in plan(world, policy).placed}
     return world.with_sessions(
         replace(s, state=SessionState.SCHEDULED, placement=where[s.id], scheduled_at_s=world.now_s)
@@ -126,7 +126,7 @@ def waits(world: Snapshot, session: Session) -> bool:
 
 
 def with_ranks(policy: Policy, world: Snapshot) -> Policy:
-    """Return the policy with the ranks that its order gives now: what users will have used is in no forecast."""
+    """Return the policy with the ranks that its order gives now, because forecasts ignore future usage."""
     ranks: dict[int, float] = {}
     for line in lines(world).values():
         for session, rank in zip(line.waiting, policy.default.order(line), strict=True):

@@ -1,4 +1,4 @@
-"""Whatever an image is: its entry, its labels and the file that is written of it are read back as that image."""
+"""An image's catalogue entry, labels and written file are read back as the same image."""
 
 from __future__ import annotations
 

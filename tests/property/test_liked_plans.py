@@ -1,4 +1,4 @@
-"""A request that names several GPU models gets the most liked of those that it fits on now, and waits for none."""
+"""A request for several GPU models gets the most preferred one that fits now, and does not wait for a better one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_most_preferred_fitting_model_is_chosen(lab: World, asked: Request, like
     ):
         assert (where is not None) == bool(fits)
         if where is not None and where.shares:
-            # All of one model, also where each of two would fit a part.
+            # All of one model, even if two models together would fit it.
             assert {*models_of(where, lab)} == {fits[0]}
 
 
@@ -55,7 +55,7 @@ A_B, B_A = ("A", "B"), ("B", "A")
 
 
 def asking(lab: World, user: str, fgpu: str, *models: str, priority: int = 0) -> World:
-    """Return the world with one more who waits, for one of these models."""
+    """Return the world with another pending request, for one of these models."""
     lab = lab.pending(user, fgpu)
     last = lab.sessions[-1]
     asked = replace(last.request, gpu_models=models, priority=priority)
@@ -63,7 +63,7 @@ def asking(lab: World, user: str, fgpu: str, *models: str, priority: int = 0) ->
 
 
 def on(lab: World, user: str, fgpu: str, model: str, time_limit_s: int | None = None) -> World:
-    """Return the world with one more who runs on this model."""
+    """Return the world with another session running on this model."""
     return lab.holding(replace(request(user, fgpu), gpu_models=(model,), time_limit_s=time_limit_s))
 
 
@@ -105,7 +105,7 @@ def test_gpus_of_one_session_have_one_model() -> None:
     left = free(replace(mixed, nodes=(node,)))
     assert place(liking("2"), left, score=best_fit) is not None
     assert place(liking("2", *A_B), left, score=best_fit) is None
-    # The check that a commit makes knows it by itself.
+    # The check of a commit refuses it independently of the planner.
     assert shares_of(liking("2", *A_B), node.devices) is None
 
 
@@ -116,7 +116,7 @@ def test_wait_reason_names_every_preferred_model() -> None:
         shortage(liking("1", "D", "E"), full)
         == "no machine with a GPU of model 'D' or 'E' takes sessions now"
     )
-    # One GPU that is free of each model is not two.
+    # One free GPU of each model does not make two of one model.
     halves = free(on(on(LAB, "x", "2", "A"), "y", "1", "B"))
     assert shortage(liking("2", *A_B), halves) == (
         "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one"
@@ -143,7 +143,7 @@ def test_reservation_prefers_the_preferred_model_when_equal_capacity_is_missing(
 
 
 def test_backfill_beside_a_reservation_uses_the_most_preferred_model() -> None:
-    """Somebody who would not end in time goes to the part of the kept node that is left, if that is liked more."""
+    """A session that would not end in time uses the spare part of the reserved node if it prefers that model."""
     lab = world(devices=0).node("a", devices=4, model="A").node("b", model="B")
     for user in ("x", "y"):
         lab = on(lab, user, "1", "A", 600)
@@ -153,7 +153,7 @@ def test_backfill_beside_a_reservation_uses_the_most_preferred_model() -> None:
 
 
 def test_model_over_the_quota_is_skipped() -> None:
-    """The same GPU memory is worth more of a smaller GPU."""
+    """The same GPU memory is a larger fraction of a smaller GPU, and can be over the quota only there."""
     lab = world(devices=0).node("a", memory_mib=4096, model="A").node("b", memory_mib=8192, model="B")
     asked = replace(request("u", "0"), gpu_memory_mib=2048, gpu_models=A_B)
     lab = replace(lab, sessions=(Session(1, asked, SessionState.PENDING, lab.now_s),))

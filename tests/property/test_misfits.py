@@ -1,4 +1,4 @@
-"""What a request that did not fit rules out does not fit either, whatever is free on whatever devices."""
+"""A request that did not fit rules out others: they do not fit either, on any devices with any free capacity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Snapshot:
-    """Draw nodes of all kinds of devices, and sessions that hold some of them."""
+    """Nodes with all kinds of devices, and sessions that hold some of them."""
     nodes = []
     for n in range(draw(st.integers(1, 3))):
         devices = tuple(
@@ -91,20 +91,20 @@ def test_smaller_failed_request_rules_out_larger_ones_only() -> None:
         (0, 1000, 1024, 8192, None, ()),
     ):
         assert not misfits.rule_out(other)
-    # Who asks for one model in vain says nothing of who takes any, or another.
+    # A failed request for one model rules out none for any model or another model.
     misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B",)))
     assert misfits.rule_out((500, 1000, 1024, None, None, ("B",)))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
-    # Who asks for several says it of each of them, and of them together in any order.
+    # A failed request for several models rules out each of them, and all of them in any order.
     misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B", "C")))
     for models in (("B",), ("C",), ("C", "B")):
         assert misfits.rule_out((500, 1000, 1024, None, None, models))
     for models in ((), ("A",), ("A", "B"), ("A", "B", "C")):
         assert not misfits.rule_out((500, 1000, 1024, None, None, models))
-    # So little that it comes with no memory fits nowhere, and says nothing of others.
+    # A request so small that it gets no memory fits nowhere, and rules out no other.
     misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((1, 100, 128, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))

@@ -1,4 +1,4 @@
-"""What is true of every score and of the placer, whatever the world."""
+"""Properties of every score and of the placer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("first_fit", "best_fit", "spread", "fgd", "worth")
 
 
 def made(name: str, typical: list[Request], lab: World) -> Score:
-    """Return a score of this name."""
+    """Return the score of this name."""
     workload = Workload.of(typical)
     simple: dict[str, Score] = {"first_fit": first_fit, "best_fit": best_fit, "spread": spread}
     made_of = {"fgd": fgd(workload), "worth": worth(workload, Cluster.of(lab.nodes))}
@@ -47,7 +47,7 @@ def test_no_score_proposes_a_placement_that_does_not_fit(lab: World, asked: list
 
 
 def repeated(lab: World, times: int) -> World:
-    """Return a world with each node several times; what is held is held on the first."""
+    """Return the world with copies of each node; sessions stay on the first copy."""
     nodes = [
         replace(
             n,
@@ -72,7 +72,7 @@ def repeated(lab: World, times: int) -> World:
 def decides_as_one_placement_after_the_other(
     lab: World, times: int, asked: list[Request], name: str, bounds: tuple[int, int], rng: Random
 ) -> None:
-    """Also where it looks at many nodes at once, which in so small worlds it would not."""
+    """Also with the column search over many nodes, which the placer would not use in worlds this small."""
     lab = repeated(lab, times)
     score = made(name, asked, lab)
     left = free(lab)
@@ -88,7 +88,7 @@ def decides_as_one_placement_after_the_other(
             if found:
                 left = found[1]
             if left and rng.random() < 0.3:
-                # As when everything on one node was released, or somebody else took it, or it was cordoned.
+                # As if a node's shares were all freed or taken, or the node was cordoned.
                 at = rng.randrange(len(left))
                 node = rng.choice(
                     (
@@ -115,5 +115,5 @@ def test_placer_agrees_with_single_placements_and_column_search(
 
     monkeypatch.setattr(placer.Columns, "takes", counted)
     decides_as_one_placement_after_the_other()
-    # What is drawn depends on the modules that are loaded.
+    # A lower bound only: hypothesis draws other examples when other modules are loaded.
     assert len(looks) > 100

@@ -1,4 +1,4 @@
-"""What plans leave to those after them makes these sooner, and never different: on clusters as large as counts."""
+"""State cached from earlier plans makes later plans faster and never different, on large clusters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS = (S.TERMINATING, S.CANCELLED, S.TERMINATED, S.ERROR)
 
 
 def cluster(rng: Random) -> tuple[Node, ...]:
-    """More nodes than are looked at one by one, of two kinds, in two groups."""
+    """Enough nodes for the column search, of two kinds, in two groups."""
     nodes = []
     for n in range(30):
         name, model = f"n{n:02}", drawn.MODELS[n % 3 == 0]
@@ -33,7 +33,7 @@ def cluster(rng: Random) -> tuple[Node, ...]:
 
 
 class History:
-    """A store that random things happen to, and the memory of the plans that were made of it."""
+    """A store with random events, and the cached state of the plans made from it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -44,7 +44,7 @@ class History:
         self.now_s = 1000
         self.servers = 0
         self.of_several = 0
-        """Placements of requests that name several GPU models."""
+        """Number of placements of requests for several GPU models."""
 
     def submit(self) -> None:
         group = self.rng.choice(drawn.GROUPS)
@@ -56,7 +56,7 @@ class History:
         self.store.commit(plan(self.store.snapshot(self.now_s), self.policy, self.memory), now_s=self.now_s)
 
     def plan_in_vain(self) -> None:
-        """Plan, and do not commit: what was taken in the plan is not taken."""
+        """Plan without committing: capacity that the plan used stays free."""
         plan(self.store.snapshot(self.now_s), self.policy, self.memory)
 
     def move(self) -> None:
@@ -94,14 +94,14 @@ class History:
         self.now_s += self.rng.choice((1, 60, 600, -30))
 
     def step(self) -> bool:
-        """Let something happen, and compare; return whether it could."""
+        """Cause a random event and compare the plans; return False if the event was impossible."""
         often = (self.submit, self.commit, self.commit, self.move, self.end, self.end, self.time)
         seldom = (self.plan_in_vain, self.give_back, self.hold, self.node, self.quota, self.forget)
         step = self.rng.choice(seldom if self.rng.randrange(8) == 0 else often)
         try:
             step()
         except (FGPUError, IndexError):
-            return False  # There is none, or it may not.
+            return False
         snapshot = self.store.snapshot(self.now_s)
         assert snapshot.groups == Groups.of(snapshot.sessions)
         from_nothing = plan(replace(snapshot, known=None), self.policy)

@@ -1,4 +1,4 @@
-"""What is true of every plan, forecast and admission, whatever the world."""
+"""Properties of every plan, forecast and admission."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_plan_does_not_depend_on_input_order(lab: World, rng: object) -> None:
 @exact
 @given(worlds())
 def test_planning_again_places_no_further_session(lab: World) -> None:
-    """One pass is enough: nobody who waits after it could have been placed."""
+    """One pass is enough: no session that it left pending could have been placed."""
     assert plan(lab.placed(plan(lab, POLICY)), POLICY).placed == ()
 
 
@@ -94,7 +94,7 @@ def test_ended_session_returns_its_capacity(lab: World, asked: Request) -> None:
 
 
 def run_forward(lab: Snapshot, typical_length_s: int) -> dict[int, int]:
-    """Return when each starts if the whole plan is made anew whenever sessions end: slow and plain."""
+    """Return the start of each session if everything is planned again at each end: slow reference."""
     where = {p.session_id: p.placement for p in plan(lab, POLICY).placed}
     starts = dict.fromkeys(where, lab.now_s)
     world = lab.with_sessions(

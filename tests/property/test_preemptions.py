@@ -1,4 +1,4 @@
-"""Pre-emption on many nodes chooses whom the plain algorithm chooses, and is only quicker."""
+"""Pre-emption on many nodes chooses the same victims as the reference algorithm, but faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORIES_MIB = (1024, 4096, 8192, 16160)
 
 
 def contested(rng: Random) -> Snapshot:
-    """Return nodes that are nearly full, with sessions of several priorities, some warned, and others that wait."""
+    """Return nearly full nodes with sessions of several priorities, some of them warned, and a queue."""
     nodes = tuple(
         replace(
             node,
@@ -84,7 +84,7 @@ def test_preemption_victims_match_the_reference_algorithm(
 
 
 def test_cached_preemption_state_chooses_the_same_victims() -> None:
-    """Between rounds sessions end and start, nodes change, and others are spared or end for another reason."""
+    """Between rounds sessions start and end, nodes change, and warnings are withdrawn or get another cause."""
     chosen = changes = 0
     for seed in range(60):
         rng = Random(seed)
@@ -110,7 +110,7 @@ def _sessions(lab: Snapshot) -> Parts[int, Session]:
 
 
 def _a_moment_later(rng: Random, kept: Contents, found: tuple[int, ...]) -> tuple[Contents, bool]:
-    """Return what is there when some were warned, one ends, one is told to end, and sometimes a GPU is cordoned."""
+    """Return the contents after warnings, one end, one requested end and sometimes a cordoned GPU."""
     runs = [s for s in kept.sessions.values() if s.state is SessionState.RUNNING]
     changed = {
         s.id: replace(s, ends_cause=EndCause.PREEMPTED, ends_at_s=NOW_S)

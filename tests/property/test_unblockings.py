@@ -1,4 +1,4 @@
-"""What is said to start the head of a queue does start it, and nothing else does."""
+"""The ends named as unblocking the head of a queue start it, and no others do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fgpu_scheduler.core.unblocking import unblocking
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Every order, also those in which an end puts somebody else at the head."""
+    """Every order, also those in which an end changes the head of the queue."""
     modes = [mode.value for mode in Backfill]
     order = draw(st.sampled_from(("fifo", "lifo", "drf")))
     return Policy(group_policy(order=order, backfill=draw(st.sampled_from(modes))))

@@ -1,4 +1,4 @@
-"""The queues that the contract holds for."""
+"""The queues under the contract tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Standing], Queue]]:
-    """Makes a queue on what the last one left."""
+    """A function that makes a queue with the state that the last one left."""
     with ExitStack() as stack:
         if request.param == "memory":
             kept: dict[int, Session] = {}
@@ -41,7 +41,7 @@ def make_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
 
 @pytest.fixture
 async def lab(make_queue: Callable[[Standing], Queue]) -> AsyncIterator[Lab]:
-    """A queue that schedules."""
+    """A started queue."""
     lab = Lab(make_queue)
     await lab.start()
     yield lab

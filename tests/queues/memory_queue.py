@@ -1,4 +1,4 @@
-"""A queue for the tests of the protocol: first come, first served on one GPU. It keeps what it knows in a dict."""
+"""A minimal queue for the contract tests: first come, first served on one GPU, with its state in a dict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class MemoryQueue(Queue):
-    """``kept`` are the sessions by id: what outlives the queue."""
+    """``kept`` are the sessions by id, which outlive the queue."""
 
     def __init__(self, kept: dict[int, Session], most_waiting: int, now_s: Callable[[], int]) -> None:
         self.on_end = lambda session: None
@@ -207,7 +207,7 @@ class MemoryQueue(Queue):
         return self._put(moved(session, to, now_s=self._now_s()))
 
     def _fill(self) -> None:
-        """Give the GPU to whoever is first, if it is free, and say that something has changed."""
+        """Give a free GPU to the head of the queue, and report a change."""
         for session in self._kept.values():
             if session.state is not S.PENDING:
                 continue

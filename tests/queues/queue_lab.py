@@ -1,4 +1,4 @@
-"""A queue with one GPU, an engine that a test plays, and a clock that stands."""
+"""A queue with one GPU, an engine that a test controls, and a fixed clock."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MOST_WAITING = 2
 
 
 class Clock:
-    """Stands still."""
+    """A clock that does not move."""
 
     def now_s(self) -> int:
         return NOW_S
 
 
 class Standing:
-    """An engine whose containers stand until the test, or the queue, removes them."""
+    """An engine with containers that stay until the test or the queue removes them."""
 
     def __init__(self) -> None:
         self.things: dict[int, Observed] = {}
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Nothing ends by itself."""
+        """Never call ``changed``: containers do not end on their own."""
 
     async def observe(self) -> Seen:
         return Seen(tuple(self.things.values()), (NODE.id,))
@@ -39,7 +39,7 @@ class Standing:
 
 
 class Lab:
-    """A queue, and what a Hub does with it. ``make`` makes the queue of another process on what the last one kept."""
+    """A queue and a Hub's actions on it. ``make`` makes another process's queue with the state that the last one left."""
 
     def __init__(self, make: Callable[[Standing], Queue]) -> None:
         self._make = make
@@ -47,17 +47,16 @@ class Lab:
         self.queue = make(self.engine)
 
     async def start(self) -> None:
-        """Begin to schedule."""
         await self.queue.start([NODE])
 
     async def restart(self) -> None:
-        """Let another process take over."""
+        """Stop the queue and start one of another process."""
         await self.queue.stop()
         self.queue = self._make(self.engine)
         await self.start()
 
     async def run(self, session_id: int) -> Session:
-        """Launch a session once it is placed."""
+        """Wait until the session is placed, and launch it."""
         queue = self.queue
         with queue.launching(session_id):
             await queue.placed(session_id)
@@ -67,6 +66,6 @@ class Lab:
             return await queue.running(session_id, session.attempt, seen.handle)
 
     async def clear(self, session_id: int) -> Session:
-        """Remove what runs of a session that is to end."""
+        """Remove the containers of an ending session."""
         self.engine.things.pop(session_id, None)
         return await self.queue.gone(session_id)

@@ -1,4 +1,4 @@
-"""What every queue does for the Hub. The one of these tests shows that `Queue` is all that one has to be."""
+"""The contract of every queue. `memory_queue` shows that implementing `Queue` is enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def ask(user: str, server_name: str = "", *, fgpu_milli: int = 1000) -> Request:
-    """Ask for all of the GPU."""
+    """Return a request for the whole GPU."""
     return Request(user, server_name, "image", "default", fgpu_milli, 1000, 1024)
 
 
@@ -29,7 +29,7 @@ async def submit(lab: Lab, user: str, **more: str) -> Session:
 
 
 async def waits(lab: Lab, session_id: int) -> Session:
-    """Return a session once it is known why it waits."""
+    """Return the session once it has a wait reason."""
     async for _ in lab.queue.changes(at_least_every_s=1):
         session = await lab.queue.session(session_id)
         assert session.state is S.PENDING
@@ -44,7 +44,7 @@ async def places(lab: Lab) -> dict[int, int]:
 
 @asynccontextmanager
 async def waiting_for(lab: Lab, session_id: int) -> AsyncIterator[asyncio.Task[Session]]:
-    """Wait for a session as a spawn does; a spawn that is cancelled releases nothing."""
+    """Wait for a session as a spawn does; cancelling releases nothing."""
     task = asyncio.create_task(lab.queue.placed(session_id))
     async for _ in lab.queue.changes(at_least_every_s=0.05):
         if task.done() or not (await lab.queue.session(session_id)).held:
@@ -236,7 +236,7 @@ async def test_restart_keeps_running_sessions_and_the_queue_order(lab: Lab) -> N
     assert await lab.queue.serving("alice", "") == runs
     assert [(await lab.queue.session(i)).held for i in (bob, carol)] == [True, True]
     assert await places(lab) == {bob: 1, carol: 2}
-    # Whoever is resumed last is behind all the same.
+    # Carol is resumed first, but stays behind bob.
     async with waiting_for(lab, carol) as spawn, waiting_for(lab, bob) as first:
         await waits(lab, bob)
         with lab.queue.ending(runs.id):
@@ -272,7 +272,7 @@ async def test_returned_placement_goes_to_the_next_and_its_session_waits_with_th
     with pytest.raises(Requeued):
         await lab.queue.prepare(alice)
     assert (await lab.queue.placed(bob)).state is S.SCHEDULED
-    # Ahead of those who asked later, as before.
+    # Still ahead of later requests.
     assert await places(lab) == {alice: 1, carol: 2}
 
 

@@ -1,4 +1,4 @@
-"""A launch that is not given its place: nothing of it is left, and its session is back in the queue."""
+"""A launch that is not granted its placement leaves nothing behind, and its session is queued again."""
 
 from __future__ import annotations
 

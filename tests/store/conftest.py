@@ -20,7 +20,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture(params=["sqlite", "postgresql", "values"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
-    """An empty store: on a database, or of values in memory only, as the simulator has it."""
+    """An empty store: on a database, or the simulator's store of values in memory."""
     if request.param == "values":
         yield MemoryStore()
     else:
@@ -30,6 +30,6 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sessio
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database that several stores can share, which one in memory cannot be."""
+    """The URL of an empty database that several stores can share; SQLite in memory cannot be shared."""
     with database(request.param, tmp_path) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Waits for a line, then opens the database and asks for the servers in turn; says which it got."""
+"""After a line on stdin, opens the database, requests the servers in turn, and prints which it got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases, worlds and checks that the store's tests share."""
+"""Databases, worlds and checks for the store's tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def postgres_url() -> str:
 
 @contextmanager
 def database(kind: str, folder: Path) -> Iterator[str]:
-    """Give the URL of an empty database of its own, and take it away afterwards."""
+    """Yield the URL of a new empty database, and delete the database afterwards."""
     if kind == "memory":
         yield "sqlite://"
     elif kind == "sqlite":
@@ -94,7 +94,7 @@ def ask(
 
 
 def placing(store: SessionStore, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
-    """Make a plan by hand, right in version, that may be wrong in all else."""
+    """Return a handmade plan of the current version; everything else in it may be wrong."""
     where = Placement(on[0].node_id, tuple(Share.of(d, fgpu_milli) for d in on))
     return Plan(store.version(), tuple(Place(session_id, where) for session_id in session_ids))
 
@@ -132,7 +132,7 @@ def assert_nothing_is_oversold(store: Store) -> None:
 
 
 def assert_the_log_tells_every_state(store: Store) -> None:
-    """Walk the log from its beginning: it must lead to the very states that are stored."""
+    """Assert that replaying the log from its beginning gives the stored states."""
     log = store.events(limit=10**6)
     assert [event.id for event in log] == sorted({event.id for event in log})
     state: dict[int, SessionState] = {}

@@ -1,4 +1,4 @@
-"""A Hub in miniature, to be killed: lives through sessions and says each step after its commit."""
+"""A miniature Hub for tests that kill it: takes sessions through their life and prints each committed step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(url: str, prefix: str) -> None:
     store.open()
     store.set_nodes([node(devices=2)], now_s=0)
     for live in store.snapshot(0).sessions:
-        # What an earlier writer left; each is brought to an end, as reconcile would.
+        # Sessions that an earlier writer left: end each, as reconciliation would.
         if live.state is S.SCHEDULED:
             live = store.move(live.id, S.PREPARING, now_s=0)
         if live.state is S.PREPARING:

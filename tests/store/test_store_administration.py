@@ -1,4 +1,4 @@
-"""What administrators change by page: the audit log, the banner, quotas over the file's, priorities, last words."""
+"""What administrators change in the store: the audit log, the banner, quota edits, priorities, end messages."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_session_given_a_higher_priority_is_placed_first(store: Store) -> None:
         store.set_priority(second.id, 7, by="root", now_s=7)
 
 
-# --- What is said at an end ---
+# --- End messages ---
 
 
 def test_concurrent_writes_of_the_same_row_both_succeed(url: str) -> None:

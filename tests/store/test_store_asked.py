@@ -1,4 +1,4 @@
-"""What people have asked for lately, as every snapshot has it."""
+"""The counts of recently requested amounts in every snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Hub has a database for itself, for as long as it lives."""
+"""A Hub claims its database for itself while it lives."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fgpu_scheduler.store.claim import Claim
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL gives a lock back a moment after its connection has ended, on a busy machine a long one."""
+    """Wait long for a lock: on a busy machine PostgreSQL frees it long after its connection has ended."""
     monkeypatch.setattr(module, "LOCK_WAIT_S", 60)
 
 
 def refusal(claim: Claim) -> str:
-    """Return the words with which somebody is refused; who is, is not kept waiting here."""
+    """Return the message with which a claim is refused, without waiting for the lock."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "LOCK_WAIT_S", 0)
         with pytest.raises(BadSettings) as found:
@@ -132,7 +132,7 @@ def test_database_files_are_closed_to_other_users(tmp_path: Path) -> None:
             "fgpu.sqlite-shm": 0,
             "fgpu.sqlite-wal": 0,
         }
-    # One that an earlier version made.
+    # A file that an earlier version made.
     again = Claim(f"sqlite:///{tmp_path / 'earlier.sqlite'}")
     (tmp_path / "earlier.sqlite").touch(mode=0o644)
     again.take()
@@ -156,7 +156,7 @@ def test_claim_is_retaken_after_postgresql_restarts_unless_another_was_faster(ur
 
 
 def cut(url: str) -> None:
-    """End the connection of whoever holds the claim, as a restart of the server does."""
+    """End the connection that holds the claim, as a restart of the server does."""
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         ended = (

@@ -1,4 +1,4 @@
-"""Committing plans: what is stale or does not fit is refused whole."""
+"""Committing plans: a plan that is stale or does not fit is refused whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fgpu_scheduler.store.store import Store
 
 
 def assert_refused(store: Store, decided: Plan) -> None:
-    """Assert that the plan is refused and that nothing at all was written."""
+    """Assert that the plan is refused and nothing is written."""
     before, log = store.snapshot(0), store.last_event_id()
     with pytest.raises(StaleVersion):
         store.commit(decided, now_s=99)
@@ -215,7 +215,7 @@ def test_first_reserved_start_becomes_the_promise(
     version = any_store.version()
     assert reserve(400).promised_at_s == reserve(900).promised_at_s == 500
     assert any_store.version() == version
-    # It stays with the session until it starts, and after.
+    # The session keeps its promise when it starts, and after.
     (placed,) = schedule(any_store, now_s=300)
     assert placed.promised_at_s == 500
 
@@ -255,7 +255,7 @@ def test_a_plan_that_goes_over_a_quota_is_refused_whole(any_store: SessionStore,
 
 
 def test_plan_writes_only_changed_columns_of_pending_sessions(store: Store) -> None:
-    """Each column that is set costs its indexes, and a busy queue has thousands who are told why they wait."""
+    """Each written column costs its indexes, and a plan of a busy queue has a reason for thousands of sessions."""
     store.set_nodes([node(devices=1)], now_s=0)
     store.submit(
         [ask("alice", fgpu_milli=600), ask("bob", fgpu_milli=600), ask("carol", fgpu_milli=600)], now_s=1

@@ -1,4 +1,4 @@
-"""What was told of starts is kept, held against them, and teaches the next forecasts."""
+"""Stored forecasts are compared with the starts, and correct the next forecasts."""
 
 from __future__ import annotations
 

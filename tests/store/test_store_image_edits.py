@@ -1,4 +1,4 @@
-"""What administrators changed of the catalogue comes back as it was, and is logged."""
+"""Edits of the image catalogue are stored and logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving a session through its life."""
+"""Moving a session through its states."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_move_follows_the_life_cycle_or_is_refused(store: Store, state: S) -> No
 
 
 def retire(store: Store, session_id: int) -> None:
-    """Bring the session to an end from wherever it is, so that the next one fits."""
+    """End the session from its current state, so that the next one fits."""
     while (session := store.session(session_id)) is not None and session.state not in ENDED:
         to = next(s for s in (S.CANCELLED, S.TERMINATING, S.TERMINATED) if s in LEGAL[session.state])
         step(store, session, to)

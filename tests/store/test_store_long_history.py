@@ -1,6 +1,6 @@
-"""What is asked again and again costs no more when the history is long.
+"""Frequent queries take no longer with a long history.
 
-Counted in the steps of SQLite's own machine, which are the same each time; PostgreSQL plans by its own statistics.
+Measured in steps of SQLite's virtual machine, which are the same in each run; PostgreSQL plans by its own statistics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fgpu_scheduler.store.store import Store
 
 MANY = 2000
 EVERY = 10
-"""Steps between two counts."""
+"""SQLite calls its progress handler every so many steps."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def filed(tmp_path: Path) -> Iterator[Store]:
 
 
 def steps(store: Store, read: Callable[[Connection], object]) -> int:
-    """Return how many times ten steps a reading takes."""
+    """Return the steps that a read takes, in tens."""
     taken = 0
 
     def step() -> int:
@@ -58,7 +58,7 @@ def steps(store: Store, read: Callable[[Connection], object]) -> int:
 
 
 def let_others_run(store: Store, count: int) -> None:
-    """Fill the history with what somebody else ran in another resource group, all of it measured."""
+    """Fill the history with measured runs of another user in another resource group."""
     first = 1 + max((s.id for s in store.ended(user=None, limit=1)), default=0)
     asked = ask("mallory", group="busy")
     rows = [
@@ -180,7 +180,7 @@ def test_session_is_checked_only_against_quotas_that_can_count_it(
     ledger = Ledger(snapshot)
     assert {ledger.room_milli(s.request) for s in waiting} == {700}
     held = counted_of_each(quotas, snapshot)
-    # By each the user's own, and the three for everybody.
+    # For each session the user's own quota, and the three for all users.
     assert asked == 2 * 4 * len(waiting)
     assert [sum(who.waiting for who in one) for one in held] == [1] * 300 + [300] * 3
     assert held[:1] == counted_of_each(quotas[:1], snapshot)

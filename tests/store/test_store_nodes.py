@@ -1,4 +1,4 @@
-"""What is configured becomes what is stored, and nothing that is held is forgotten."""
+"""Configured nodes are stored, and what sessions hold on removed ones is kept."""
 
 from __future__ import annotations
 
@@ -161,17 +161,17 @@ def test_cluster_state_and_cordon_do_not_overwrite_each_other(
 
     cordon, uncordon = (NodeState.CORDONED, NodeState.READY), (NodeState.READY, NodeState.CORDONED)
     assert state() is NodeState.READY
-    # Closed and opened by its cluster alone.
+    # Only the cluster closes and opens it.
     assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
-    # Cordoned here while it is closed there: it stays cordoned.
+    # Cordoned while the cluster has closed it: it stays cordoned when the cluster opens it.
     assert state(closed=True) is NodeState.CORDONED
     assert any_store.set_node_state("n1", cordon[0], now_s=3, only=cordon[1]) is NodeState.READY
     assert [state(closed=True), state()] == [NodeState.CORDONED] * 2
-    # Uncordoned here while it is closed there: it stays closed.
+    # Uncordoned while the cluster has closed it: it stays closed.
     assert state(closed=True) is NodeState.CORDONED
     assert any_store.set_node_state("n1", uncordon[0], now_s=4, only=uncordon[1]) is NodeState.CORDONED
     assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
-    # One that does not answer is lost, closed or not, and stays so whatever its cluster says of it.
+    # A silent node is lost, closed or not, and stays lost until it answers.
     assert state(closed=True) is NodeState.CORDONED
     any_store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
     assert [state(closed=True), state()] == [NodeState.LOST] * 2
@@ -261,7 +261,7 @@ def test_gpu_cordon_survives_every_configuration_change(store: Store) -> None:
     assert cordons(store) == ["the fan", None]
     store.set_nodes([node(devices=2, cpu_milli=500)], now_s=3)
     assert cordons(store) == ["the fan", None]
-    # It is not seen for a while: that has not mended it.
+    # The GPU disappears for a while: that does not repair it.
     gone = node(devices=2)
     store.set_nodes([replace(gone, devices=gone.devices[1:])], now_s=4)
     assert cordons(store) == [None]

@@ -1,4 +1,4 @@
-"""Opening, migrating, and saying in one line why the database cannot be used."""
+"""Opening and migrating a database, and the one-line errors of databases that cannot be used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSWORD = "swordfish"
 
 
 def refused(url: str, *, readonly: bool = False) -> str:
-    """Return the one line with which the store says that it cannot be opened."""
+    """Return the one-line error of opening the store."""
     store = Store(url)
     with pytest.raises(StoreUnavailable) as raised:
         store.connect_readonly() if readonly else store.open()
@@ -49,7 +49,7 @@ def test_migrations_make_the_same_tables_as_create_all(url: str) -> None:
 
 
 def _tables(connection: Connection) -> dict[str, set[str]]:
-    """Return what the database says of each table of ours: columns, constraints and indexes, in its own words."""
+    """Return the columns, constraints and indexes of each of our tables, as the database describes them."""
     if connection.dialect.name == "sqlite":
         rows = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")).all()
         found = {name: {part.strip(" \t)") for part in re.split(r"[,\n]", sql)} - {""} for name, sql in rows}
@@ -150,7 +150,7 @@ def test_unknown_user_gives_a_one_line_error() -> None:
 
 @pytest.fixture
 def strict_server() -> Iterator[int]:
-    """The port of a server that refuses every password, as PostgreSQL does (its protocol, version 3.0)."""
+    """The port of a server that refuses every password in PostgreSQL's protocol, version 3.0."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -189,7 +189,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> 
 
 
 def test_unwritable_folder_gives_a_one_line_error(tmp_path: Path) -> None:
-    # Not even root makes files in /proc.
+    # Even root cannot create files in /proc.
     assert (
         refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
     )
@@ -211,7 +211,7 @@ def test_locked_database_gives_a_one_line_error(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="database is locked"):
             store.submit([ask()], now_s=1)
-        # Readers go on.
+        # Readers are not blocked.
         assert store.snapshot(1).sessions == ()
         other.execute("ROLLBACK")
         other.close()
@@ -244,7 +244,7 @@ def test_transaction_cut_off_by_the_server_gives_a_one_line_error(tmp_path: Path
                         left = other.execute(there, {"pid": pid}).scalar_one()
                 connection.execute(there, {"pid": pid})
 
-        # The server's last words are lost where its reset of the connection comes before they are read.
+        # The server's last message is lost if the reset of the connection arrives before it is read.
         with pytest.raises(
             StoreUnavailable, match=r"idle-in-transaction timeout|server closed the connection"
         ) as e:

@@ -1,4 +1,4 @@
-"""Private images in the store: wishes, names, quotas, sharing, and who stands in the way of an end."""
+"""Private images in the store: requests, names, quotas, sharing, and refusals while they are in use."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_rename_changes_the_name_and_the_worker_changes_the_reference(
     assert (found.name, found.reference) == ("alice/vision:1", first.reference)
     assert images.wanted_reference(found).endswith("/alice/vision:1")
     with pytest.raises(ImageNameTaken):
-        # Engines know the other by it still.
+        # The engines still have the other image under this reference.
         requested(images, tag="1")
     images.tagged(found.id, images.wanted_reference(found), now_s=9)
     assert images.get(found.id).reference.endswith("/alice/vision:1")
@@ -187,7 +187,7 @@ def test_image_can_be_renamed_back_before_the_engines_retag_it(images: PrivateIm
         requested(images, tag="1")
     vision = images.wanted_reference(images.get(first.id))
     assert images.rename(first.id, name="torch", tag="1", now_s=9) == first
-    # What a worker did for the name in between is not what it is called.
+    # The worker reports a reference for the name that the image had in between: it is ignored.
     images.tagged(first.id, vision, now_s=9)
     assert images.get(first.id) == first
     images.rename(first.id, name="vision", tag="v2", now_s=9)
@@ -264,7 +264,7 @@ def test_answer_is_stored_per_user_and_image_id_across_renames(store: Store, ima
     assert renamed.accepted_by == ("bob",)
     images.answer("sha256:0", user="bob", accepted=False, now_s=11)
     assert images.by_name(renamed.name).declined_by == ("bob", "carol")
-    # What has its name later is another image, and what is gone has no answers.
+    # A later image of the same name is another image, and answers to deleted images are deleted.
     images.delete(found.id, now_s=12)
     images.removed(found.id, now_s=13)
     again = make(images, requested(images, name="vision"), digest="sha256:1")
@@ -295,7 +295,7 @@ def test_images_saved_from_an_image_inherit_its_trust(store: Store, images: Priv
 
 
 def test_session_of_a_renamed_image_cannot_be_saved(store: Store, images: PrivateImages) -> None:
-    # A Hub that has not read of the renaming yet has started it by the name of before.
+    # A Hub that has not read the new name yet has started a session by the old one.
     rooted = make(images, requested(images), server_kept=False)
     images.rename(rooted.id, name="hidden", tag=None, now_s=9)
     run(store, replace(ask("alice", "of-it"), image=rooted.name), now_s=9)

@@ -1,4 +1,4 @@
-"""Several threads and processes on one database, and processes that are killed."""
+"""Several threads and processes on one database, some of them killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def started(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_exactly_one_of_two_processes_gets_a_server(url: str) -> None:
-    # Neither finds a database: they race for its creation and migration as well.
+    # The database does not exist yet: they also race to create and migrate it.
     rivals = [started("store_rival.py", url, str(SERVERS)) for _ in range(2)]
     for rival in rivals:
         assert rival.stdin is not None
@@ -70,7 +70,7 @@ def test_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial_one(url
             said = [writer.stdout.readline() for _ in range(20 + 7 * life)]
             writer.kill()
             said += writer.stdout.readlines()
-        # The last line may have been cut off in the pipe.
+        # The kill may have cut off the last line in the pipe.
         for session_id, state in (line.split() for line in said if line.endswith("\n")):
             acknowledged.append((int(session_id), S(state)))
         with opened(url) as store:
@@ -92,7 +92,7 @@ def test_threads_share_a_store(store: Store) -> None:
     def submit(name: str) -> None:
         for number in range(10):
             store.submit([ask(name, f"server{number}")], now_s=number)
-            # Each submission adds one session and one version, so every instant has as many.
+            # Each submission adds one session and one version, so both numbers are equal in every snapshot.
             snapshot = store.snapshot(number)
             assert len(snapshot.sessions) == snapshot.version - base
 
@@ -134,7 +134,7 @@ def test_snapshot_queries_do_not_grow_with_sessions_and_a_cached_one_takes_one_q
         hub.set_nodes([node(devices=8)], now_s=0)
         hub.submit([ask(f"user{number}") for number in range(30)], now_s=0)
         assert len(schedule(hub)) == 16
-        # The second look at the sessions counts what was asked for lately, the last one how long they ran.
+        # The second read of the sessions counts requested amounts, the last one reads the lengths of runs.
         tables = ["meta", "sessions", "shares", "sessions", "nodes", "devices", "usage", "quotas", "sessions"]
         assert read_by(service) == tables
         assert read_by(service) == read_by(hub) == ["meta"]
@@ -147,7 +147,7 @@ def test_snapshot_queries_do_not_grow_with_sessions_and_a_cached_one_takes_one_q
 
 
 def read_by(store: Store) -> list[str]:
-    """Return which tables are read for a snapshot."""
+    """Return the tables that a snapshot reads."""
     reader = store._database._reader
     assert reader is not None
     statements: list[str] = []

@@ -221,7 +221,7 @@ def test_run_lengths_count_only_sessions_that_ran(store: Store) -> None:
     asked = ask()
     found = store.experience("lab").lengths.rest(asked.user, asked.image, 0)
     assert found == Rest(Source.USER_IMAGE, 0, lengths)
-    # A group in which nothing has run yet goes by all others.
+    # A group without runs uses the runs of all groups.
     found = store.experience("other").lengths.rest(asked.user, asked.image, 0)
     assert found == Rest(Source.ALL, 0, lengths)
 

@@ -1,4 +1,4 @@
-"""Quotas, and what ended sessions have used."""
+"""Quotas, and the usage of ended sessions."""
 
 from __future__ import annotations
 

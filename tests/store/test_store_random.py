@@ -1,4 +1,4 @@
-"""Random histories against a model that is just a dict."""
+"""Random histories of a store, compared with a model: a dict."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Model = dict[int, Session]
 
 
 class World:
-    """A store, and what it should hold: sessions as the methods returned them."""
+    """A store and its expected contents: the sessions that its methods returned."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -79,7 +79,7 @@ class World:
             self.store.commit(replace(decided, version=decided.version - 1), now_s=self.now_s)
 
     def force(self, session_id: int, number: int) -> None:
-        """Commit a placement that nobody planned: it is either refused or fits."""
+        """Commit a random placement: it is refused or it fits."""
         session = self.model.get(session_id)
         amount = session.request.fgpu_milli if session else 500
         where = Placement("n1", (Share.of(device(number), amount),))
@@ -118,7 +118,7 @@ class World:
         self.reclaimed(session_id, End(session_id, cause or EndCause.IDLE, "why", requeue))
 
     def reclaimed(self, session_id: int, decision: Reclaim) -> None:
-        """Commit what nobody decided: it is refused of what does not run, and an end without its warning."""
+        """Commit a random reclaim decision: it is refused unless the session runs, as is an end without a warning."""
         session = self.model.get(session_id)
         runs = session is not None and session.state is S.RUNNING
         if runs and isinstance(decision, End):
@@ -142,7 +142,7 @@ class World:
 
     def quota(self, sessions: int, _: int) -> None:
         self.store.set_quotas([Quota(QuotaScope.USER, "*", max_sessions=sessions)], now_s=self.now_s)
-        # What waits may be planned over it, and is then refused: the planner's part is tested elsewhere.
+        # No quota now: a handmade plan would exceed it and be refused. The planner's quotas are tested elsewhere.
         self.store.set_quotas([], now_s=self.now_s)
 
     def nodes(self, devices: int, _: int) -> None:
@@ -160,7 +160,7 @@ class World:
         assert self.store.ended(user=None, limit=1000) == tuple(newest)
         assert_nothing_is_oversold(self.store)
         with self.store._database.reading() as connection:
-            # What is kept in memory is what another process would read.
+            # The cached contents must equal what another process reads.
             read = Contents.read(connection, snapshot.version)
         assert read.snapshot(self.now_s, read.usage(self.now_s, half_life_s)) == snapshot
 
@@ -187,7 +187,7 @@ def live_through(kind: str, folder: Path, steps: list[tuple[str, int, object]]) 
             before = store.version(), store.last_event_id()
             getattr(world, name)(first, second)
             after = store.version(), store.last_event_id()
-            # A change has a version and an event, and what has neither is no change.
+            # Every change makes a version and an event, and without a change there is neither.
             assert (after[0] > before[0]) == (after[1] > before[1]) or name == "idle"
             world.check()
         assert_the_log_tells_every_state(store)

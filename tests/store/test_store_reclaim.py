@@ -1,4 +1,4 @@
-"""Warning, keeping, sparing and ending a session, and queueing it again."""
+"""Warnings, their withdrawal, ends by the rules, and queueing again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running sessions with another amount than they began with, in the store; and the wishes for that."""
+"""Resized sessions and resize requests in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended long ago is forgotten in small steps, and nothing that is still needed with it."""
+"""Old sessions and events are deleted in small batches, except those that are still needed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NOW_S = 10 * YEAR_S
 
 
 class At:
-    """A clock that stands still."""
+    """A clock that does not move."""
 
     def now_s(self) -> int:
         return NOW_S
 
 
 def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: int = 1000) -> list[int]:
-    """Put so many ended sessions into the tables, each with a share, a receipt and an event; return their ids."""
+    """Insert ended sessions, each with a share, a receipt and an event, and return their ids."""
     first = (_one(store, func.max(sessions.c.id)) or 0) + 1
     ids = list(range(first, first + count))
     asked: dict[str, Any] = {
@@ -107,9 +107,9 @@ def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: S
     while some := retention.forget_events(NOW_S - YEAR_S):
         assert some <= BATCH
         gone += some
-    # What was submitted and forgotten here made events of its own, newer than all of those.
+    # Submitting and deleting made newer events.
     assert 10_000 - KEPT_EVENTS < gone <= 10_000
-    # And that of the node, which is young.
+    # One more: the young event of the node.
     assert len(store.events(limit=10**6)) == KEPT_EVENTS + 1
 
 
@@ -124,7 +124,7 @@ def test_young_live_and_referenced_sessions_are_kept(store: Store) -> None:
         write.connection.execute(sessions.update().where(own).values(replaces=parent, place_of=origin))
         write.event("test")
     ended_long_ago(store, TYPICAL_RUNS + 30)
-    # The young one is a typical run, too.
+    # The young session counts as a typical run, so one more old session is deleted.
     assert forget_all(store)[0] == 30 + 1
     for kept in (young.id, lives.id, parent, origin):
         assert store.session(kept) is not None
@@ -162,7 +162,7 @@ def test_usage_survives_deletion_and_ids_are_not_reused(store: Store) -> None:
 def test_newest_session_is_never_deleted(store: Store) -> None:
     ids = ended_long_ago(store, 3)
     with store.writing_beside() as connection:
-        # They never ran, so that nothing else keeps them.
+        # Without a start they are no typical runs, which would be kept.
         connection.execute(sessions.update().values(started_at_s=None))
     assert forget_all(store)[0] == 2
     assert [store.session(i) is not None for i in ids] == [False, False, True]
@@ -196,7 +196,7 @@ def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> 
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
     class Wrong:
-        """Years ahead, until it is set."""
+        """A clock that is years ahead until it is corrected."""
 
         ahead_s = 10 * 365 * DAY_S
 
@@ -204,7 +204,7 @@ def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> 
             return 2000 + self.ahead_s
 
     class Waiting(Background):
-        """Does a step once; the clock is set while it waits for that."""
+        """Runs the step once and corrects the clock during its first wait."""
 
         def every(
             self,
@@ -236,7 +236,7 @@ def test_zero_days_keep_everything(store: Store) -> None:
     assert counts(store)[0] == len(ids)
 
 
-# --- Pages of the history, and what was measured ---
+# --- Pages of the history, and measurements ---
 
 
 def pages(history: History, user: str | None, limit: int) -> Iterable[list[int]]:

@@ -1,4 +1,4 @@
-"""Every field of a session comes back as it was, and the database refuses a share of nothing."""
+"""Every field of a session is read back unchanged, and the database refuses empty shares."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ FULL_SESSION = Session(
 
 
 def test_every_field_of_a_session_is_read_back(store: Store) -> None:
-    # Each differs from its default, so that a new field is not forgotten here.
+    # Each value must differ from its default, so that this test fails for a new field that it does not set.
     for value in (FULL_SESSION, FULL_REQUEST):
         assert [f.name for f in fields(value) if getattr(value, f.name) == f.default] == []
     with store._database.writing() as connection:

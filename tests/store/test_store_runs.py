@@ -1,4 +1,4 @@
-"""How long the newest sessions ran, as every snapshot has it."""
+"""The lengths of the newest runs in every snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ended_run_is_in_the_next_snapshot(any_store: SessionStore) -> None:
 
 
 def test_another_process_reads_the_same_runs_in_the_same_order(url: str) -> None:
-    """Also where the clock was set back between two ends."""
+    """This holds also if the clock was set back between two ends."""
     with opened(url) as store, opened(url) as other:
         store.set_nodes([node()], now_s=0)
         for user, to_s in (("a", 900), ("b", 500), ("c", 900)):

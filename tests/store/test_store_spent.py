@@ -1,4 +1,4 @@
-"""What sessions held in a span of time is read with what they were, on both databases."""
+"""Reading which shares sessions held in a period, on both databases."""
 
 from __future__ import annotations
 
