@@ -148,7 +148,7 @@ class Lab:
         self.isolation.open(own_root=made.capabilities.own_root, installation=self.id)
         self.placed = nodes
         self.background = self.background or Background(log)
-        queue: Any = Quiet()
+        queue: Any = EmptyQueue()
         made.open(
             HubSide(
                 isolation=self.isolation,
@@ -249,7 +249,7 @@ class Lab:
             engine.close()
 
 
-class Quiet:
+class EmptyQueue:
     """An empty queue."""
 
     def nudge(self) -> None:
@@ -531,7 +531,7 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
 
-def as_told(spec: LaunchSpec, room: Room) -> None:
+def run_mode(spec: LaunchSpec, room: Room) -> None:
     """Behave in a thread as `SERVER` does in a process."""
     mode = spec.arguments[0]
     if mode == "exits":
@@ -546,13 +546,13 @@ class MemoryLab(Lab):
     name = "memory"
 
     def make(self, installation: Installation) -> Engine:
-        return MemoryEngine(installation, serve=as_told)
+        return MemoryEngine(installation, serve=run_mode)
 
     @contextlib.contextmanager
     def foreign(self) -> Iterator[Callable[[], bool]]:
         settings = FGPU(data_dir=str(self.folder), nodes=self.nodes())
         other = MemoryEngine(
-            Installation("somebody", settings, Config(), lambda: Catalogue(())), serve=as_told
+            Installation("somebody", settings, Config(), lambda: Catalogue(())), serve=run_mode
         )
         room = Room(Observed("one", 1, 1, "1-1", alive=True))
         other.world.rooms["1-1"] = room

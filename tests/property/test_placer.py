@@ -69,7 +69,7 @@ def repeated(lab: World, times: int) -> World:
     st.sampled_from(((0, 1), (0, 1), (2, 1), (12, 128))),
     st.randoms(use_true_random=False),
 )
-def decides_as_one_placement_after_the_other(
+def placer_agrees_with_single_placements(
     lab: World, times: int, asked: list[Request], name: str, bounds: tuple[int, int], rng: Random
 ) -> None:
     """Also with the column search over many nodes, which the placer would not use in worlds this small."""
@@ -114,6 +114,6 @@ def test_placer_agrees_with_single_placements_and_column_search(
         return real(self, *of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(placer.Columns, "takes", counted)
-    decides_as_one_placement_after_the_other()
+    placer_agrees_with_single_placements()
     # A lower bound only: hypothesis draws other examples when other modules are loaded.
     assert len(looks) > 100

@@ -55,7 +55,7 @@ class History:
     def commit(self) -> None:
         self.store.commit(plan(self.store.snapshot(self.now_s), self.policy, self.memory), now_s=self.now_s)
 
-    def plan_in_vain(self) -> None:
+    def plan_without_committing(self) -> None:
         """Plan without committing: capacity that the plan used stays free."""
         plan(self.store.snapshot(self.now_s), self.policy, self.memory)
 
@@ -96,7 +96,7 @@ class History:
     def step(self) -> bool:
         """Cause a random event and compare the plans; return False if the event was impossible."""
         often = (self.submit, self.commit, self.commit, self.move, self.end, self.end, self.time)
-        seldom = (self.plan_in_vain, self.give_back, self.hold, self.node, self.quota, self.forget)
+        seldom = (self.plan_without_committing, self.give_back, self.hold, self.node, self.quota, self.forget)
         step = self.rng.choice(seldom if self.rng.randrange(8) == 0 else often)
         try:
             step()

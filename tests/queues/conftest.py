@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_queue import MemoryQueue
-from queue_lab import MOST_WAITING, Clock, Lab, Standing
+from queue_lab import MOST_WAITING, Clock, FakeEngine, Lab
 from store_worlds import database, opened
 
 from fgpu_scheduler.core.admission import Caps
@@ -19,7 +19,7 @@ from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def make_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Standing], Queue]]:
+def make_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[FakeEngine], Queue]]:
     """A function that makes a queue with the state that the last one left."""
     with ExitStack() as stack:
         if request.param == "memory":
@@ -40,7 +40,7 @@ def make_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
 
 
 @pytest.fixture
-async def lab(make_queue: Callable[[Standing], Queue]) -> AsyncIterator[Lab]:
+async def lab(make_queue: Callable[[FakeEngine], Queue]) -> AsyncIterator[Lab]:
     """A started queue."""
     lab = Lab(make_queue)
     await lab.start()

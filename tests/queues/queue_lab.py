@@ -21,7 +21,7 @@ class Clock:
         return NOW_S
 
 
-class Standing:
+class FakeEngine:
     """An engine with containers that stay until the test or the queue removes them."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Standing:
 class Lab:
     """A queue and a Hub's actions on it. ``make`` makes another process's queue with the state that the last one left."""
 
-    def __init__(self, make: Callable[[Standing], Queue]) -> None:
+    def __init__(self, make: Callable[[FakeEngine], Queue]) -> None:
         self._make = make
-        self.engine = Standing()
+        self.engine = FakeEngine()
         self.queue = make(self.engine)
 
     async def start(self) -> None:

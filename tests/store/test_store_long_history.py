@@ -57,7 +57,7 @@ def steps(store: Store, read: Callable[[Connection], object]) -> int:
     return taken
 
 
-def let_others_run(store: Store, count: int) -> None:
+def fill_with_other_runs(store: Store, count: int) -> None:
     """Fill the history with measured runs of another user in another resource group."""
     first = 1 + max((s.id for s in store.ended(user=None, limit=1)), default=0)
     asked = ask("mallory", group="busy")
@@ -109,7 +109,7 @@ def test_run_lengths_of_a_small_group_are_read_without_scanning_other_groups(fil
         return read_experience(connection, "lab")
 
     before = steps(filed, read)
-    let_others_run(filed, MANY)
+    fill_with_other_runs(filed, MANY)
     assert steps(filed, read) <= 2 * before
     found = filed.experience("lab").lengths.rest("nobody", "none", 0)
     assert found is not None
@@ -125,7 +125,7 @@ def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: 
         return _MEASURED_OF.read(connection, user="alice", limit=5)
 
     before = steps(filed, read)
-    let_others_run(filed, MANY)
+    fill_with_other_runs(filed, MANY)
     assert steps(filed, read) <= 2 * before
     found = History(filed).measured_runs("alice", limit=5)
     assert [past.session.id for past in found] == [measured.id]

@@ -195,7 +195,7 @@ def test_events_of_live_sessions_and_newest_events_are_kept(store: Store) -> Non
 def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
-    class Wrong:
+    class WrongClock:
         """A clock that is years ahead until it is corrected."""
 
         ahead_s = 10 * 365 * DAY_S
@@ -218,7 +218,7 @@ def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> 
             clock.ahead_s = 0
             done.append(asyncio.run(step()))
 
-    clock, done = Wrong(), []
+    clock, done = WrongClock(), []
     begin_retention(Waiting(logging.getLogger("fgpu")), Retention(store), clock, days=1)
     assert done == [(0, 0)]
     assert counts(store)[0] == len(ids)

@@ -3,7 +3,7 @@
 ``python -m simulator --seed 7 --events 300`` runs one simulation again.
 """
 
-from simulator.checks import Checks, Standing, Violation
+from simulator.checks import Checks, Container, Violation
 from simulator.lab import Faults
 from simulator.memory import MemoryStore
 from simulator.simulator import Report, Simulation, simulate, simulate_in_file
@@ -16,7 +16,7 @@ __all__ = [
     "MemoryStore",
     "Report",
     "Simulation",
-    "Standing",
+    "Container",
     "Violation",
     "World",
     "decided",

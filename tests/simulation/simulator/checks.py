@@ -13,7 +13,7 @@ from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import AllRules
-from simulator.met import Met
+from simulator.met import Coverage
 from simulator.order_checks import Promises, overtaken
 from simulator.quota_checks import falsely_stopped, over_quota
 from simulator.reclaim_checks import Warned
@@ -26,7 +26,7 @@ class Violation(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Container:
     """A container as it truly is, seen or not.
 
     ``orphan``: the Hub that had asked for it died before it came up. Such a one cannot be waited for;
@@ -55,9 +55,9 @@ class Checks:
         self._steady_s = steady_s
         self.warned = Warned(rules or AllRules())
         self.promises = Promises()
-        self.met = Met(snapshot, policy)
+        self.met = Coverage(snapshot, policy)
         self._states: dict[int, SessionState] = {s.id: s.state for s in snapshot.sessions}
-        self._containers: dict[str, Standing] = {}
+        self._containers: dict[str, Container] = {}
         self.looks = 0
 
     def submitted(self, sessions: Iterable[Session]) -> None:
@@ -70,7 +70,7 @@ class Checks:
     def look(
         self,
         now: Snapshot,
-        containers: Sequence[Standing],
+        containers: Sequence[Container],
         find: Find,
         *,
         steady_s: int = 0,
@@ -119,7 +119,7 @@ class Checks:
         if complaints:
             raise Violation("; ".join(complaints))
 
-    def ended(self, containers: Sequence[Standing]) -> None:
+    def ended(self, containers: Sequence[Container]) -> None:
         """Check that everything has come to its end and nothing is held.
 
         Raises:
@@ -284,7 +284,7 @@ def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -
 
 
 def freed_too_early(
-    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Standing]
+    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
     """No share is freed while a container of the session is alive, whether its node answers or not."""
     alive = {c.session_id: c.handle for c in containers if c.alive and not c.orphan}
@@ -296,7 +296,7 @@ def freed_too_early(
 
 
 def ended_alive(
-    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Standing]
+    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
     """Nobody is told that a session has exited while its process is alive."""
     alive = {(c.session_id, c.attempt): c.handle for c in containers if c.alive}
@@ -319,7 +319,7 @@ def wrongly_late(before: dict[int, Session], after: dict[int, Session]) -> Itera
 
 
 def unowned(
-    known: dict[str, Standing], sessions: dict[int, Session], containers: Sequence[Standing]
+    known: dict[str, Container], sessions: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
     """No container comes up for a session that holds no share, or beside another one of its session."""
     for container in containers:
@@ -338,7 +338,7 @@ def unowned(
 
 
 def removed_in_use(
-    known: dict[str, Standing], sessions: dict[int, Session], containers: Sequence[Standing]
+    known: dict[str, Container], sessions: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
     """No container is removed that its session uses, or is about to."""
     standing = {c.handle: None for c in containers}

@@ -20,7 +20,7 @@ from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import filled_from_store
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from simulator.checks import Standing, Violation
+from simulator.checks import Container, Violation
 from simulator.lab import Lab, node_of
 from simulator.virtual import VirtualLoop
 
@@ -202,7 +202,7 @@ class Hub(Lab):
         handle = f"c{session.id}-{session.attempt}"
         orphan = hub != self._hub
         self._orphans += orphan
-        self._containers[handle] = Standing(
+        self._containers[handle] = Container(
             handle, node_of(session), session.id, session.attempt, True, orphan
         )
         self._say(f"{handle} is up{' as an orphan' if orphan else ''}")

@@ -23,10 +23,10 @@ from fgpu_scheduler.core.planner import Plan, Policy
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.errors import StaleVersion
 from simulator import drawn
-from simulator.checks import Checks, Standing, Violation
+from simulator.checks import Checks, Container, Violation
 from simulator.order_checks import less_liked, refused_again
 from simulator.virtual import VirtualLoop
-from simulator.watched import Watched
+from simulator.watched import WatchedStore
 
 EPOCH_S = 1_800_000_000
 
@@ -91,7 +91,7 @@ class Lab:
         self._due: list[_Due] = []
         self._numbers = 0
         self._broken: Exception | None = None
-        self._containers: dict[str, Standing] = {}
+        self._containers: dict[str, Container] = {}
         self._causes: dict[str, EndCause] = {}
         self._images: dict[tuple[str, str], None] = {}
         self._idle: dict[int, int] = {}
@@ -124,8 +124,8 @@ class Lab:
         first = replace(self._snapshot(), nodes=found)
         self._checks = Checks(first, self._policy, self._rules, steady_s=self._time_s)
 
-    def _watched(self) -> Watched:
-        return Watched(
+    def _watched(self) -> WatchedStore:
+        return WatchedStore(
             self._url,
             self,
             half_life_s=lambda group: self._policy.of(group).half_life_s,
@@ -202,7 +202,7 @@ class Lab:
         with self._beside.faultless():
             return self._beside.snapshot(self.now_s())
 
-    def _look(self, store: Watched | None = None, *, planned: bool = False) -> None:
+    def _look(self, store: WatchedStore | None = None, *, planned: bool = False) -> None:
         store = store or self._beside
         with store.faultless():
             self._checks.look(
@@ -213,7 +213,7 @@ class Lab:
                 planned=planned,
             )
 
-    def wrote(self, store: Watched, submitted: Sequence[Session], *, planned: bool) -> None:
+    def wrote(self, store: WatchedStore, submitted: Sequence[Session], *, planned: bool) -> None:
         """Look at the store, to which something was written."""
         try:
             self._checks.submitted(submitted)
@@ -251,7 +251,7 @@ class Lab:
             self._broken = self._broken or Violation("; ".join(complaints))
             raise self._broken
 
-    def _standing(self) -> tuple[Standing, ...]:
+    def _standing(self) -> tuple[Container, ...]:
         return tuple(self._containers.values())
 
     def _get(self, session_id: int) -> Session:

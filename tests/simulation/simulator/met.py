@@ -13,7 +13,7 @@ from fgpu_scheduler.core.scores import PLACEMENTS
 S = SessionState
 
 
-class Met:
+class Coverage:
     """Counts, by name: wait reasons, causes of ends, warnings, kinds of requests, policies, and what quotas limit."""
 
     def __init__(self, first: Snapshot, policy: Policy) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fgpu_scheduler.core.model import EndCause, NodeState, SessionState
 from simulator import drawn
-from simulator.checks import Standing
+from simulator.checks import Container
 from simulator.users import Users
 
 S = SessionState
@@ -20,7 +20,7 @@ class Outages(Users):
         if alive:
             self._dies(self._rng.choice(alive), self._rng.choice((EndCause.EXITED, EndCause.OOM)))
 
-    def _dies(self, container: Standing, cause: EndCause) -> None:
+    def _dies(self, container: Container, cause: EndCause) -> None:
         self._containers[container.handle] = replace(container, alive=False)
         self._causes[container.handle] = cause
         self._say(f"{container.handle} dies: {cause}")

@@ -18,10 +18,10 @@ from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.store.transaction import Newest, SqlWrite
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """Who judges what is written."""
 
-    def wrote(self, store: Watched, submitted: Sequence[Session], *, planned: bool) -> None:
+    def wrote(self, store: WatchedStore, submitted: Sequence[Session], *, planned: bool) -> None:
         """Look at the store, to which something was written, or may have been."""
         ...
 
@@ -41,15 +41,15 @@ class Onlooker(Protocol):
 Fault = Callable[[], bool]
 
 
-class Watched(Store):
+class WatchedStore(Store):
     """A store on SQLite. ``away`` says whether the database answers nothing now, ``loses`` whether it loses an answer."""
 
     def __init__(
-        self, url: str, onlooker: Onlooker, *, half_life_s: HalfLife, away: Fault, loses: Fault
+        self, url: str, observer: Observer, *, half_life_s: HalfLife, away: Fault, loses: Fault
     ) -> None:
         super().__init__(url, half_life_s=half_life_s)
         self._faulty = self._database = _Faulty(url, away, loses)
-        self._onlooker = onlooker
+        self._observer = observer
         self._submits = self._plans = False
 
     def forget(self) -> None:
@@ -78,7 +78,7 @@ class Watched(Store):
                 changed = writes[0].changed.values() if self._submits else ()
                 new = [s for s in changed if s.id not in writes[0].world.sessions]
                 with self.faultless():
-                    self._onlooker.wrote(self, new, planned=self._plans)
+                    self._observer.wrote(self, new, planned=self._plans)
 
     def submit(
         self,
@@ -105,16 +105,16 @@ class Watched(Store):
         with self.faultless():
             found = self.version()
             if found == plan.version:
-                self._onlooker.decided(self.snapshot(now_s), plan)
+                self._observer.decided(self.snapshot(now_s), plan)
         self._plans = True
         try:
             placed = super().commit(plan, now_s=now_s)
         except StaleVersion as e:
-            self._onlooker.refused(e, plan.version, found)
+            self._observer.refused(e, plan.version, found)
             raise
         finally:
             self._plans = False
-        self._onlooker.committed(plan.version, found)
+        self._observer.committed(plan.version, found)
         return placed
 
     def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
@@ -123,9 +123,9 @@ class Watched(Store):
         try:
             changed = super().reclaim(decisions, version, now_s=now_s)
         except StaleVersion as e:
-            self._onlooker.refused(e, version, found)
+            self._observer.refused(e, version, found)
             raise
-        self._onlooker.committed(version, found)
+        self._observer.committed(version, found)
         return changed
 
 
