@@ -1,4 +1,4 @@
-"""Seeded histories of a simulated lab: the real scheduler and store, killed anywhere, every check after every write."""
+"""Seeded histories of a simulated lab: the real scheduler and store, killed at any await, checked after every write."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ SLOW_FILE_SEEDS = range(2000, 2020)
 
 
 def shown(seeds: range, reports: list[Report]) -> None:
-    # Shown by pytest when something fails, and with -s or -rP.
+    # pytest shows this after a failure, and with -s or -rP.
     print(f"seeds {seeds.start}..{seeds.stop - 1}, {sum(r.looks for r in reports)} looks")
 
 
@@ -54,7 +54,7 @@ STARTED = [
 def test_every_check_holds_after_every_write():
     reports = [simulate(seed, EVENTS) for seed in SEEDS]
     shown(SEEDS, reports)
-    # The histories must be rich enough to mean something.
+    # The histories must contain enough events to prove something.
     assert sum(r.ran for r in reports) > 10 * len(reports)
     assert sum(r.restarts for r in reports) > len(reports)
     assert sum(r.promises_kept for r in reports) > len(reports) / 2
@@ -66,7 +66,7 @@ def test_every_check_holds_where_others_write_the_same_file():
 
 
 def test_all_sessions_run_after_a_cluster_stops_refusing_placements():
-    """The simulator ends nobody who could still run: each session runs, is ended by its user, or could never fit."""
+    """The simulator ends no session that could run: each one runs, is ended by its user, or could never fit."""
     often = Faults(not_bound=70)
     reports = [simulate(seed, EVENTS, faults=often) for seed in range(7000, 7002)]
     refused = sum(number for r in reports for what, number in r.met if what == "waits CLUSTER")
@@ -162,7 +162,7 @@ def test_seed_run_resumes_and_starts_over_when_the_source_changes(tmp_path):
     many_seeds("--seeds", "3", "4", "--record", str(record))
     lines = record.read_text().splitlines()
     assert [line.split()[1:] for line in lines] == [["memory", "5", seed, "passed"] for seed in ("3", "4")]
-    # One that this source has passed, one of another, one that broke, and one that was cut off.
+    # A seed that this source passed, one of another source, one that failed, and a line that was cut off.
     about = lines[0].rsplit(" ", 2)[0]
     record.write_text(f"{lines[0]}\n000000000000 memory 5 4 passed\n{about} 5 broken\n{about} 6 pass")
     said = many_seeds("--seeds", "3", "6", "--record", str(record))

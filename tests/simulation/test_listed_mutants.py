@@ -1,4 +1,4 @@
-"""`mutants.toml`: defects that were once put in by hand. Each is put into a copy, and a test has to notice."""
+"""`mutants.toml` lists defects. Each is put into a copy of the source, and a test must fail."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def noticed(mutant: dict[str, object], folder: Path) -> bool:
         text=True,
         timeout=600,
     )
-    # 0: all passed; 1: some failed. Anything else says nothing of the mutant.
+    # 0: all passed; 1: some failed. Any other code is no result for the mutant.
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode == 1
 

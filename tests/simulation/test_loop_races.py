@@ -1,4 +1,4 @@
-"""Races of the loop, each in its smallest world: on a virtual event loop they happen every time."""
+"""Races of the scheduler's loop in minimal worlds; on a virtual event loop they happen in every run."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ NODES = world().nodes
 
 
 class Loop(VirtualLoop):
-    """One whose threads take 10 ms."""
+    """A loop on which calls in threads take 10 ms."""
 
     def __init__(self) -> None:
         super().__init__(0.0, lambda: 0.01)
@@ -42,7 +42,7 @@ class Loop(VirtualLoop):
 
 
 class Engine:
-    """It sees nothing, in two seconds, and its clock stands."""
+    """An engine that observes nothing and takes two seconds for it, with a fixed clock."""
 
     def now_s(self) -> int:
         return NOW_S
@@ -79,7 +79,7 @@ def test_cancelled_call_during_a_database_outage_leaves_no_unhandled_error():
     leaves.cancel()
     loop.run_for(10)
     assert leaves.cancelled()
-    # Python complains when the answer is forgotten, and the loop forgets who is done when somebody comes.
+    # asyncio reports an unread exception when its future is deleted.
     del leaves
     loop.run(asyncio.sleep(0))
     gc.collect()
@@ -107,7 +107,7 @@ def test_launch_in_progress_during_observation_is_not_reconciled():
 
 
 class PlacesMeanwhile(Store):
-    """Another places those who wait just when somebody has looked."""
+    """A store in which another writer places the pending sessions right after a snapshot was read."""
 
     places = False
 

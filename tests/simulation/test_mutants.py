@@ -1,4 +1,4 @@
-"""Checks that never fire prove nothing: each rule is broken on purpose here, and a check must notice."""
+"""Tests of the checks: each test breaks a rule of the product, and a check must fail."""
 
 import contextlib
 from dataclasses import replace
@@ -39,7 +39,7 @@ def policy(name, **options):
 
 
 def fires(*complaints: str, how=simulate, **options) -> bool:
-    """Return whether in some history a check complains with one of these words. Another may have come first there."""
+    """Return whether in some history a check fails with one of these words; another check may fail first there."""
     for seed in SEEDS:
         try:
             how(seed, EVENTS, **options)
@@ -80,7 +80,7 @@ def test_a_fit_check_that_ignores_share_modes_is_noticed(monkeypatch):
 
 
 def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
-    """Shares of an earlier unit, or of a larger device, are worth more memory and compute than their fGPU says today."""
+    """After a change of capacity, shares have more memory and compute than their fGPU is worth now."""
 
     def forgetful(free, share):
         return free.fgpu_milli >= share.fgpu_milli and free.shares >= 1 and free.mode in (None, share.mode)
@@ -116,7 +116,7 @@ def test_a_queue_in_the_wrong_order_is_noticed(monkeypatch):
 
 
 def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
-    """It was so once: a clock set back let newcomers overtake everybody."""
+    """A clock set back must not let later requests overtake earlier ones."""
     monkeypatch.setattr(
         orders, "by_place", lambda waiting: sorted(waiting, key=lambda s: (s.submitted_at_s, s.id))
     )
@@ -170,7 +170,7 @@ def test_an_unchecked_pending_quota_is_noticed(monkeypatch):
     assert fires(" wait, and ")
 
 
-# --- Taking back ---
+# --- Reclaiming ---
 
 
 def test_an_end_without_a_warning_is_noticed(monkeypatch):
@@ -194,7 +194,7 @@ def test_an_end_without_a_warning_is_noticed(monkeypatch):
 
 
 def test_a_grace_period_shortened_by_a_clock_jump_is_noticed(monkeypatch):
-    """The instant of a warning is not enough: the clock may pass it without the time having passed."""
+    """The announced time of an end is not enough: the clock may jump past it before the grace period is over."""
     monkeypatch.setattr(
         reclaim.Warnings, "stood_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
     )
@@ -254,7 +254,7 @@ def test_finding_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
         return (*rest, *ghosts)
 
     monkeypatch.setattr(healing, "reconcile", wrong)
-    # Each is judged once more before it is removed: either would be enough.
+    # The second check before a removal has to be broken too: either check is enough.
     monkeypatch.setattr(healing, "ghostly", lambda thing, session: "it was seen")
     assert fires("was removed while its session")
 
@@ -285,7 +285,7 @@ def test_freeing_before_the_container_is_gone_is_noticed(monkeypatch):
 
 
 def test_freeing_while_a_launch_is_under_way_is_noticed(monkeypatch):
-    """The engine is asked, the user leaves, nothing is seen yet: the container still comes."""
+    """The engine was asked for a container and the user left; the container is not observed yet but still appears."""
     for mark in ("launching", "ending"):
         monkeypatch.setattr(Scheduler, mark, lambda self, session_id: contextlib.nullcontext())
     assert fires("came up without a share", "was freed while")
@@ -312,14 +312,14 @@ def test_a_planner_that_places_held_sessions_is_refused_by_the_store(monkeypatch
         unheld = snapshot.with_sessions(replace(s, held=False) for s in snapshot.sessions)
         return real(unheld, policy, memory)
 
-    # The checks compare with the planner's own.
+    # Break only the scheduler's planner: the checks compare with the original.
     monkeypatch.setattr(scheduler, "plan", careless)
     monkeypatch.setattr(planner, "plan", careless)
     assert fires("of this very version was refused")
 
 
 def test_an_illegal_change_is_noticed(monkeypatch):
-    """A store that lets a running session be cancelled, its container alive."""
+    """A store that cancels a running session while its container is alive."""
     legal = {**lifecycle.LEGAL, SessionState.RUNNING: (SessionState.TERMINATING, SessionState.CANCELLED)}
     monkeypatch.setattr(lifecycle, "LEGAL", legal)
     real = Store.move
@@ -352,5 +352,5 @@ def test_a_lost_session_is_noticed(monkeypatch):
 def test_two_sessions_of_one_server_are_noticed(monkeypatch):
     monkeypatch.setattr(lifecycle, "SERVING", ())
     assert checks.SERVING
-    # The database has an index against it, too.
+    # A unique index of the database also prevents it.
     assert fires("both serve", "UNIQUE constraint failed: fgpu_sessions")

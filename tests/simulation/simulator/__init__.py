@@ -1,4 +1,4 @@
-"""What tests of the scheduler are made of: worlds, a store in memory, checks, and a seeded simulator.
+"""Tools for tests of the scheduler: worlds, a store in memory, checks, and a seeded simulator.
 
 ``python -m simulator --seed 7 --events 300`` runs one simulation again.
 """

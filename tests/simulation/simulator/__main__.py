@@ -1,6 +1,6 @@
-"""Run simulations: one again, ``python -m simulator --seed 7 --events 300``, or many, ``--seeds 0 999``.
+"""Run one simulation, ``python -m simulator --seed 7 --events 300``, or many, ``--seeds 0 999``.
 
-Very many are run in parts: ``--seeds 1 100000 --record FILE --for-s 3600`` goes on where it was stopped.
+``--seeds 1 100000 --record FILE --for-s 3600`` runs a part of very many, and the next call continues there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from simulator.checks import Violation
 from simulator.simulator import Simulation
 
 EVERY = 10
-"""Seeds between two lines on how far it is."""
+"""Seeds between two lines of progress."""
 PASSED, BROKEN = "passed", "broken"
 
 
 def main() -> int:
-    """Run what the arguments say; return 1 if a check fired."""
+    """Run what the arguments say; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one history")
@@ -91,9 +91,9 @@ def _many(
 
 
 class Record:
-    """Which seeds were run, a line each: the source, the store, the events, the seed, and how it went.
+    """A file with a line for each seed that was run: the source, the store, the events, the seed, and the result.
 
-    Several processes may write one file at a time. What another source has passed is run again.
+    Several processes may write one file at the same time. Results of another source do not count.
     """
 
     def __init__(self, path: Path, events: int, *, file: bool) -> None:
@@ -101,7 +101,7 @@ class Record:
         self._about = f"{source()} {'file' if file else 'memory'} {events}"
 
     def passed(self) -> frozenset[int]:
-        """Return the seeds that this source has passed; a line that was cut off counts for nothing."""
+        """Return the seeds that this source has passed, ignoring a line that was cut off."""
         if not self._path.exists():
             return frozenset()
         lines = (line.rsplit(" ", 2) for line in self._path.read_text().splitlines())
@@ -109,7 +109,7 @@ class Record:
         return frozenset(int(seed) for seed, said in own if said == PASSED and seed.isdecimal())
 
     def note(self, seed: int, *, passed: bool) -> None:
-        """Write how a seed went."""
+        """Write a seed's result."""
         with self._path.open("a") as record:
             record.write(f"{self._about} {seed} {PASSED if passed else BROKEN}\n")
 
@@ -118,7 +118,7 @@ class Record:
 
 
 def source() -> str:
-    """Return what names the source of the scheduler and its simulator: the same as long as no line of it changes."""
+    """Return a hash of the source of the scheduler and its simulator."""
     known = hashlib.sha256()
     for root in (Path(fgpu_scheduler.__file__).parent, Path(__file__).parent):
         for path in sorted(root.rglob("*.py")):

@@ -1,7 +1,7 @@
-"""What must hold after every write, judged from outside: by snapshots and by what the engines really run.
+"""Invariants that must hold after every write, checked on snapshots and on the containers that really run.
 
-Each check is a function that yields complaints. None of them uses the code that it checks: sums are made
-here again, and changes are found by comparing two snapshots.
+Each check is a function that yields complaints. None uses the code that it checks: sums are computed here again, and
+changes are found by comparing two snapshots.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ S = SessionState
 
 
 class Violation(AssertionError):
-    """Something happened that must never happen."""
+    """An invariant was violated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as it truly is, seen or not.
+    """A container as it really is, observed or not.
 
-    ``orphan``: the Hub that had asked for it died before it came up. Such a one cannot be waited for;
-    it must go in the end, but it may live on beside the share it had.
+    ``orphan``: the Hub that requested it died before it appeared. No Hub can wait for it, so it may outlive its share
+    for a while, but it must be removed in the end.
     """
 
     handle: str
@@ -45,7 +45,7 @@ Find = Callable[[int], Session | None]
 
 
 class Checks:
-    """Watches a store and the engines. `look` after every write and after every change of a container."""
+    """Checks a store and the engines. Call `look` after every write and every change of a container."""
 
     def __init__(
         self, snapshot: Snapshot, policy: Policy, rules: AllRules | None = None, *, steady_s: int = 0
@@ -61,7 +61,7 @@ class Checks:
         self.looks = 0
 
     def submitted(self, sessions: Iterable[Session]) -> None:
-        """Know of sessions that were accepted; call before the `look` at them."""
+        """Note accepted sessions; call this before the next `look`."""
         for session in sessions:
             if session.id in self._states:
                 raise Violation(f"session {session.id} was submitted twice")
@@ -76,9 +76,9 @@ class Checks:
         steady_s: int = 0,
         planned: bool = False,
     ) -> None:
-        """Compare with the last look.
+        """Check the state and compare it with the last look.
 
-        ``steady_s`` is the time on a clock that nobody sets; ``planned`` tells that a plan was committed in between.
+        ``steady_s`` is a monotonic time; ``planned`` is whether a plan was committed in between.
 
         Raises:
             Violation: with every complaint.
@@ -91,7 +91,7 @@ class Checks:
         for session_id in before:
             if session_id not in after and (gone := find(session_id)) is not None:
                 after[session_id] = gone
-        # Nobody submits what is queued again; `Warned` looks whether it has its ground.
+        # Sessions that are queued again are not submitted; `Warned` checks their reason.
         self._states.update(
             (s.id, s.state) for s in now.sessions if s.replaces is not None and s.id not in self._states
         )
@@ -120,7 +120,7 @@ class Checks:
             raise Violation("; ".join(complaints))
 
     def ended(self, containers: Sequence[Container]) -> None:
-        """Check that everything has come to its end and nothing is held.
+        """Check that every session has ended and nothing is held.
 
         Raises:
             Violation: with what is left.
@@ -133,10 +133,10 @@ class Checks:
 
 
 def over_capacity(last: Snapshot, now: Snapshot) -> Iterator[str]:
-    """Nothing is promised twice: GPU memory, compute, count of shares; fGPU, CPU and memory.
+    """No capacity is given twice: GPU memory, compute, number of shares, fGPU, CPU, memory.
 
-    After a device or node has become smaller, what it holds may be above that, but it must not grow. Compute and the
-    count depend on nothing that changes: they hold always.
+    After a device or node has shrunk, its sessions may exceed its capacity, but must not grow. Limits of compute and of
+    the number of shares never change, so they always hold.
     """
     earlier = _sums(last)
     sums = _sums(now)
@@ -183,7 +183,7 @@ def _sums(snapshot: Snapshot) -> dict[str, int]:
 
 
 def wrongly_held(now: Snapshot) -> Iterator[str]:
-    """A share is held exactly in the holding states, and is worth what was asked."""
+    """A session has shares exactly in the holding states, and they are worth what was requested."""
     for session in now.sessions:
         holds = session.placement is not None
         if session.state not in LIVE:
@@ -210,7 +210,7 @@ def wrongly_held(now: Snapshot) -> Iterator[str]:
 
 
 def mixed_modes(now: Snapshot) -> Iterator[str]:
-    """The shares of one device are of one mode."""
+    """All shares of one device have the same mode."""
     modes: dict[str, ShareMode] = {}
     for session in now.sessions:
         for share in session.placement.shares if session.placement else ():
@@ -219,7 +219,7 @@ def mixed_modes(now: Snapshot) -> Iterator[str]:
 
 
 def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
-    """A new placement is on one ready node of its group, a fraction on one device, else whole devices; none cordoned."""
+    """A new placement is on a ready node of its group: a fraction on one device, or whole devices, none cordoned."""
     nodes = {n.id: n for n in now.nodes}
     for session in now.sessions:
         old = before.get(session.id)
@@ -248,7 +248,7 @@ def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
 
 
 def served_twice(now: Snapshot) -> Iterator[str]:
-    """A server has one current session."""
+    """A server has at most one current session."""
     seen: dict[tuple[str, str], int] = {}
     for session in now.sessions:
         server = session.request.user, session.request.server_name
@@ -259,7 +259,7 @@ def served_twice(now: Snapshot) -> Iterator[str]:
 
 
 def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -> Iterator[str]:
-    """Nobody appears from nowhere, is lost, comes back, or changes in a way that is not in the table."""
+    """No session appears without a submission, is lost, comes back, or makes a transition that is not in the table."""
     live = {s.id: s for s in now.sessions}
     for session in now.sessions:
         if session.id not in known:
@@ -275,7 +275,7 @@ def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -
         elif session_id not in live and current.state not in ENDED:
             yield f"session {session_id} is {current.state} and not in the snapshot"
         elif current.state is not old and current.state not in LEGAL[old]:
-            # A relaunch after a restart begins again, its share held throughout: `new_attempt`.
+            # `new_attempt` after a restart: back to PREPARING with the shares still held.
             relaunched = old in LAUNCHING and current.state is S.PREPARING and current.attempt > 1
             if not relaunched:
                 yield f"session {session_id}: {old} -> {current.state} is not legal"
@@ -286,7 +286,7 @@ def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -
 def freed_too_early(
     before: dict[int, Session], after: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
-    """No share is freed while a container of the session is alive, whether its node answers or not."""
+    """No share is freed while a container of its session is alive, even on a silent node."""
     alive = {c.session_id: c.handle for c in containers if c.alive and not c.orphan}
     for session_id, old in before.items():
         new = after.get(session_id)
@@ -298,7 +298,7 @@ def freed_too_early(
 def ended_alive(
     before: dict[int, Session], after: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
-    """Nobody is told that a session has exited while its process is alive."""
+    """No session is recorded as exited while its process is alive."""
     alive = {(c.session_id, c.attempt): c.handle for c in containers if c.alive}
     for session_id, old in before.items():
         new = after.get(session_id)
@@ -309,7 +309,7 @@ def ended_alive(
 
 
 def wrongly_late(before: dict[int, Session], after: dict[int, Session]) -> Iterator[str]:
-    """Nobody is given up for being late who has been placed, and is not left to be resumed."""
+    """No session times out in the queue after it was placed, unless it waits to be resumed."""
     for session_id, old in before.items():
         new = after.get(session_id)
         if new is None or new.end_cause is not EndCause.QUEUE_TIMEOUT or old.end_cause is not None:
@@ -321,7 +321,7 @@ def wrongly_late(before: dict[int, Session], after: dict[int, Session]) -> Itera
 def unowned(
     known: dict[str, Container], sessions: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
-    """No container comes up for a session that holds no share, or beside another one of its session."""
+    """No container appears for a session without shares, or beside another container of its session."""
     for container in containers:
         if container.handle in known or not container.alive or container.orphan:
             continue
@@ -340,7 +340,7 @@ def unowned(
 def removed_in_use(
     known: dict[str, Container], sessions: dict[int, Session], containers: Sequence[Container]
 ) -> Iterator[str]:
-    """No container is removed that its session uses, or is about to."""
+    """No container is removed while its session uses it or is about to."""
     standing = {c.handle: None for c in containers}
     for handle, container in known.items():
         owner = sessions.get(container.session_id)

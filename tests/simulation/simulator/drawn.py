@@ -1,4 +1,4 @@
-"""What a seed draws: nodes, requests, policies, rules and quotas, such that most things happen often."""
+"""Random nodes, requests, policies, rules and quotas, chosen so that most events happen often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = ("lab", "class")
 MODELS = ("Simulated A", "Simulated B")
 USERS = tuple(f"u{n}" for n in range(8))
 PROMISES: dict[tuple[int | None, int], str] = {(300, 600): "first", (1800, 86400): "none"}
-"""What a policy's times make of its promises: not drawn, so that earlier seeds stay the worlds that they were."""
+"""The kind of promises by a policy's times: not drawn, so that existing seeds keep their histories."""
 HUB_GROUPS = {"u0": ("ml101",), "u1": ("ml101", "staff"), "u2": ("staff",)}
 
 
@@ -47,7 +47,7 @@ def nodes(rng: Random) -> tuple[Node, ...]:
 
 
 def policy(rng: Random) -> Policy:
-    """Return a policy, half of the time with one of its own for the second resource group."""
+    """Return a policy, in half of the cases with another one for the second resource group."""
     default = _group_policy(rng)
     return Policy(default, {GROUPS[1]: _group_policy(rng)} if rng.randrange(2) else {})
 
@@ -68,7 +68,7 @@ def _group_policy(rng: Random) -> GroupPolicy:
 
 
 def rules(rng: Random) -> AllRules:
-    """Return when sessions are taken back, which the two resource groups may differ in."""
+    """Return rules for reclaiming, which may differ between the two resource groups."""
     return AllRules(_rules(rng), {GROUPS[1]: _rules(rng)} if rng.randrange(2) else {})
 
 
@@ -80,13 +80,13 @@ def _rules(rng: Random) -> Rules:
         idle_after_s=rng.choice((None, 20, 60, 900)),
         preempt=rng.randrange(3) > 0,
         requeue=rng.randrange(4) > 0,
-        # Not drawn, so that earlier seeds stay the worlds that they were.
+        # Not drawn, so that existing seeds keep their histories.
         min_runtime_s={30: 60, 120: 900}.get(grace_s),
     )
 
 
 def quotas(rng: Random) -> tuple[Quota, ...]:
-    """Return no quota, or a few."""
+    """Return a few quotas, or none."""
     if rng.randrange(3) == 0:
         return ()
     found: dict[tuple[QuotaScope, str, str | None], Quota] = {}
@@ -115,7 +115,7 @@ def quotas(rng: Random) -> tuple[Quota, ...]:
 
 
 def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Sequence[int]) -> Request:
-    """Return a request: a fraction or whole devices, else of some GPU memory, with or without compute."""
+    """Return a request for a fraction, for whole devices, or for GPU memory with or without compute."""
     user = rng.choice(USERS)
     asked = Request(
         user=user,

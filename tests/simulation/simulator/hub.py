@@ -1,6 +1,6 @@
-"""The Hub of a simulation: the real `Scheduler`, with what its spawners, engines and clock do played here.
+"""The Hub of a simulation: the real `Scheduler`, with simulated spawners, engines and clock.
 
-It runs on a virtual event loop, one step at a time, and dies between any two of them.
+It runs on a virtual event loop, step by step, and can die between any two steps.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ S = SessionState
 T = TypeVar("T")
 
 LOOK_S = 60
-"""So often the Hub looks which nodes there are."""
+"""How often the Hub looks up the nodes."""
 AGAIN_S = 5
-"""So soon it ends again what it could not end, as the database was away."""
+"""How soon the Hub retries an end that failed because the database was away."""
 
 
 class LaunchFails(FGPUError):
-    """A launch has come to nothing."""
+    """A launch has failed."""
 
     def __init__(self, cause: EndCause) -> None:
         super().__init__("the launch failed")
@@ -42,19 +42,19 @@ class LaunchFails(FGPUError):
 
 
 class EngineFails(FGPUError):
-    """An engine answers that it cannot."""
+    """An engine answers with an error."""
 
 
 class Hub(Lab):
-    """Launches, ends and resumes as spawners do; and dies. `Scheduler` decides all else."""
+    """Launches, ends and resumes sessions as spawners do, and dies. `Scheduler` decides everything else."""
 
     _queue: Scheduler
     _ready = False
 
-    # --- Its lives ---
+    # --- Start and death ---
 
     def _boot(self) -> None:
-        """Begin a life of the Hub on what the last one left."""
+        """Start a Hub with the state that the last one left."""
         self._hub += 1
         self._ready = False
         self._changed: Callable[[], None] = lambda: None
@@ -77,12 +77,12 @@ class Hub(Lab):
         self._spawn(self._starts())
 
     def _hub_restarts(self) -> None:
-        """The Hub dies, wherever it is, and another comes up on what it left."""
+        """Kill the Hub at its current step, and start another one."""
         self._restarts += 1
         self._say("the Hub restarts")
         self._loop.kill()
         if self._beside is self._store:
-            # What is in memory lives as long as its connection.
+            # A database in memory lives as long as its connection, so keep it and drop only the cache.
             self._store.forget()
         else:
             self._store.close()
@@ -91,7 +91,7 @@ class Hub(Lab):
         self._boot()
 
     def _spawn(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something of the Hub's own. What it raises is a violation, but for what a Hub tells its user."""
+        """Run a task of the Hub. An exception is a violation, unless it is an error that a Hub tells its user."""
         task = self._loop.create_task(what)
         task.add_done_callback(self._ended_well)
         return task
@@ -127,7 +127,7 @@ class Hub(Lab):
     # --- Launching ---
 
     def _serve(self, session_id: int) -> None:
-        """Wait for a session, and launch it."""
+        """Wait for a session's shares, and launch it."""
         if session_id not in self._serving:
             task = self._serving[session_id] = self._spawn(self._serves(session_id))
             task.add_done_callback(lambda _: self._serving.pop(session_id))
@@ -143,7 +143,7 @@ class Hub(Lab):
                 launch = self._launches[session_id] = self._loop.create_task(self._launch(placed))
                 launch.add_done_callback(lambda its: its.cancelled() or its.exception())
                 try:
-                    # As a spawn that is cancelled leaves it to `_stop`.
+                    # A cancelled spawn leaves the launch to `_stop`.
                     await asyncio.shield(launch)
                     return
                 except Requeued:
@@ -212,13 +212,13 @@ class Hub(Lab):
     # --- Ending ---
 
     def _on_end(self, session: Session) -> None:
-        # The Hub looks at a server that is up at once, mostly; else the scheduler stops it.
+        # Usually the Hub stops a server itself; otherwise the scheduler does.
         self._say(f"session {session.id} ends: {session.end_cause}")
         if session.id in self._up and session.id not in self._leaving and self._chance(80):
             self._spawn(self._stop(session.id, session.end_cause or EndCause.USER))
 
     async def _stop(self, session_id: int, cause: EndCause) -> None:
-        """End a session, its launch first, and say when nothing of it is left."""
+        """End a session, its launch first, and report when nothing of it is left."""
         self._leaving[session_id] = None
         queue = self._queue
         while True:
@@ -236,7 +236,7 @@ class Hub(Lab):
                 await asyncio.sleep(AGAIN_S)
 
     async def _engine_stops(self, session: Session) -> bool:
-        """Have the engine remove all that stands of a session; return whether it is known to be gone."""
+        """Have the engine remove a session's containers; return whether they are known to be gone."""
         if node_of(session) in self._unreachable or self._chance(self._faults.failed_stop):
             await asyncio.sleep(self._rng.randrange(10))
             return False
@@ -258,7 +258,7 @@ class Hub(Lab):
         return handle not in self._containers
 
     async def _engine_does(self, least_s: float, most_s: float, act: Callable[[], T]) -> T:
-        """Have an engine do something. Once asked it does, even if the Hub dies; who is cancelled waits for it."""
+        """Have an engine act. It acts even if the Hub dies, and a cancelled caller waits for it."""
         hub, done = self._hub, self._loop.create_future()
 
         def does() -> None:
@@ -270,21 +270,19 @@ class Hub(Lab):
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:
-            # A launch may be cancelled twice.
+            # A launch may be cancelled more than once.
             while not done.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([done])
             raise
         return done.result()  # type: ignore[no-any-return]
 
-    # --- What the scheduler asks: the launcher, and who works ---
+    # --- The launcher and the activity of sessions, for the scheduler ---
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called when something has ended."""
         self._changed = changed
 
     async def observe(self) -> Seen:
-        """Look at all engines that answer."""
         await asyncio.sleep(self._rng.uniform(0, 3))
         nodes = [node_id for node_id in self._offered if node_id not in self._unreachable]
         found = [
@@ -304,21 +302,19 @@ class Hub(Lab):
         return Seen(found, nodes)
 
     async def remove(self, observed: Observed) -> bool:
-        """Remove a container."""
         if self._chance(self._faults.failed_stop):
             await asyncio.sleep(self._rng.randrange(10))
             raise EngineFails("the engine does not answer")
         return await self._engine_does(0, 4, lambda: self._drop(observed.handle))
 
     async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
-        """Tell since when sessions are idle."""
         await asyncio.sleep(self._rng.uniform(0, 1))
         return {session.id: self._idle.get(session.id) for session in sessions}
 
     # --- The nodes ---
 
     def _inventory_changes(self) -> None:
-        """A node goes, is closed or opened by its cluster, or has less or more than before."""
+        """Remove, close, open, shrink or grow a node."""
         rng, node_id = self._rng, self._rng.choice(sorted(self._whole))
         whole = self._whole[node_id]
         self._offered.pop(node_id, None)
@@ -340,28 +336,28 @@ class Hub(Lab):
         self._offer()
 
     def _offer(self) -> None:
-        """Let the Hub see which nodes there are."""
+        """Tell the Hub the current nodes."""
         self._say(f"the nodes are {list(self._offered.values())}")
         if self._ready:
             self._spawn(self._queue.change_nodes(self._there()))
 
-    # --- What is left ---
+    # --- Resuming ---
 
     def _unserved(self) -> list[Session]:
-        """Return the sessions that nobody waits for."""
+        """Return the sessions that no spawn waits for."""
         early = (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
-        # Of one that is being stopped no Hub begins a second launch.
+        # A Hub does not launch a session that it is stopping.
         taken = {*self._serving, *self._leaving}
         return [s for s in self._snapshot().sessions if s.state in early and s.id not in taken]
 
     def _resume(self) -> None:
-        """Somebody comes back to what waits for them."""
+        """A user comes back to a held session."""
         found = self._unserved()
         if found and self._ready:
             self._serve(self._rng.choice(found).id)
 
     def _logged(self, record: logging.LogRecord) -> bool:
-        """Take an error that the scheduler logs, and nobody planned for, for a violation. Nothing is shown of the log."""
+        """Treat an unexpected error in the scheduler's log as a violation, and show nothing of the log."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, StoreUnavailable | EngineFails):
             self._broken = self._broken or Violation(f"{record.getMessage()}: {error!r}")

@@ -1,4 +1,4 @@
-"""The ground of a simulation: its chances, its clock, and a store that is looked at after every write."""
+"""The base of a simulation: its random faults, its clock, and a store that is checked after every write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EPOCH_S = 1_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often something goes wrong: chances in percent, and weights among what happens outside."""
+    """How often faults happen: chances in percent, and weights among the external events."""
 
     late_pull: int = 10
     failed_pull: int = 12
@@ -43,14 +43,14 @@ class Faults:
     failed_stop: int = 10
     not_bound: int = 8
     inventory: int = 8
-    """Whether the nodes are others between placing and launching."""
+    """Weight of changes of the nodes between placing and launching."""
     slow_thread: int = 3
-    """Whether a call of the database takes seconds."""
+    """Chance that a call of the database takes seconds."""
     lost_answer: int = 3
-    """Whether a write is committed, and whoever wrote is told that the database does not answer."""
+    """Chance that a write is committed but its caller gets StoreUnavailable."""
     never_resumed: int = 15
     outages: bool = True
-    """Whether anything dies, is lost or jumps, and whether administrators change anything."""
+    """Whether processes die, nodes are lost, clocks jump, and administrators change things."""
 
 
 CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
@@ -64,7 +64,7 @@ class _Due:
 
 
 class Lab:
-    """What every part of a simulation stands on. ``hub`` counts the Hub's lives."""
+    """The state that all parts of a simulation share. ``hub`` counts the Hub's lives."""
 
     _loop: VirtualLoop
 
@@ -100,7 +100,7 @@ class Lab:
         self._submitted = self._ran = self._stale = self._restarts = self._orphans = 0
         self._caps = admission.Caps(fgpu_step_milli=100, max_count=5, max_pending_per_user=6)
         found = drawn.nodes(self._rng)
-        # Most people ask for the same few amounts, so that there is an order to keep.
+        # Few different amounts, so that the order among equal requests can be checked.
         fitting = admission.amounts_that_fit(found, self._caps)
         self._amounts = [self._rng.choice(fitting) for _ in range(3)]
         drawn_policy, drawn_rules = drawn.policy(self._rng), drawn.rules(self._rng)
@@ -109,15 +109,15 @@ class Lab:
         self._queue_timeout_s = self._rng.choice((300, 3600, 24 * 3600))
         self._quotas: tuple[Quota, ...] = ()
         self._whole = {node.id: node for node in found}
-        """The nodes as they are when nothing of them is missing."""
+        """The complete nodes."""
         self._offered = dict(self._whole)
-        """The nodes as they are now."""
+        """The nodes with what they have now."""
         self._is_file = folder is not None
         self._url = "sqlite://" if folder is None else f"sqlite:///{folder / 'fgpu.sqlite'}"
         self._store = self._watched()
         self._store.open()
         self._beside = self._store
-        """As the service and administrators write, in another process where the store is a file."""
+        """The store of the service and of administrators: another process's if the store is a file."""
         if folder is not None:
             self._beside = self._watched()
             self._beside.connect()
@@ -134,7 +134,6 @@ class Lab:
         )
 
     def close(self) -> None:
-        """Close the store."""
         self._beside.close()
         self._store.close()
 
@@ -145,22 +144,22 @@ class Lab:
         return int(self._at_s)
 
     def now_s(self) -> int:
-        """Return what the clock shows, to the Hub too."""
+        """Return the time that the Hub's clock shows."""
         return self._time_s + self._skew_s
 
     def _takes_s(self) -> float:
-        """Draw how long something takes in a thread of the Hub."""
+        """Draw the duration of a call in a thread of the Hub."""
         slow = self._chance(self._faults.slow_thread)
         return self._rng.uniform(0.5, 6) if slow else self._rng.uniform(0.001, 0.02)
 
     def _elsewhere(self, least_s: float, most_s: float, act: Callable[[], object]) -> None:
-        """Let something happen later whatever becomes of the Hub."""
+        """Schedule an event that happens even if the Hub dies."""
         self._numbers += 1
         at_s = self._at_s + self._rng.uniform(least_s, most_s)
         heapq.heappush(self._due, _Due(at_s, self._numbers, act))
 
     def _next(self, until_s: float) -> bool:
-        """Take the next step of the Hub, or let the next thing happen elsewhere; return whether any was due by then."""
+        """Take the Hub's next step or the next external event; return whether one was due by then."""
         if self._loop.step():
             self._judge()
             return True
@@ -195,10 +194,10 @@ class Lab:
     def _say(self, what: str) -> None:
         self.lines.append(f"{self._time_s - EPOCH_S} {what}")
 
-    # --- The store, watched ---
+    # --- Checks of the store ---
 
     def _snapshot(self) -> Snapshot:
-        """Read it beside the Hub, which knows no more of it for that."""
+        """Read a snapshot without changing the Hub's cache."""
         with self._beside.faultless():
             return self._beside.snapshot(self.now_s())
 
@@ -214,18 +213,18 @@ class Lab:
             )
 
     def wrote(self, store: WatchedStore, submitted: Sequence[Session], *, planned: bool) -> None:
-        """Look at the store, to which something was written."""
+        """Check the store after a write."""
         try:
             self._checks.submitted(submitted)
             self._accepted += [session.request for session in submitted]
             self._look(store, planned=planned)
         except Exception as e:
-            # Of the Hub's threads: it would only log it.
+            # Keep it: in a thread of the Hub the exception would only be logged.
             self._broken = self._broken or e
             raise
 
     def decided(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Check that a plan is as from nothing, puts nobody where they were refused, and takes the model liked most."""
+        """Check that a plan equals a fresh one, avoids refused nodes and uses the preferred models."""
         complaints = [*refused_again(snapshot, plan), *less_liked(snapshot, plan)]
         if plan != planner.plan(replace(snapshot, known=None), self._policy):
             complaints.append("what earlier plans have left changes the plan")
@@ -234,15 +233,15 @@ class Lab:
         self._complain(complaints)
 
     def committed(self, decided_on: int, found: int) -> None:
-        """Check that what was decided is committed on what it was decided on."""
+        """Check that a plan was committed on the version that it was made on."""
         if decided_on != found:
             self._complain([f"a decision of version {decided_on} was committed at version {found}"])
 
     def refused(self, why: StaleVersion, decided_on: int, found: int) -> None:
-        """Check that what was decided was refused for another's write, or for a clock that was set back."""
+        """Check that a plan was refused because of another write or a clock that was set back."""
         self._stale += 1
         self._say("stale")
-        # Only a clock that was set back meanwhile is a reason to refuse what is of this very version.
+        # On the same version, only a clock that was set back is a reason to refuse.
         if decided_on == found and not self._set_back:
             self._complain([f"a decision of this very version was refused: {why}"])
 
@@ -264,14 +263,14 @@ class Lab:
     # --- The nodes ---
 
     def _there(self) -> list[Node]:
-        """Return the nodes as a look at the machines finds them."""
+        """Return the nodes as the engines report them."""
         return [
             replace(node, state=NodeState.LOST if node.id in self._unreachable else NodeState.READY)
             for node in self._offered.values()
         ]
 
     def _has_devices(self, session: Session) -> bool:
-        """Return whether the devices of a session's shares are there still."""
+        """Return whether the devices of a session's shares still exist."""
         node = self._offered.get(node_of(session))
         there = {device.uuid for device in node.devices} if node is not None else set()
         assert session.placement is not None
@@ -279,6 +278,6 @@ class Lab:
 
 
 def node_of(session: Session) -> str:
-    """Return the node of a session that has its shares."""
+    """Return the node of a placed session."""
     assert session.placement is not None
     return session.placement.node_id

@@ -1,4 +1,4 @@
-"""The part of the store that decisions depend on, in memory: one value after another."""
+"""An in-memory store with only what scheduling decisions depend on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = SessionState
 
 
 class MemoryStore(SessionStore):
-    """A `SessionStore` that forgets everything when the process ends. For tests and the simulator."""
+    """A `SessionStore` in memory, for tests and the simulator."""
 
     def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         super().__init__(half_life_s=half_life_s)
@@ -31,7 +31,7 @@ class MemoryStore(SessionStore):
             1, tuple(sorted(nodes, key=lambda n: n.id)), Parts(by_id), {}, (), (), 0, Groups.of(())
         )
         self._states = {node.id: node.state for node in self._world.nodes}
-        """As they were set; beside it, in the nodes, whether their clusters have closed them."""
+        """The states that were set; the nodes have whether their clusters closed them."""
         self._ended: dict[int, Session] = {}
 
     @contextmanager
@@ -117,12 +117,12 @@ class MemoryStore(SessionStore):
 
 
 def _as_it_is(node: Node, state: NodeState) -> Node:
-    """Return a node in this state, or CORDONED where it would take sessions and its cluster has closed it."""
+    """Return the node in this state, or CORDONED if it is READY but its cluster has closed it."""
     return replace(node, state=NodeState.CORDONED if node.closed and state is NodeState.READY else state)
 
 
 class MemoryWrite:
-    """One write of a `MemoryStore`. It keeps no log."""
+    """One write of a `MemoryStore`, without a log. Shares are part of the sessions, so they need no write."""
 
     def __init__(self, world: Contents, ended: dict[int, Session], now_s: int) -> None:
         self.world = world
@@ -145,7 +145,7 @@ class MemoryWrite:
         return new
 
     def asked(self, newest_id: int) -> tuple[Asked, ...]:
-        """Count what was asked for lately, with what is new."""
+        """Count the recently requested amounts, including new sessions."""
         found = (
             self.changed.get(session_id) or self.one(session_id) for session_id in counted_ids(newest_id)
         )
@@ -174,4 +174,4 @@ class MemoryWrite:
         was: SessionState | None = None,
         reason: str | None = None,
     ) -> None:
-        """Nothing is logged here."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""What a history was made of, counted: histories that never meet a thing prove nothing about it."""
+"""Counts what a history contained: a history without an event proves nothing about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = SessionState
 
 
 class Coverage:
-    """Counts, by name: wait reasons, causes of ends, warnings, kinds of requests, policies, and what quotas limit."""
+    """Counts by name: wait reasons, end causes, warnings, kinds of requests, policies, and limits of quotas."""
 
     def __init__(self, first: Snapshot, policy: Policy) -> None:
         self._counts: Counter[str] = Counter()
@@ -22,7 +22,7 @@ class Coverage:
             self._counts.update(_of_policy(policy.of(group)))
 
     def look(self, before: Mapping[int, Session], after: Mapping[int, Session], now: Snapshot) -> None:
-        """Compare two states of all sessions; ``now`` is the snapshot of the second."""
+        """Count the differences between two states of all sessions; ``now`` is the second state's snapshot."""
         for session_id, session in after.items():
             old = before.get(session_id)
             if old is session:
@@ -49,7 +49,7 @@ class Coverage:
                 self._counts.update(_of_start(session, now))
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Return what was met and how often, by name."""
+        """Return the counts by name."""
         return tuple(sorted((what, number) for what, number in self._counts.items() if number))
 
 

@@ -1,4 +1,4 @@
-"""Who comes before whom, judged from outside: nobody is overtaken, and what was promised is kept."""
+"""Checks of the queue's order: no session is overtaken, refused nodes are avoided, and promises are kept."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from simulator.quota_checks import names
 S = SessionState
 
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
-"""What its owner cannot avert, written again."""
+"""The causes of ends that the owner cannot prevent; repeated here, independent of the product."""
 
 LAUNCH_S, ENDING_S = 600, 60
-"""How long a launch and an end may take for a promise to hold, written again.
+"""How long a launch and an end may take for a promise to hold; repeated here, independent of the product.
 
-Half of an end is for whoever ends a session in time, half for the engine.
+Half of the time of an end is for the caller that ends the session, half for the engine.
 """
 
 
 def overtaken(
     before: Mapping[int, Session], after: Iterable[Session], policy: Policy, last: Snapshot
 ) -> Iterator[str]:
-    """Where the first come comes first, nobody is placed before another who is ahead and waits, and not held.
+    """In FIFO order no session is placed before a pending one ahead of it that is not held.
 
-    With strict order nobody at all; else nobody who asked for exactly the same, and may run for as long by the quotas of
-    ``last``. Who waits for a quota, or was refused a node, blocks nobody, to whom a start was promised comes first, and
-    who was queued again may be overtaken by who has waited for longer.
+    With strict order this holds for all sessions; otherwise for sessions with the same request and the same longest run
+    under the quotas of ``last``. Exceptions: a session that waits for a quota or was refused a node blocks no other, a
+    promised start comes first, and a session queued again may be overtaken by one that has waited longer.
     """
     waiting, placed = [], []
     for session in after:
@@ -50,7 +50,7 @@ def overtaken(
             ):
                 continue
             if other.queued_at_s is not None and own.longest_wait_s is not None:
-                # It ages from then: others may be aged before it.
+                # It ages from its second queueing, so others may be aged before it.
                 continue
             if other.request.resource_group != session.request.resource_group or not _ahead(
                 other, session, own
@@ -63,7 +63,7 @@ def overtaken(
 
 
 def refused_again(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
-    """Nobody is put where they were refused a moment ago: 30 s, then twice as long each time, up to 300 s."""
+    """No session is placed on a node that refused it recently: 30 s ago, doubled at each refusal up to 300 s."""
     sessions = {s.id: s for s in snapshot.sessions}
     for placed in decided.placed:
         for node in sessions[placed.session_id].refused:
@@ -74,9 +74,9 @@ def refused_again(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
 
 
 def less_liked(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
-    """Nobody is put on a GPU model that they like less while one that they like more is free to the end of the plan.
+    """No session is placed on a less preferred model while a more preferred one stays free to the end of the plan.
 
-    What a place is kept on, and what a quota is about, may be free and not for them.
+    Reserved capacity and models over a quota may be free without being available to the session.
     """
     sessions = {s.id: s for s in snapshot.sessions}
     kept = [one.node_id for one in decided.decisions if isinstance(one, Reserve)]
@@ -122,11 +122,11 @@ def _priority(session: Session, own: GroupPolicy) -> int:
 
 
 class Promises:
-    """Watches starts that were promised: none comes later, unless something failed or somebody came ahead.
+    """Checks promised starts: none is later than promised, unless a failure or a session placed ahead voids it.
 
-    A failure is a change of nodes, quotas or of the clock; a session that was refused its node; one that launches or ends
-    for longer than a promise allows for, or runs on after the end that it was warned of, or whose warning is taken back;
-    a request that was held, as after a restart of the Hub. It voids what was promised before.
+    These failures void all earlier promises: nodes, quotas or the clock changed; a session was refused its node, took
+    longer to launch or end than a promise allows, ran on after its announced end, or had its warning withdrawn; a request
+    was held, as after a restart of the Hub.
     """
 
     def __init__(self) -> None:
@@ -134,12 +134,12 @@ class Promises:
         self._made: dict[int, int] = {}
         self._void: dict[int, None] = {}
         self._since: dict[int, tuple[SessionState, int]] = {}
-        """Each session's state and since when it has that, on a clock that nobody sets."""
+        """Each session's state, and since when it has it (monotonic time)."""
 
     def look(
         self, last: Snapshot, now: Snapshot, *, steady_s: int, passed_s: int, planned: bool
     ) -> Iterator[str]:
-        """Compare two snapshots; ``passed_s`` is how much time truly passed, ``planned`` whether a plan was committed."""
+        """Compare two snapshots; ``passed_s`` is the real time between them, ``planned`` whether a plan was committed."""
         before = {s.id: s for s in last.sessions}
         after = {s.id: s for s in now.sessions}
         late = [
@@ -197,7 +197,7 @@ class Promises:
             self._void[session_id] = None
 
     def _late(self, session: Session, last: Snapshot, steady_s: int, now_s: int) -> bool:
-        """Return whether a session stayed too long in a state that it had until now, also if only the clock says so."""
+        """Return whether a session stayed too long in its last state, by real time or by the clock."""
         in_state_s = steady_s - self._since.get(session.id, (None, steady_s))[1]
         match session.state:
             case S.TERMINATING:
@@ -209,7 +209,7 @@ class Promises:
                     limit_s is not None and in_state_s > limit_s + ENDING_S // 2
                 )
             case S.SCHEDULED | S.PREPARING | S.PULLING:
-                # One after the other: each may take a part of what a launch may.
+                # The states of a launch share its time.
                 scheduled_s = now_s - (session.scheduled_at_s or now_s)
                 return in_state_s > LAUNCH_S // 3 or scheduled_s > LAUNCH_S
             case _:
@@ -217,14 +217,14 @@ class Promises:
 
 
 def _limit_s(session: Session, last: Snapshot) -> int | None:
-    """Return how long the session may run, as far as a promise may count on it: by its request and by quotas."""
+    """Return the longest run that a promise may rely on, by the session's request and the quotas."""
     limits = [session.time_limit_s]
     limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _put_off(before: Session, after: Session | None) -> bool:
-    """Return whether an end that the owner was warned of, and that was sure, comes later than it was said."""
+    """Return whether a sure and announced end was postponed."""
     if (
         after is None
         or before.ends_at_s is None
@@ -244,13 +244,13 @@ def _refused(before: Session, after: Session | None) -> bool:
 
 
 def _overdue(session: Session, now_s: int) -> bool:
-    """Return whether nobody ended the session when its owner was told, and could not avert: who watches came late."""
+    """Return whether the session ran on after a sure and announced end, because the scheduler ended it late."""
     sure = session.ends_cause in SURE_ENDS
     return sure and session.ends_at_s is not None and session.ends_at_s + ENDING_S // 2 < now_s
 
 
 def _comes(session: Session, before: Mapping[int, Session]) -> bool:
-    """Return whether the session waits to be placed, and did not before."""
+    """Return whether the session has become pending."""
     old = before.get(session.id)
     waits = session.state is S.PENDING and not session.held
     return waits and (old is None or old.held or old.state is not S.PENDING)

@@ -1,4 +1,4 @@
-"""What befalls a simulated lab: processes and nodes that die, a clock that jumps, administrators at work."""
+"""Faults and administrators' changes in a simulated lab: dying processes and nodes, clock jumps, edits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = SessionState
 
 
 class Outages(Users):
-    """Everything that nobody of the lab asked for."""
+    """The external events of a simulation."""
 
     def _process_dies(self) -> None:
         alive = [c for c in self._standing() if c.alive]
@@ -85,7 +85,7 @@ class Outages(Users):
         self._say("the database does not answer")
 
     def _unit_changes(self) -> None:
-        """An administrator gives the devices of one node another unit."""
+        """Change the capacity of one node's devices."""
         chosen = self._rng.choice(sorted(self._whole))
         capacity = 1000 * self._rng.choice((1, 2, 5))
         for nodes in (self._whole, self._offered):
@@ -96,7 +96,7 @@ class Outages(Users):
         self._offer()
 
     def _quotas_change(self) -> None:
-        """An administrator sets other quotas, or none."""
+        """Set other quotas, or none."""
         self._quotas = drawn.quotas(self._rng)
         self._beside.set_quotas(self._quotas, now_s=self.now_s())
         self._say(f"the quotas are {self._quotas}")

@@ -1,4 +1,4 @@
-"""Quotas, judged from outside: sums are made here again, and so is the matching of quotas and sessions."""
+"""Checks of quotas, with their own sums and their own matching of quotas and sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ S = SessionState
 
 
 def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
-    """Nobody is placed, grows or is queued over a quota; one that was lowered ends nobody."""
+    """No session is placed, grows or is queued over a quota; a lowered quota ends no session."""
     for quota in now.quotas:
         for name in sorted({n for s in now.sessions for n in names(quota, s.request)}):
             own = [s for s in now.sessions if name in names(quota, s.request)]
@@ -31,7 +31,7 @@ def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
 
 
 def falsely_stopped(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
-    """Who is newly told to wait for a quota would be over one, beside what is held and what is kept for others."""
+    """A session that newly waits for a quota would exceed one, counting held shares and reservations."""
     for session in now.sessions:
         old = before.get(session.id)
         told = session.wait_reason is WaitReason.QUOTA and (
@@ -49,7 +49,7 @@ def _stopped(session: Session, now: Snapshot) -> bool:
             fgpu_milli = (
                 sum(_taken_milli(s) or s.request.fgpu_milli for s in taken) + session.request.fgpu_milli
             )
-            # What explicit amounts are worth depends on the device.
+            # The fGPU of an explicit amount depends on the device.
             unknown = any(s.placement is None and s.request.gpu_memory_mib is not None for s in taken)
             if quota.max_sessions is not None and len(taken) >= quota.max_sessions:
                 return True
@@ -59,7 +59,7 @@ def _stopped(session: Session, now: Snapshot) -> bool:
 
 
 def names(quota: Quota, asked: Request) -> list[str]:
-    """Return under which names a quota counts the sessions of a request."""
+    """Return the names under which a quota counts the request: its user, its groups, or all."""
     if quota.resource_group is not None and quota.resource_group != asked.resource_group:
         return []
     if quota.scope.value == "user":

@@ -1,4 +1,4 @@
-"""What is taken back, judged from outside: never without its warning, its grace and its reason."""
+"""Checks of reclaiming: no session is ended without its warning, its grace period and a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECLAIMED = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
 
 
 class Warned:
-    """Watches warnings: since when each stands, on a clock that nobody sets."""
+    """Checks warnings, and remembers since when each stands (monotonic time)."""
 
     def __init__(self, rules: AllRules) -> None:
         self._rules = rules
@@ -29,7 +29,7 @@ class Warned:
         now_s: int,
         steady_s: int,
     ) -> Iterator[str]:
-        """Compare two states of all sessions; ``last`` is the snapshot of the first, ``now_s`` when the other is of."""
+        """Compare two states of all sessions; ``last`` is the first one's snapshot, ``now_s`` the second one's time."""
         for session_id, session in after.items():
             old = before.get(session_id)
             ends = old is not None and old.state is S.RUNNING and session.state is S.TERMINATING

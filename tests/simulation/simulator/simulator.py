@@ -1,7 +1,6 @@
 """The real `Scheduler` and `Store` in a simulated lab: a Hub that dies, slow engines, lost nodes, a clock that jumps.
 
-One seed is one history: `random.Random(seed)` decides everything, and time is virtual. `Checks` look after
-every write.
+A seed gives one history: `random.Random(seed)` decides everything, and time is virtual. `Checks` run after every write.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
 MOST_ROUNDS = 400
-"""Rounds after which a lab without faults must have come to rest."""
+"""Rounds within which a lab without faults must finish all sessions."""
 
 OUTSIDE: tuple[tuple[int, str], ...] = (
     (40, "submit"),
@@ -48,15 +47,15 @@ OUTSIDE: tuple[tuple[int, str], ...] = (
     (7, "resizes"),
     (1, "quotas_change"),
 )
-"""What happens from outside, and how often."""
+"""The external events, with their weights."""
 
 USERS = ("submit", "user_ends", "resume", "foretell", "idles", "keeps", "resizes")
-"""What happens without `Faults.outages` too."""
+"""The events that also happen without `Faults.outages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a simulation went. Equal seeds give equal reports, whatever the machine and the hash seed."""
+    """The result of a simulation. Equal seeds give equal reports on every machine and with every hash seed."""
 
     seed: int
     events: int
@@ -87,10 +86,10 @@ class Simulation(Outages):
         super().__init__(seed, folder, policy=policy, rules=rules, faults=faults)
 
     def run(self, events: int) -> Report:
-        """Let that many events happen, then let the faults stop and everything come to its end.
+        """Run this number of events, then stop the faults and let every session end.
 
         Raises:
-            Violation: a check fired; the message says how to see it again.
+            Violation: a check failed; the message has the command to reproduce it.
         """
         outside = [(w, name) for w, name in OUTSIDE if self._faults.outages or name in USERS]
         weights = [weight for weight, _ in outside]
@@ -99,14 +98,14 @@ class Simulation(Outages):
         try:
             self._boot()
             for self.step in range(1, events + 1):
-                # To some await of the Hub, whatever it is about to do there.
+                # Stop at some await of the Hub.
                 self._pass_time(self._rng.choice((0, 0, 0.01, 1, 10, 30)))
                 for _ in range(self._rng.randrange(12)):
                     self._next(self._at_s + 10)
                 with self._beside.faultless():
                     self._rng.choices(acts, weights)[0]()
                 if self._is_file and self._chance(30):
-                    # A plan may begin just when another process has written.
+                    # A plan may begin right after a write of another process.
                     self._queue.wake()
                 self._judge()
             self._come_to_rest()
@@ -156,13 +155,13 @@ class Simulation(Outages):
                     self._uncordon_gpu()
             for session in self._unserved():
                 self._serve(session.id)
-            # Nodes that were refused are offered again only then.
+            # After this time refused nodes are tried again.
             self._pass_time(30)
             sessions = self._snapshot().sessions
             if not sessions and not self._containers:
                 break
             for session in sessions:
-                # Whoever can run gets to run before anybody is turned away.
+                # End only sessions that run or can never run: all others must get to run first.
                 if session.state is S.RUNNING or not self._could_run(session):
                     self._end(session, EndCause.USER)
         self._look()
@@ -184,15 +183,15 @@ def simulate(
     rules: AllRules | None = None,
     faults: Faults | None = None,
 ) -> Report:
-    """Run one simulation from its beginning to its rest, its store in memory.
+    """Run one simulation until all its sessions have ended, with a store in memory.
 
     Raises:
-        Violation: a check fired.
+        Violation: a check failed.
     """
     return Simulation(seed, policy=policy, rules=rules, faults=faults).run(events)
 
 
 def simulate_in_file(seed: int, events: int) -> Report:
-    """Run one simulation as `simulate` does, its store in a file that others write too."""
+    """Run one simulation as `simulate` does, with a store in a file that other processes write too."""
     with TemporaryDirectory() as folder:
         return Simulation(seed, Path(folder)).run(events)

@@ -1,4 +1,4 @@
-"""The users of a simulation: they ask, are told and wait, end what they have, idle, and answer warnings."""
+"""The users of a simulation: they submit, wait, end, resize and extend sessions, idle, and answer warnings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ S = SessionState
 
 
 class Users(Hub):
-    """Everybody who has sessions."""
+    """The actions of users."""
 
     def _submit(self) -> None:
-        """A user asks, may see a forecast, and is refused or queued."""
+        """Submit requests of a user, sometimes after a forecast; they are refused or queued."""
         rng, snapshot = self._rng, self._snapshot()
         if not self._ready or not any(node.devices for node in snapshot.nodes):
             return
@@ -46,7 +46,7 @@ class Users(Hub):
             return
         first = rng.randrange(12)
         requests = [replace(asked, server_name=f"s{(first + n) % 12}") for n in range(count)]
-        # A forecast costs more than all the rest of a submission: now and then somebody looks at it.
+        # Only sometimes: a forecast takes longer than the rest of a submission.
         if self._chance(15):
             self._is_told(requests, snapshot)
         mine = [
@@ -80,7 +80,7 @@ class Users(Hub):
         return "; ".join(refusal.message for refusal in refusals)
 
     def _is_told(self, requests: Sequence[Request], snapshot: Snapshot) -> None:
-        """Check that as many are told to start now as the planner would start."""
+        """Check that the request forecast starts as many sessions now as the planner would."""
         asked = requests[0]
         with self._store.faultless():
             experience = self._store.experience(asked.resource_group)
@@ -95,7 +95,7 @@ class Users(Hub):
             raise Violation(f"{told} of {requests} were told to start now, and {start} would")
 
     def _foretell(self) -> None:
-        """Compare the queue's forecast with what the planner does, and let the Hub tell it."""
+        """Compare the queue's forecast with the plan, and let the Hub store it."""
         snapshot = self._snapshot()
         with self._store.faultless():
             told = forecast.forecast(snapshot, self._policy, self._store.experience("lab"))
@@ -110,7 +110,7 @@ class Users(Hub):
 
     def _user_ends(self) -> None:
         sessions = self._snapshot().sessions
-        # Most live sessions wait or run: the short states in between need to be aimed at.
+        # Most live sessions are pending or running: choose the short states in between on purpose.
         launching = [s for s in sessions if s.state in lifecycle.LAUNCHING]
         if launching and self._chance(40):
             self._end(self._rng.choice(launching), EndCause.USER)
@@ -120,7 +120,7 @@ class Users(Hub):
             self._end(session, cause if session.state is S.RUNNING else EndCause.USER)
 
     def _end(self, session: Session, cause: EndCause) -> None:
-        """Have a session ended, its spawn cancelled first or not."""
+        """End a session, sometimes after cancelling its spawn."""
         if not self._ready:
             return
         serving = self._serving.get(session.id)
@@ -129,7 +129,7 @@ class Users(Hub):
         self._spawn(self._stop(session.id, cause))
 
     def _idles(self) -> None:
-        """Somebody stops to work, or goes on."""
+        """Make a session idle, or busy again."""
         running = [s for s in self._snapshot().sessions if s.state is S.RUNNING]
         if running:
             session = self._rng.choice(running)
@@ -138,7 +138,7 @@ class Users(Hub):
             self._say(f"session {session.id} is idle since {self._idle.get(session.id)}")
 
     def _keeps(self) -> None:
-        """Somebody who was warned for being idle asks to keep the session, or another does so for nothing."""
+        """Keep a session that was warned for being idle, or needlessly another one."""
         snapshot = self._snapshot()
         running = [s for s in snapshot.sessions if s.state is S.RUNNING]
         warned = [s for s in running if s.ends_cause is EndCause.IDLE] or running
@@ -154,12 +154,12 @@ class Users(Hub):
         self._say(f"session {session.id} is kept")
 
     def _resizes(self) -> None:
-        """Somebody wants more or less of the GPU that their session has."""
+        """Resize a session."""
         running = [s for s in self._snapshot().sessions if s.state is S.RUNNING]
         if running and self._ready:
             session = self._rng.choice(running)
             asked = session.request
-            # About what it has: most other amounts are impossible.
+            # Near the current amount: most other amounts are impossible.
             part = self._rng.choice((25, 50, 75, 125, 150, 200))
             if explicit(asked):
                 memory_mib = (asked.gpu_memory_mib or 0) * part // 100 // 128 * 128
@@ -177,7 +177,7 @@ class Users(Hub):
             self._say(f"session {session_id} is to have {amount}: {found}")
 
     def _extends(self, session: Session, snapshot: Snapshot) -> bool:
-        """Extend a session where that is allowed; return whether it was."""
+        """Extend a session if that is allowed; return whether it was."""
         allowed = Extension(by_s=300, times=2)
         if not_extended(session, allowed) or delays_a_promise(snapshot, session, allowed.by_s, self._policy):
             return False

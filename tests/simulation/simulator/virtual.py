@@ -1,4 +1,4 @@
-"""An event loop whose time is a number: it takes one step when it is told to, and threads are steps of it too."""
+"""An event loop with virtual time: it runs step by step on demand, and calls in threads are steps too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ts = TypeVarTuple("Ts")
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs the tasks of one process, until that is killed between two steps: at any await of it.
+    """Runs the tasks of one process, which can be killed between two steps, that is at any await.
 
-    What is given to a thread is done in one step, some time later, and answered in another; those of one executor one
-    after the other, as by its only thread. ``takes_s`` draws how long one takes.
+    A call in a thread runs in one later step and answers in another; the calls of one executor run one after the other.
+    ``takes_s`` draws how long a call takes.
     """
 
     def __init__(self, began_s: float, takes_s: Callable[[], float]) -> None:
@@ -31,12 +31,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._tasks: list[tuple[asyncio.Task[Any], Coroutine[Any, Any, Any]]] = []
         self._killed = False
         self.failures: list[str] = []
-        """What went wrong, and nobody was there to take it."""
+        """Exceptions that no task handled."""
 
-    # --- For its owner ---
+    # --- For the simulation ---
 
     def step(self) -> bool:
-        """Run one callback that is due now; return whether there was one."""
+        """Run one callback that is due; return whether there was one."""
         while self._timers and self._timers[0][0] <= self._now_s:
             self._ready.append(heapq.heappop(self._timers)[2])
         while self._ready:
@@ -51,17 +51,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def next_at_s(self) -> float | None:
-        """Return when there is something to do next; None: never."""
+        """Return when the next callback is due, or None."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         return self._now_s if self._ready else self._timers[0][0] if self._timers else None
 
     def pass_to(self, at_s: float) -> None:
-        """Let it be that late."""
+        """Set the time."""
         self._now_s = max(self._now_s, at_s)
 
     def kill(self) -> None:
-        """End where it is, as by a SIGKILL: nothing that was about to be done is done any more."""
+        """Stop at the current step, as after a SIGKILL: no scheduled callback runs."""
         self._killed = True
         self._ready.clear()
         self._timers.clear()
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is left out when its turn comes."""
+        """Do nothing: a cancelled timer is skipped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

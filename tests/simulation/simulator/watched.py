@@ -1,4 +1,4 @@
-"""A store that is looked at after every write, and whose database answers late, not at all, or into the void."""
+"""A store that is checked after every write, on a database that answers late, not at all, or loses answers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fgpu_scheduler.store.transaction import Newest, SqlWrite
 
 
 class Observer(Protocol):
-    """Who judges what is written."""
+    """Checks what is written."""
 
     def wrote(self, store: WatchedStore, submitted: Sequence[Session], *, planned: bool) -> None:
-        """Look at the store, to which something was written, or may have been."""
+        """Check the store after a write, even if the write may have failed."""
         ...
 
     def decided(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Judge a plan for this snapshot, which is about to be committed."""
+        """Check a plan for this snapshot before its commit."""
         ...
 
     def committed(self, decided_on: int, found: int) -> None:
-        """Judge that what was decided on one version was committed at another."""
+        """Check that a plan made on one version was committed at another."""
         ...
 
     def refused(self, why: StaleVersion, decided_on: int, found: int) -> None:
-        """Judge that what was decided on one version was refused at another."""
+        """Check that a plan made on one version was refused at another."""
         ...
 
 
@@ -42,7 +42,7 @@ Fault = Callable[[], bool]
 
 
 class WatchedStore(Store):
-    """A store on SQLite. ``away`` says whether the database answers nothing now, ``loses`` whether it loses an answer."""
+    """A store on SQLite. ``away`` returns whether the database is down, ``loses`` whether it loses the next answer."""
 
     def __init__(
         self, url: str, observer: Observer, *, half_life_s: HalfLife, away: Fault, loses: Fault
@@ -53,12 +53,12 @@ class WatchedStore(Store):
         self._submits = self._plans = False
 
     def forget(self) -> None:
-        """Know of the database what a process knows that has just connected."""
+        """Drop the cache, as in a process that has just connected."""
         self._newest = Newest()
 
     @contextmanager
     def faultless(self) -> Iterator[None]:
-        """Let the database answer, whatever the faults are: for who looks at it from outside."""
+        """Make the database answer without faults, for the checks."""
         was, self._faulty.faulty = self._faulty.faulty, False
         try:
             yield
@@ -73,7 +73,7 @@ class WatchedStore(Store):
                 yield write
                 writes.append(write)
         finally:
-            # Also where only the answer was lost.
+            # Also if only the answer was lost.
             if writes and (writes[0].log or writes[0].changed):
                 changed = writes[0].changed.values() if self._submits else ()
                 new = [s for s in changed if s.id not in writes[0].world.sessions]
@@ -130,7 +130,7 @@ class WatchedStore(Store):
 
 
 class _Faulty(Database):
-    """What leads to a database, and breaks."""
+    """A database with faults."""
 
     def __init__(self, url: str, away: Fault, loses: Fault) -> None:
         super().__init__(url)

@@ -1,4 +1,4 @@
-"""Small worlds, written the way one says them: ``world(devices=2).running("a", "0.6").pending("b", "0.5")``."""
+"""Small worlds for tests: ``world(devices=2).running("a", "0.6").pending("b", "0.5")``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.core.units import parse_milli
 
 NOW_S = 1_000_000
-"""The instant of every world unless another is given."""
+"""The time of a world by default."""
 
 
 @dataclass(frozen=True)
 class World(Snapshot):
-    """A snapshot that can be added to. Each session is the server "" of its own user, and ids count from 1."""
+    """A snapshot with methods that return a changed copy. Each session is its user's server "", with ids from 1."""
 
     def node(
         self,
@@ -65,7 +65,7 @@ class World(Snapshot):
         group: str = "default",
         held: bool = False,
     ) -> World:
-        """Add a session that waits, behind those that are there."""
+        """Add a pending session at the end of the queue."""
         asked = request(user, fgpu, cpu=cpu, memory_mib=memory_mib, group=group)
         new = Session(self._next_id(), asked, SessionState.PENDING, self.now_s, held)
         return replace(self, sessions=(*self.sessions, new))
@@ -82,7 +82,7 @@ class World(Snapshot):
         started_ago_s: int = 0,
         state: SessionState = SessionState.RUNNING,
     ) -> World:
-        """Add a session that holds its share: on the device ``on``, else where the planner would put it."""
+        """Add a running session: on the device ``on``, or where the planner would place it."""
         asked = request(user, fgpu, cpu=cpu, memory_mib=memory_mib, group=group)
         return self.holding(asked, on=on, started_ago_s=started_ago_s, state=state)
 
@@ -94,7 +94,7 @@ class World(Snapshot):
         started_ago_s: int = 0,
         state: SessionState = SessionState.RUNNING,
     ) -> World:
-        """Add a session of this request that holds its shares: on the device ``on``, else where they fit best."""
+        """Add a session that holds shares for this request: on the device ``on``, or where they fit best."""
         assert state in HOLDING
         where = self._best(asked) if on is None else self._on(on, asked)
         at_s = self.now_s - started_ago_s
@@ -126,11 +126,11 @@ class World(Snapshot):
         return replace(self, nodes=tuple(nodes))
 
     def lost(self, node_id: str) -> World:
-        """Lose a node."""
+        """Set a node LOST."""
         return self._in_state(node_id, NodeState.LOST)
 
     def unit(self, fgpu_per_gpu: int | str) -> World:
-        """Give every device another capacity; what is held stays as it is."""
+        """Give every device another capacity; held shares do not change."""
         capacity = parse_milli(str(fgpu_per_gpu), field="fgpu_per_gpu")
         nodes = (
             replace(n, devices=tuple(replace(d, capacity_milli=capacity) for d in n.devices))
@@ -139,7 +139,7 @@ class World(Snapshot):
         return replace(self, nodes=tuple(nodes))
 
     def ended(self, user: str) -> World:
-        """Take away the sessions of a user."""
+        """Remove the sessions of a user."""
         return replace(self, sessions=tuple(s for s in self.sessions if s.request.user != user))
 
     def of(self, user: str) -> Session:
@@ -147,7 +147,7 @@ class World(Snapshot):
         return next(s for s in reversed(self.sessions) if s.request.user == user)
 
     def device(self, uuid: str) -> placement.DeviceFree:
-        """Return what is free of a device."""
+        """Return the free capacity of a device."""
         return next(d for n in placement.free(self) for d in n.devices if d.device.uuid == uuid)
 
     def placed(self, plan: Plan) -> World:
@@ -196,7 +196,7 @@ def world(
     group: str = "default",
     now_s: int = NOW_S,
 ) -> World:
-    """Return a world of one node ``n1``; `World.node` adds others. Without devices there is no node."""
+    """Return a world with one node ``n1``, or without a node if ``devices`` is 0; `World.node` adds others."""
     empty = World(now_s=now_s, version=1, nodes=())
     if devices == 0:
         return empty
@@ -224,7 +224,7 @@ def request(
     compute_percent: int | None = None,
     gpu_models: tuple[str, ...] = (),
 ) -> Request:
-    """Return a request in the notation of the form; one of explicit GPU memory asks for fGPU "0"."""
+    """Return a request in the launch form's notation; one for explicit GPU memory has fGPU "0"."""
     return Request(
         user=user,
         server_name=server_name,
@@ -240,7 +240,7 @@ def request(
 
 
 def decided(snapshot: Snapshot, plan: Plan) -> list[str]:
-    """Return a whole plan in words, in its order: ``"a: GPU-n1-0"``, ``"b waits: RESOURCES"``."""
+    """Return a plan in words, in its order: ``"a: GPU-n1-0"``, ``"b waits: RESOURCES"``."""
     users = {s.id: s.request.user for s in snapshot.sessions}
     return [
         f"{users[d.session_id]}: {' + '.join(s.device_uuid for s in d.placement.shares)}"
@@ -264,5 +264,5 @@ class _Alike(Lengths):
 
 
 def lasting(length_s: int | None) -> Experience:
-    """Return the experience that every session lasts just as long, or is about to end; None: that there is none."""
+    """Return the experience that every session runs this long; None: no experience."""
     return Experience() if length_s is None else Experience(_Alike(length_s))
