@@ -1,6 +1,6 @@
 """The REST APIs of a Hub and of its service, called by the command ``fgpu`` with a user's token.
 
-The token comes from the environment or from a file that nobody else can read. It is sent in a header, and is in no error,
+The token comes from the environment or from a file for its owner only. It is sent in a header, and is in no error,
 no log and no output. Redirects are not followed: one would carry it to wherever it points.
 """
 

@@ -194,7 +194,7 @@ def here_of(config: str) -> Here:
 
 
 def _passphrase(path: str | None, *, new: bool) -> str:
-    """Return the passphrase, of a file or as it is typed; "" where nobody can be asked."""
+    """Return the passphrase from a file or as it is typed; "" without a terminal."""
     if path:
         return read_secret(path, "passphrase")
     if not sys.stdin.isatty():
@@ -208,7 +208,7 @@ def _passphrase(path: str | None, *, new: bool) -> str:
 
 
 def _opened(folder: Path, passphrase_file: str | None) -> tuple[bytes | None, list[str]]:
-    """Return the cookie secret of a backup, and what is to be said where it has one that is left out.
+    """Return the cookie secret of a backup, and a line for the report where it is left out.
 
     Raises:
         BackupFailed: the passphrase is wrong.
@@ -236,7 +236,7 @@ def _files(folder: Path, to: Path, cookie: bytes | None) -> list[str]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read: it is a secret, or a configuration, which can hold a password."""
+    """Write a new file for its owner only: a secret, or a configuration, which can hold a password."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
@@ -252,7 +252,7 @@ def _contents(manifest: Manifest) -> list[str]:
 
 
 def _follows(here: Here) -> list[str]:
-    """Return what the Hub will find, and what it lacks."""
+    """Return lines about the sessions and images that the Hub will find."""
     try:
         with read_only(here.settings.database_url()) as store:
             states = [session.state for session in store.snapshot(0).sessions]

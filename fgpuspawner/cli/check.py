@@ -120,7 +120,7 @@ def _examined(config: Config, path: str, *, no_token: bool) -> list[str]:
 
 
 def _more_than_there_is(node: Node, settings: FGPU) -> list[str]:
-    """Return what a node on this machine is said to have, and the machine has not; nothing is known of others."""
+    """Return a warning where a node of this machine is configured with more than the machine has."""
     if settings.is_elsewhere(node.id):
         return []
     cores, memory_mib = has_here()
@@ -135,7 +135,6 @@ def has_here() -> tuple[int, int]:
 
 
 def _disk(data: Path) -> list[str]:
-    """Return what is to be known of the disk of the Hub's data."""
     # It may be for the Hub to make.
     there = next((folder for folder in (data, *data.parents) if folder.is_dir()), None)
     if there is None:
@@ -152,7 +151,7 @@ def _disk(data: Path) -> list[str]:
 
 
 def _database(url: str) -> tuple[str, str]:
-    """Return the URL without its password with what became of connecting, and whose database it is: empty where none is.
+    """Return a line about the database at this URL, and the id of its installation, "" for a new database.
 
     Raises:
         StoreUnavailable: it cannot be used.

@@ -1,7 +1,7 @@
-"""The command ``fgpu completion``, and what the Hub says where somebody presses Tab.
+"""The command ``fgpu completion``, and the values that the Hub offers when a user presses Tab.
 
-Each press starts ``fgpu``, so a shell offers what this version takes. Sessions, images and groups are asked of the Hub,
-where there is a token, for two seconds at most. After any failure nothing is offered and nothing is printed.
+Each press starts ``fgpu``, so a shell offers what this version takes. With a token in the environment it asks the Hub
+for sessions, images and groups, for two seconds at most. After a failure it offers nothing and prints nothing.
 """
 
 from __future__ import annotations

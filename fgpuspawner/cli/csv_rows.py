@@ -65,10 +65,10 @@ def refuse(path: str, mistakes: Sequence[Mistake]) -> None:
 
 
 def read_rows(path: str, *, columns: Sequence[str], needed: Collection[str] = ()) -> list[Row]:
-    """Return the rows of a file whose first line names its columns, in any order.
+    """Return the rows of a file. Its first line names its columns, in any order.
 
     Raises:
-        BadFile: it is no such file.
+        BadFile: the file is not such a table.
         OSError: it cannot be read.
     """
     with Path(path).open("rb") as file:

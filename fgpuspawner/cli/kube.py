@@ -74,7 +74,7 @@ def write_image(file: str, reference: str) -> list[str]:
 def print_manifests(namespace: str, account: str, dialect: str) -> list[str]:
     """Print what gives a Hub its rights in a cluster.
 
-    It is the Role and the ClusterRole with what a Hub needs and no more, bound to its service account, for
+    They are a Role and a ClusterRole with the Hub's rights only, bound to its service account, for
     `kubectl apply -f -`.
     """
     import yaml

@@ -125,7 +125,7 @@ def _pages(api: Api, what: str) -> Iterator[dict[str, Any]]:
 
 
 def _apply(api: Api, changes: list[tuple[str, str, str]]) -> None:
-    """Make the changes, many at once. JupyterHub has no way to take several back: run again, it does what is left."""
+    """Make the changes, many at once. JupyterHub cannot undo them; the same file again makes those that are left."""
 
     def in_groups(change: str) -> Iterator[tuple[str, list[str]]]:
         for group in dict.fromkeys(g for c, g, _ in changes if c == change):

@@ -6,7 +6,6 @@ What no line is for stays as it is.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,8 @@ from typing import Any
 import click
 
 from fgpu_scheduler import (
-    LARGEST_MILLI,
-    BadSettings,
     Quota,
     QuotaEdits,
-    format_milli,
     in_force,
     limits_words,
     quota_words,
@@ -39,10 +35,8 @@ from fgpuspawner.cli.hub_config import loaded
 from fgpuspawner.service.admin.quotas_view import key_of, spec_of
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
+from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, BadQuota, numbers_in, quota_of
 from fgpuspawner.text.tables import printable
-
-WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 
 
 @click.group(cls=Group)
@@ -114,17 +108,21 @@ def import_quotas(file: str, apply: bool, config: str) -> list[str]:
 
 
 def read_quotas(path: str, rows: Sequence[Row], settings: FGPU) -> list[Quota]:
-    """Return the quota that each row is for; one that limits nothing is to be taken out of force.
+    """Return the quota of each row; one without limits takes that quota out of force.
 
     Raises:
-        BadFile: some are none; each with its line and column.
+        BadFile: some rows are wrong; it names the line and column of each.
     """
     mistakes: list[Mistake] = []
     found: list[Quota] = []
     lines: dict[tuple[tuple[str, str], ...], int] = {}
+    groups = settings.resource_groups()
     for row in rows:
-        quota = _read(row, settings.resource_groups(), mistakes)
-        if quota is None:
+        try:
+            quota = quota_of(numbers_in(row.cells), "it", resource_groups=groups, key_only=True)
+        except BadQuota as e:
+            words = str(e).removeprefix("it: ").removeprefix(f"{e.field}: ")
+            mistakes.append(Mistake(row.line, e.field, words))
             continue
         key = tuple(key_of(quota).items())
         if key in lines:
@@ -134,35 +132,6 @@ def read_quotas(path: str, rows: Sequence[Row], settings: FGPU) -> list[Quota]:
         found.append(quota)
     refuse(path, mistakes)
     return found
-
-
-def _read(row: Row, resource_groups: Sequence[str], mistakes: list[Mistake]) -> Quota | None:
-    spec: dict[str, Any] = dict(row.cells)
-    before = len(mistakes)
-    for key in WHOLE:
-        if key in spec:
-            if re.fullmatch(r"[0-9]{1,15}", spec[key]):
-                spec[key] = int(spec[key])
-            else:
-                said = f"{printable(spec[key][:40])!r} is not a whole number; write one such as 4, or leave it empty"
-                mistakes.append(Mistake(row.line, key, said))
-    group = spec.get("resource_group")
-    if group is not None and group not in resource_groups:
-        said = f"there is no resource group {printable(group[:40])!r}; there are {', '.join(resource_groups)}"
-        mistakes.append(Mistake(row.line, "resource_group", said))
-    if len(mistakes) > before:
-        return None
-    limits = spec.keys() & set(QUOTA_AMOUNTS)
-    try:
-        quota = quota_of(spec if limits else {**spec, "max_sessions": 0}, "it")
-    except BadSettings as e:
-        column = next((key for key in QUOTA_AMOUNTS if re.search(rf"\b{key}\b( must|:)", str(e))), "")
-        mistakes.append(Mistake(row.line, column, str(e).removeprefix("it: ").removeprefix(f"{column}: ")))
-        return None
-    if (quota.max_fgpu_milli or 0) > LARGEST_MILLI:
-        mistakes.append(Mistake(row.line, "max_fgpu", f"it must be from 0 to {format_milli(LARGEST_MILLI)}"))
-        return None
-    return quota if limits else Quota(quota.scope, quota.name, quota.resource_group)
 
 
 def changed(rows: Sequence[Row], quotas: Sequence[Quota], now: Sequence[Quota]) -> list[Change]:

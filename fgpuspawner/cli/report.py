@@ -59,13 +59,13 @@ SHOWN = {
     ),
     "ConfigurableHTTPProxy": frozenset({"api_url", "should_start"}),
 }
-"""Of each section the settings whose values are shown; of ``c.FGPU`` all plain ones are. Not a list of what is hidden: a
-secret in a setting that nobody thought of would be in the file."""
+"""The settings of each section that the report shows; of ``c.FGPU`` it shows all plain values. A list of what to hide
+would let a secret in an unknown setting through."""
 SECRET = re.compile(
     r"secret|token|password|passwd|passphrase|credential|private|cookie|auth|api_?key|crypt_key",
     re.IGNORECASE,
 )
-"""Names of settings, of variables and of files whose values are secrets."""
+"""Settings, variables and files with these words in their names hold secrets."""
 HIDDEN = "[hidden]"
 IN_URL = re.compile(r"://[^\s/@]*@")
 QUERY = re.compile(r"\?[^\s\"')]+")
@@ -73,11 +73,11 @@ SAID = re.compile(
     r"(?i)\b(authorization|bearer|token|secret|password|passwd|cookie|key|code|state)(\W{1,4}(?:token |bearer )?)\S+"
 )
 LONG = re.compile(r"(?<![\w.-])(?=[\w+-]*\d)(?=[\w+-]*[A-Za-z])[\w+-]{20,}={0,2}")
-"""What is as long as a token and has letters and digits."""
+"""Words with letters and digits that are as long as a token."""
 OF_USERS = re.compile(
     r"(/users?/|Session \d+ \(|\((?=[^\s()@]+@)|[Ll]ogin for |[Uu]ser(?:name)? |logged (?:in|out): )([^\s/()@,:;]+)"
 )
-"""Where the Hub's log has a user's name, also of one whom the databases no longer know."""
+"""User names in the Hub's log, including those that the databases no longer know."""
 GPU_ID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F-]+$|^GPU-simulated")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LINES = 200
@@ -195,7 +195,6 @@ def _settings(config: Config) -> Iterator[str]:
 
 
 def _queue(database: str) -> list[str]:
-    """Return how many sessions there are in each state, by group."""
     with read_only(database) as store:
         found = store.snapshot(int(time.time()))
     counts = Counter((s.request.resource_group, s.state.value) for s in found.sessions)
@@ -224,7 +223,7 @@ def _logs(data: Path) -> list[str]:
 
 
 def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:
-    """Yield the texts of a configuration at names of secrets, at whatever depth, and the passwords in its URLs."""
+    """Yield the values of a configuration whose names match `SECRET`, at any depth, and the passwords in its URLs."""
     if isinstance(value, str | bytes):
         words = value.decode(errors="replace") if isinstance(value, bytes) else value
         if secret:
@@ -232,7 +231,7 @@ def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:
         yield from _of_url(words)
     elif isinstance(value, dict):
         for name, more in value.items():
-            # Whatever a session is given in its environment is its own affair.
+            # A session's environment may hold any secret.
             yield from _of_config(
                 more, secret=secret or name == "environment" or bool(SECRET.search(str(name)))
             )
@@ -255,7 +254,7 @@ def _of_url(words: str) -> Iterator[str]:
 
 
 def _of_files(data: Path) -> Iterator[str]:
-    """Yield what is in the files of the data folder that are named like secrets."""
+    """Yield the words in the files of the data folder whose names match `SECRET`."""
     for path in data.iterdir() if data.is_dir() else ():
         if SECRET.search(path.name) and path.is_file() and path.stat().st_size <= LONGEST_SECRET_FILE:
             yield from path.read_text(errors="replace").split()

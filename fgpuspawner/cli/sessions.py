@@ -36,7 +36,7 @@ AS_OPTION = {"count": "sessions"}
 """Fields that have another name on the command line."""
 
 OFFERED = {"image": completion.images, "group": completion.groups}
-"""Fields whose values a shell completes."""
+"""Fields that a shell completes, with the values."""
 
 ASKED = {
     "image": ("IMAGE", "its slug, or OWNER/NAME:TAG of a private one"),
@@ -286,7 +286,6 @@ def say(line: str) -> None:
 
 
 def _words(session: Json) -> str:
-    """Return a session's state, and what there is to say of it."""
     more = (
         session["message"]
         or session["end_cause"]
@@ -310,20 +309,19 @@ def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
 
 
 def _lines(name: str, value: object) -> list[str]:
-    """Return a member of a session's JSON for reading: each thing of a list, such as a GPU, on a line of its own."""
+    """Return the lines for one member of a session's JSON: one for each object in a list, such as a GPU."""
     things = value if isinstance(value, list) and any(isinstance(one, dict) for one in value) else [value]
     return [_plain(name, one) for one in things]
 
 
 def _label(name: str) -> str:
-    """Return a member's name without its unit, which is at the value."""
     for unit in ("_mib", "_percent", "_s"):
         name = name.removesuffix(unit)
     return name
 
 
 def _plain(name: str, value: object) -> str:
-    """Return a value for reading, on one line and with its unit; what is not known of a thing is left out."""
+    """Return a value as one line with its unit, without unknown members."""
     match value:
         case str():
             return value

@@ -57,7 +57,7 @@ def status_command(config: str | None, db: str | None) -> list[str]:
 
 
 def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
-    """Return the state of the installation whose scheduler uses this database.
+    """Return the state of the installation with this database.
 
     Raises:
         BadSettings: the URL cannot be read.

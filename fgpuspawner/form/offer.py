@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fgpu_scheduler import (
@@ -26,54 +26,39 @@ from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for: ``count`` sessions, each of these amounts. See `Request` for what they mean."""
+class LaunchRequest(Request):
+    """What the form, a link, a preset or the API asks for: ``count`` sessions, each of this `Request`."""
 
-    image: str
-    group: str
-    fgpu_milli: int
-    cpu_milli: int
-    memory_mib: int
     count: int = 1
-    gpu_memory_mib: int | None = None
-    compute_percent: int | None = None
-    gpu_models: tuple[str, ...] = ()
-    time_limit_s: int | None = None
-    priority: int = 0
 
     @classmethod
-    def of(cls, request: Request) -> Wanted:
-        """Return what a request asked for."""
-        same: dict[str, Any] = {name: getattr(request, name) for name in SAME}
-        return cls(group=request.resource_group, **same)
+    def of(cls, request: Request) -> LaunchRequest:
+        """Return the launch request for one session of ``request``."""
+        return cls(**{field.name: getattr(request, field.name) for field in fields(Request)})
 
-    def request(self, user: str, server_name: str, hub_groups: Iterable[str] = ()) -> Request:
-        """Return the scheduler's request for one server of ``user``, who is in these Hub groups now."""
-        same: dict[str, Any] = {name: getattr(self, name) for name in SAME}
-        return Request(user, server_name, resource_group=self.group, groups=tuple(sorted(hub_groups)), **same)
+    def for_server(self, server_name: str) -> Request:
+        """Return the scheduler's request for one server of the user."""
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Request)}
+        return Request(**{**given, "server_name": server_name})
 
     def as_options(self) -> dict[str, object]:
-        """Return the user options that `parse` reads as this very thing."""
+        """Return the user options that `parse` reads as the same request."""
         gpu: dict[str, object] = {"fgpu": format_milli(self.fgpu_milli)}
         if self.gpu_memory_mib is not None:
             gpu = {"gpu_memory_mib": self.gpu_memory_mib, "compute_percent": self.compute_percent}
         found = {
             "image": self.image,
-            "group": self.group,
+            "group": self.resource_group,
             **gpu,
             "gpu_models": list(self.gpu_models) or None,
             "cpu": format_milli(self.cpu_milli),
             "memory_mib": self.memory_mib,
             "count": self.count,
             "priority": self.priority or None,
-            # What is left out takes the default, and of these "no limit" need not be that.
+            # An option that is left out takes the default, which need not be "no limit".
             "time_limit_s": self.time_limit_s or 0,
         }
         return {name: value for name, value in found.items() if value is not None}
-
-
-SAME = tuple(name for name in Wanted.__dataclass_fields__ if name in Request.__dataclass_fields__)
-"""What a `Wanted` and the scheduler's `Request` both have."""
 
 
 def asks_the_same(before: Request, again: Request) -> bool:
@@ -101,7 +86,8 @@ class Offer:
 
     Of the images that are hidden only who knows them may ask for; nothing names them. Where all are, ``default`` has
     none.
-    ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
+    ``max_time_limit_s`` is None where sessions may run for ever. ``default`` has the user and the Hub groups that quotas
+    count.
     ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
     ``lending`` are the nodes where a share of compute is what a session has at least. ``available`` is where the images
     are: one that can't start is not shown, and is refused with the reason.
@@ -111,15 +97,18 @@ class Offer:
     groups: tuple[str, ...]
     nodes: tuple[Node, ...]
     caps: Caps
-    default: Wanted
+    default: LaunchRequest
     max_time_limit_s: int | None = None
     quotas: tuple[Quota, ...] = ()
-    user: str = ""
-    hub_groups: tuple[str, ...] = ()
     usual_cpu_milli: int = 0
     usual_memory_mib: int = 0
     lending: frozenset[str] = frozenset()
     available: Availabilities = NOTHING_KNOWN
+
+    @property
+    def user(self) -> str:
+        """The user whose offer this is."""
+        return self.default.user
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
@@ -170,14 +159,14 @@ class Offer:
 
     def amounts(self, group: str) -> tuple[int, ...]:
         """Return, ascending, each fGPU amount in milli that this user could ever hold in a resource group."""
-        asker = replace(self.default, group=group).request(self.user, "", self.hub_groups)
+        asker = replace(self.default, resource_group=group)
         limits = [
             q.max_fgpu_milli for q in self.quotas if q.max_fgpu_milli is not None and counted_as(q, asker)
         ]
         fit = amounts_that_fit(self.nodes_of(group), self.caps)
         return tuple(a for a in fit if not limits or a <= min(limits))
 
-    def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> Wanted:
+    def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> LaunchRequest:
         """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
         step_milli = self.caps.fgpu_step_milli
         fgpu = fgpu_for(image, self.default.fgpu_milli, self.devices_of(group), step_milli=step_milli)
@@ -185,7 +174,12 @@ class Offer:
         fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
         cpu, memory_mib = self.beside(fgpu, group, image)
         return replace(
-            self.default, image=image.slug, group=group, fgpu_milli=fgpu, cpu_milli=cpu, memory_mib=memory_mib
+            self.default,
+            image=image.slug,
+            resource_group=group,
+            fgpu_milli=fgpu,
+            cpu_milli=cpu,
+            memory_mib=memory_mib,
         )
 
     def beside(self, fgpu_milli: int, group: str, image: Image | None = None) -> tuple[int, int]:
@@ -216,29 +210,28 @@ class Offer:
         largest = max(self.devices_of(group), key=lambda d: d.memory_mib, default=None)
         return 0 if largest is None else largest.capacity_milli * gpu_memory_mib // max(1, largest.memory_mib)
 
-    def unmet(self, wanted: Wanted) -> list[Refusal]:
+    def unmet(self, wanted: LaunchRequest) -> list[Refusal]:
         """Return what the image of ``wanted`` needs and would not get."""
         image = next(i for i in self.images if i.slug == wanted.image)
-        request = wanted.request(self.user, "", self.hub_groups)
-        own = f"{image.name} in {wanted.group}", self.nodes_of(wanted.group)
+        own = f"{image.name} in {wanted.resource_group}", self.nodes_of(wanted.resource_group)
         for what, nodes in ((image.name, self.nodes), own):
             if (why := self.available.why_not(image.slug, nodes)) is not None:
                 return [cannot_start(what, why)]
-        return refusals(image, request, self.nodes, step_milli=self.caps.fgpu_step_milli)
+        return refusals(image, wanted, self.nodes, step_milli=self.caps.fgpu_step_milli)
 
-    def others(self, wanted: Wanted) -> Iterator[Wanted]:
+    def others(self, wanted: LaunchRequest) -> Iterator[LaunchRequest]:
         """Yield the same with each amount of fGPU that could be asked for with its image, smallest first.
 
         CPU and memory follow the amount as in the form; what was chosen stays.
         """
-        image, amounts = self.image(wanted.image), self.amounts(wanted.group)
-        worth = wanted.fgpu_milli or self.worth_milli(wanted.gpu_memory_mib or 0, wanted.group)
+        image, amounts = self.image(wanted.image), self.amounts(wanted.resource_group)
+        worth = wanted.fgpu_milli or self.worth_milli(wanted.gpu_memory_mib or 0, wanted.resource_group)
         # With exact GPU memory the form shows what goes with the amount below it.
         asked = {worth, max((a for a in amounts if a <= worth), default=min(amounts, default=worth))}
-        usual = [self.beside(a, wanted.group, image) for a in asked]
+        usual = [self.beside(a, wanted.resource_group, image) for a in asked]
         plain = replace(wanted, gpu_memory_mib=None, compute_percent=None)
         for amount in amounts:
-            cpu, memory_mib = self.beside(amount, wanted.group, image)
+            cpu, memory_mib = self.beside(amount, wanted.resource_group, image)
             other = replace(
                 plain,
                 fgpu_milli=amount,
@@ -302,18 +295,19 @@ def make_offer(
             max_time_limit_s=longest_s or LONGEST_TIME_LIMIT_S,
             max_priority=settings.priority_of(hub_groups),
         ),
-        Wanted(
+        LaunchRequest(
+            user,
+            "",
             image.slug if image else "",
             group,
-            0,
-            0,
-            0,
+            fgpu_milli=0,
+            cpu_milli=0,
+            memory_mib=0,
             time_limit_s=settings.default_time_limit_s or longest_s,
+            groups=tuple(sorted(hub_groups)),
         ),
         longest_s,
         settings.quotas_given(),
-        user,
-        hub_groups,
         settings.milli("default_cpu") or 0,
         settings.default_memory_mib,
         lending,

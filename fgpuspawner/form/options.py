@@ -1,4 +1,4 @@
-"""Form, link and API input -> one validated `Wanted`. Pure; every refusal names the field and the limit.
+"""Form, link and API input -> one validated `LaunchRequest`. Pure; every refusal names the field and the limit.
 
 The form and the link give lists of strings, the API gives JSON; all three have the same names and rules, `FIELDS`.
 The GPU is asked for as ``fgpu``, or as ``gpu_memory_mib`` with ``compute_percent`` (without: memory only).
@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, Request, admit
-from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.images.availability import NOTHING_KNOWN
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
@@ -80,7 +80,7 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     return {name: value for name, value in raw.items() if name not in unmeant}
 
 
-def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
+def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
     """Return what ``raw`` asks for, once it is known that it may queue.
 
     What is left out takes the offer's default.
@@ -94,16 +94,17 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     for name in islice(unknown, MOST_UNKNOWN):
         message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
         refusals.append(Refusal("options", "unknown_option", message))
-    group = given.choice("group", offer.groups, offer.default.group)
+    group = given.choice("group", offer.groups, offer.default.resource_group)
     image = _image(given, offer)
     default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
     gpu_memory_mib, models = given.maybe_whole("gpu_memory_mib"), offer.models(group)
     fgpu_milli = given.amount("fgpu", default.fgpu_milli if gpu_memory_mib is None else 0)
     usual = fgpu_milli if gpu_memory_mib is None else offer.worth_milli(gpu_memory_mib, group)
     cpu_milli, memory_mib = offer.beside(usual, group, image)
-    wanted = Wanted(
+    wanted = replace(
+        offer.default,
         image=image.slug,
-        group=group,
+        resource_group=group,
         fgpu_milli=fgpu_milli,
         cpu_milli=given.amount("cpu", cpu_milli),
         memory_mib=given.memory_mib(memory_mib),
@@ -118,8 +119,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     if not wanted.gpu_models and len(usable) == 1 != len(models):
         # On any other model the image would not run.
         wanted = replace(wanted, gpu_models=usable)
-    request = wanted.request(offer.user, "", offer.hub_groups)
-    found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
+    found = admit(wanted, wanted.count, offer.nodes, offer.caps, offer.quotas)
     told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
     refusals.extend(_beside(refusals, raw, told) if refusals else told)
     if refusals := refusals or [_in_its_notation(raw, wanted, unmet) for unmet in offer.unmet(wanted)]:
@@ -129,7 +129,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
 
 def parse_to_start(
     raw: Mapping[str, object], offer: Offer, waiting: Request | None = None
-) -> tuple[Wanted, str]:
+) -> tuple[LaunchRequest, str]:
     """Return what ``raw`` asks for, and the digest of the image that is accepted with it; "" where none has to be.
 
     ``waiting`` is the server's request that waits already: it keeps its place, also if its image can't start now.
@@ -183,7 +183,7 @@ def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterabl
     return [refusal for refusal in found if refusal.field in told and refusal.code not in OF_SEVERAL]
 
 
-def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:
+def _in_its_notation(raw: Mapping[str, object], wanted: LaunchRequest, refusal: Refusal) -> Refusal:
     """Return the refusal of a time limit in hours and minutes, and of memory in GiB, where it was given so."""
     if refusal.field == "time_limit_s" and raw.get("time_limit") is not None:
         field, limit = "time_limit", hours_minutes(int(refusal.limit or 0))

@@ -15,7 +15,7 @@ from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib, written
 from fgpuspawner.form.meaning import meaning
-from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.presets import fields_of, in_form, one_click
 from fgpuspawner.images.model import Image
@@ -75,7 +75,7 @@ def render(
     """
     if again is not None:
         # As it was for that session; an image that is not shown is asked for by its name.
-        given = {IMAGE_NAME: "", **fields_of(Wanted.of(again.request).as_options())}
+        given = {IMAGE_NAME: "", **fields_of(LaunchRequest.of(again.request).as_options())}
     groups = [_group(offer, name) for name in offer.groups]
     refused = _at_fields(refusals)
     template = _jinja.get_template("fgpu_options_form.html")

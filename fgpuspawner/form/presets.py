@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fgpu_scheduler import Request, Session, format_milli, memory_words
-from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import GPU_BY, parse
 from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib, joined
 from fgpuspawner.text.sessions import amount_words
@@ -43,14 +43,16 @@ def one_click(
     for session in sorted(sessions, key=lambda s: s.id, reverse=True):
         own = session.request
         asked.setdefault(replace(own, user="", server_name="", priority=0, groups=()), own)
-    launches = (_launch(own, offer) for own in asked.values() if _parsed(Wanted.of(own).as_options(), offer))
+    launches = (
+        _launch(own, offer) for own in asked.values() if _parsed(LaunchRequest.of(own).as_options(), offer)
+    )
     return {
         "presets": [_preset(p, wanted, offer) for p in presets if (wanted := _parsed(_options(p), offer))],
         "launches": list(islice(launches, LAUNCHES_SHOWN)),
     }
 
 
-def _parsed(options: Mapping[str, object], offer: Offer) -> Wanted | None:
+def _parsed(options: Mapping[str, object], offer: Offer) -> LaunchRequest | None:
     try:
         return parse(options, offer)
     except Refused:
@@ -61,7 +63,7 @@ def _options(preset: Mapping[str, object]) -> dict[str, object]:
     return {name: preset[name] for name in PRESET_FIELDS if name in preset}
 
 
-def _preset(preset: Mapping[str, object], wanted: Wanted, offer: Offer) -> dict[str, Any]:
+def _preset(preset: Mapping[str, object], wanted: LaunchRequest, offer: Offer) -> dict[str, Any]:
     options = _options(preset)
     said = in_form(options)
     fields = dict(said)
@@ -85,7 +87,7 @@ def _preset(preset: Mapping[str, object], wanted: Wanted, offer: Offer) -> dict[
 
 
 def _launch(asked: Request, offer: Offer) -> dict[str, Any]:
-    options = Wanted.of(asked).as_options()
+    options = LaunchRequest.of(asked).as_options()
     words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
     if asked.time_limit_s:
         words.append(hours_minutes(asked.time_limit_s))

@@ -25,7 +25,7 @@ from jupyterhub.utils import url_escape_path, url_path_join
 from fgpu_scheduler import BadSettings, Launcher, Seen, Session, SessionState, Store
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import Launched, ServerToken
-from fgpuspawner.form.offer import Wanted
+from fgpuspawner.form.offer import LaunchRequest
 from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu")
@@ -206,7 +206,7 @@ def _write(app: Any, session: Session) -> None:
     server.server = orm.Server(proto="http", base_url=base_url, **listens)
     started = datetime.fromtimestamp(session.started_at_s or 0, UTC).replace(tzinfo=None)
     server.started = server.last_activity = started
-    server.user_options = Wanted.of(session.own_request).as_options()
+    server.user_options = LaunchRequest.of(session.own_request).as_options()
     server.state = {KEPT: session.id}
     token = _token_noted(session)
     if token is None:

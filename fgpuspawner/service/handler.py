@@ -147,7 +147,9 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         everybody = everybody and self.viewer.admin
         if user is None and not everybody:
             return ()
-        return await self.service.reader.ended(None if everybody else user, limit)
+        return await self.service.reader.ask(
+            lambda queue: queue.ended(user=None if everybody else user, limit=limit)
+        )
 
     async def visible_session(self, session_id: str) -> Session:
         """Return a session that the caller may see; otherwise there is none."""

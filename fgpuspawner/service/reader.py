@@ -21,11 +21,9 @@ from fgpu_scheduler import (
     Extension,
     NotExtended,
     Outlook,
-    Past,
     PrivateImage,
     PrivateImages,
     QueueReader,
-    Request,
     RequestForecast,
     Resizes,
     Session,
@@ -40,7 +38,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.concurrency.background import Failures, until_it_works
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.form.offer import Offer, Wanted, make_offer
+from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Editor
@@ -80,6 +78,8 @@ LATELY_S = 60
 CONNECT_EVERY_S = 0.5
 WRITTEN_ANEW = 4
 """So often it is decided again, on what somebody else wrote meanwhile."""
+NO_SERVER = "/"
+"""The server of a request that is only forecast; no server can have this name."""
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
 """For what is the same whatever the image is."""
 MAX_EVENTS = 1000
@@ -230,13 +230,9 @@ class Reader:
         """Return one session, live or ended, as it is now."""
         return await self._read(self._queue.session, session_id)
 
-    async def ended(self, user: str | None, limit: int) -> tuple[Session, ...]:
-        """Return the sessions that ended last, of one user or of all (None), newest first."""
-        return await self._read(lambda: self._queue.ended(user=user, limit=limit))
-
-    async def held_sessions(self) -> tuple[Session, ...]:
-        """Return what nobody waits for, in the order to resume it."""
-        return await self._read(self._queue.held_sessions)
+    async def ask(self, function: Callable[[QueueReader], R]) -> R:
+        """Return what a function reads of the queue."""
+        return await self._read(function, self._queue)
 
     async def last_event_id(self) -> int:
         """Return the newest event's id."""
@@ -246,7 +242,7 @@ class Reader:
         """Return what happened after an event; None where that is too much to tell."""
         return await self._read(self._changes, after_id)
 
-    async def forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
+    async def forecast(self, wanted: LaunchRequest, offer: Offer, world: World) -> RequestForecast:
         """Return what would become of a request that may queue.
 
         One of a user at a time, and never in the way of what everybody asks for: a long queue takes seconds.
@@ -261,27 +257,6 @@ class Reader:
                 return await self._run(self._forecasts, lambda: self._forecast(wanted, offer, world))
         except TimeoutError:
             raise forecast_takes_long(ANSWER_WITHIN_S) from None
-
-    async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
-        """Return a page of what has ended, of one user or of all (None), newest first."""
-        return await self._read(lambda: self._queue.history(user=user, before_id=before_id, limit=limit))
-
-    async def past(self, session_id: int) -> Past | None:
-        """Return one session, live or ended, with what was measured of it."""
-        return await self._read(self._queue.past, session_id)
-
-    async def measured_runs(self, user: str, limit: int) -> tuple[Past, ...]:
-        """Return a user's newest runs that were measured."""
-        return await self._read(lambda: self._queue.measured_runs(user, limit=limit))
-
-    async def keep(self, session_id: int, keep_s: int) -> Session:
-        """Write that a session's owner keeps it for so long from now, though it is idle; return it as it is then.
-
-        Raises:
-            InvalidTransition: it does not run any more.
-            UnknownSession: there is none with this id.
-        """
-        return await self._read(self._keep, session_id, keep_s)
 
     async def extend(self, session_id: int) -> Session | NotExtended:
         """Write that a session may run for longer, if that is allowed now; return it, or what is against it.
@@ -339,10 +314,6 @@ class Reader:
     async def private_images(self) -> tuple[PrivateImage, ...]:
         """Return every private image, whoever may see it, in the order in which they were asked for."""
         return await self._read(PrivateImages(self._store).all)
-
-    async def recipe(self, image_id: int) -> str | None:
-        """Return the Dockerfile of a private image."""
-        return await self._read(PrivateImages(self._store).recipe, image_id)
 
     async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:
         """Write a wish about private images. What it raises is raised here."""
@@ -445,23 +416,19 @@ class Reader:
             available=self._available(),
         )
 
-    def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
-        request = _thought_of(wanted, offer)
-        others = [_thought_of(other, offer) for other in offer.others(wanted)]
-        return self._queue.forecast(request, wanted.count, world.snapshot, others)
+    def _forecast(self, wanted: LaunchRequest, offer: Offer, world: World) -> RequestForecast:
+        others = [other.for_server(NO_SERVER) for other in offer.others(wanted)]
+        return self._queue.forecast(wanted.for_server(NO_SERVER), wanted.count, world.snapshot, others)
 
     def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:
         offer = self._any_offer(snapshot, group)
-        others = [_thought_of(other, offer) for other in offer.others(offer.default)]
+        others = [other.for_server(NO_SERVER) for other in offer.others(offer.default)]
         found = self._queue.largest_now(others, group, snapshot)
         return None if found is None else found.fgpu_milli
 
     def _any_offer(self, snapshot: Snapshot, group: str) -> Offer:
         nodes = [node for node in snapshot.nodes if node.resource_group == group]
         return make_offer(self.settings, nodes, [ANY_IMAGE], (group,))
-
-    def _keep(self, session_id: int, keep_s: int) -> Session:
-        return self._changing(lambda store, now_s: store.keep(session_id, now_s + keep_s, now_s=now_s))
 
     def _extend(self, session_id: int) -> Session | NotExtended:
         for _ in range(WRITTEN_ANEW):
@@ -521,8 +488,3 @@ class Reader:
             if session is not None:
                 changed.append((event_id, session))
         return Changes(events[-1].id if events else after_id, tuple(changed))
-
-
-def _thought_of(wanted: Wanted, offer: Offer) -> Request:
-    """Return the request that is forecast; its server's name is none that a server can have."""
-    return wanted.request(offer.user, "/", offer.hub_groups)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler import FGPUError, Session
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.form.offer import Wanted
+from fgpuspawner.form.offer import LaunchRequest
 from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
 from fgpuspawner.service.reader import Reader
 
@@ -61,7 +61,7 @@ class Resumer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _round(self) -> None:
-        held = await self._reader.held_sessions()
+        held = await self._reader.ask(lambda queue: queue.held_sessions())
         # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
@@ -78,7 +78,7 @@ class Resumer:
     async def _try(self, session: Session) -> None:
         asked = session.request
         # From the store and not from the Hub, which may have been killed before it had noted them.
-        wanted = Wanted.of(session.own_request)
+        wanted = LaunchRequest.of(session.own_request)
         task = asyncio.create_task(
             self._hub.start_server(
                 asked.user, asked.server_name, options=wanted.as_options(), token=self._token

@@ -108,7 +108,9 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
     if session.ends_cause is not EndCause.IDLE:
         raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
     keep_s = handler.service.settings.keep_s(session.request.resource_group)
-    kept = await handler.service.reader.keep(session.id, keep_s)
+    kept = await handler.service.reader.change(
+        lambda store, now_s: store.keep(session.id, now_s + keep_s, now_s=now_s)
+    )
     await audited(handler, session, "session.keep")
     return kept
 

@@ -5,13 +5,15 @@ They are read and checked here, and become the scheduler's plain values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from traitlets import Dict, Integer, List
 
 from fgpu_scheduler import (
+    LARGEST_MILLI,
     MIN_TIME_LIMIT_S,
     AllRules,
     BadAmount,
@@ -21,6 +23,7 @@ from fgpu_scheduler import (
     Quota,
     QuotaScope,
     Rules,
+    format_milli,
     group_policy,
     parse_milli,
     quota_words,
@@ -47,6 +50,7 @@ RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
 QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
+WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 QUOTA_KEYS = ("user", "hub_group", "resource_group", *QUOTA_AMOUNTS)
 
 
@@ -200,37 +204,69 @@ def _check_values(where: str, given: Mapping[Any, object], known: Known, *, besi
             raise BadSettings(f"{where}[{key!r}] is {value!r}; {remedy}")
 
 
-def quota_of(spec: Mapping[Any, Any], where: str) -> Quota:
+class BadQuota(BadSettings):
+    """A quota that cannot be used; ``field`` is the one that is wrong, or "" where several are."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def quota_of(
+    spec: Mapping[Any, Any],
+    where: str,
+    *,
+    resource_groups: Sequence[str] | None = None,
+    key_only: bool = False,
+) -> Quota:
     """Return the quota that a dict of ``c.FGPU.quotas`` means, or one of the API; ``where`` begins the words of errors.
 
+    ``key_only``: it need not limit anything.
+
     Raises:
-        BadSettings: it cannot be read.
+        BadQuota: it cannot be read, or its resource group is none of ``resource_groups``.
     """
     check_keys(where, spec, QUOTA_KEYS)
     if "user" in spec and "hub_group" in spec:
-        raise BadSettings(f"{where} has a user and a hub_group; write two quotas")
+        raise BadQuota(f"{where} has a user and a hub_group; write two quotas")
     whom = [key for key in ("user", "hub_group", "resource_group") if key in spec]
     for key in whom:
         if not isinstance(spec[key], str) or not spec[key]:
-            raise BadSettings(f"{where}: {key} must be a name")
+            raise BadQuota(f"{where}: {key} must be a name", key)
     if not whom:
-        raise BadSettings(f"{where} says not for whom; add user, hub_group or resource_group")
-    if spec.keys().isdisjoint(QUOTA_AMOUNTS):
-        raise BadSettings(f"{where} limits nothing; add one of {', '.join(QUOTA_AMOUNTS)}")
-    for key, least in (("max_sessions", 0), ("max_pending", 0), ("max_lifetime_s", MIN_TIME_LIMIT_S)):
+        raise BadQuota(f"{where} says not for whom; add user, hub_group or resource_group")
+    if not key_only and spec.keys().isdisjoint(QUOTA_AMOUNTS):
+        raise BadQuota(f"{where} limits nothing; add one of {', '.join(QUOTA_AMOUNTS)}")
+    for key, least in zip(WHOLE, (0, 0, MIN_TIME_LIMIT_S), strict=True):
         if key in spec and not is_whole(spec[key], least, LONGEST_TIME_LIMIT_S):
-            raise BadSettings(f"{where}: {key} must be a whole number from {least} to {LONGEST_TIME_LIMIT_S}")
+            limits = f"from {least} to {LONGEST_TIME_LIMIT_S}"
+            raise BadQuota(f"{where}: {key} must be a whole number {limits}", key)
     try:
         fgpu_milli = parse_milli(str(spec["max_fgpu"]), field="max_fgpu") if "max_fgpu" in spec else None
     except BadAmount as e:
-        raise BadSettings(f"{where}: {e}") from None
+        raise BadQuota(f"{where}: {e}", "max_fgpu") from None
+    if (fgpu_milli or 0) > LARGEST_MILLI:
+        raise BadQuota(f"{where}: max_fgpu must be from 0 to {format_milli(LARGEST_MILLI)}", "max_fgpu")
+    group = spec.get("resource_group")
+    if group is not None and resource_groups is not None and group not in resource_groups:
+        there = ", ".join(resource_groups)
+        raise BadQuota(
+            f"{where}: there is no resource group {group[:40]!r}; there are {there}", "resource_group"
+        )
     scope = QuotaScope.USER if "user" in spec else QuotaScope.GROUP if "hub_group" in spec else QuotaScope.ALL
     return Quota(
         scope,
         spec.get("user") or spec.get("hub_group") or ANYBODY,
-        spec.get("resource_group"),
+        group,
         max_fgpu_milli=fgpu_milli,
-        max_sessions=spec.get("max_sessions"),
-        max_pending=spec.get("max_pending"),
-        max_lifetime_s=spec.get("max_lifetime_s"),
+        **{key: spec.get(key) for key in WHOLE},
     )
+
+
+def numbers_in(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the cells of a file, or the fields of a form, as `quota_of` reads them; empty ones are left out."""
+    return {
+        key: int(text) if key in WHOLE and re.fullmatch(r"[0-9]{1,15}", text) else text
+        for key, text in texts.items()
+        if text
+    }

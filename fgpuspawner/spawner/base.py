@@ -57,7 +57,7 @@ from fgpuspawner.engines.base import (
     LaunchSpec,
     Safeguard,
 )
-from fgpuspawner.form.offer import CANNOT_START, Refused, Wanted, asks_the_same
+from fgpuspawner.form.offer import CANNOT_START, LaunchRequest, Refused, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
@@ -380,22 +380,20 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         current = await self.runtime.queue.serving(self.user.name, self.name)
         return None if current is None or current.state is SessionState.RUNNING else current.own_request
 
-    async def _enqueue(self, wanted: Wanted) -> Session:
+    async def _enqueue(self, wanted: LaunchRequest) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
         scheduler = self.runtime.queue
-        groups = self.hub_groups
-        request = wanted.request(self.user.name, self.name, groups)
         current = await scheduler.serving(self.user.name, self.name)
         if (
             current is not None
-            and asks_the_same(current.own_request, request)
+            and asks_the_same(current.own_request, wanted.for_server(self.name))
             and current.state is not SessionState.RUNNING
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
             return current
         further = await self._further_names(wanted.count - 1)
         names = [self.name, *further]
-        requests = [wanted.request(self.user.name, name, groups) for name in names]
+        requests = [wanted.for_server(name) for name in names]
         # In one step: a request that is refused costs nobody their place.
         replacing = None if current is None else current.id
         submitting = asyncio.ensure_future(scheduler.submit(requests, replacing=replacing))
@@ -444,7 +442,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
         return names
 
-    def _spawn_further(self, wanted: Wanted, sessions: Sequence[Session]) -> None:
+    def _spawn_further(self, wanted: LaunchRequest, sessions: Sequence[Session]) -> None:
         """Start the further servers of this submission, as the request that started this one would.
 
         Their places in the queue are committed already; should this process die first, they are resumed
@@ -738,7 +736,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return
         try:
             asked = current.own_request
-            parse_to_start(Wanted.of(asked).as_options(), self.offer(), asked)
+            parse_to_start(LaunchRequest.of(asked).as_options(), self.offer(), asked)
         except Refused as e:
             if any(refusal.code != CANNOT_START for refusal in e.refusals):
                 await self._end(current, EndCause.USER, why, now=True)

@@ -23,7 +23,7 @@ _HOST = r"(?=.{1,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What an installation is to be like. Whatever is in here is safe to be written into units and Python."""
+    """The answers that describe an installation. All of them are safe in units and in Python code."""
 
     host: str = ""
     tls: str = "proxy"

@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool) -> list[Finding]:
-    """Return what is to be known of a machine before its setup; ``again``: what is set up runs, and has its ports."""
+    """Return the findings about a machine before its setup; ``again``: an earlier setup runs, and has its ports."""
     found = [_systemd(machine), _proxy(programs), *_places(machine, programs)]
     if answers.tls != "none":
         found += _name(answers)
@@ -133,7 +133,7 @@ def of_the_configuration(
 ) -> list[Finding]:
     """Return what `fgpu check` says of the configuration, before it is written where the Hub finds it.
 
-    It judges as the Hub's user. Without data, of which that user is the owner, there may be none: then it is nobody.
+    The check runs as the Hub's user, or as `NOBODY` before that user exists.
     """
     as_user: dict[str, Any] = {}
     if machine.is_real and not Path(answers.data).exists():

@@ -179,7 +179,7 @@ def _installation_without_sessions(machine: Machine) -> str | None:
 
     Raises:
         BadSettings: there are sessions.
-        StoreUnavailable: nobody knows whether there are.
+        StoreUnavailable: the database cannot say.
     """
     config = machine.at(CONFIG)
     if not machine.is_real or not config.exists():
@@ -197,7 +197,7 @@ def _installation_without_sessions(machine: Machine) -> str | None:
 
 
 def _words(answers: Answers) -> list[str]:
-    """Return what an administrator has to know of the rights that are given."""
+    """Return what an administrator must know about the rights that this setup gives."""
     said = [ROOT_BY_THE_ENGINE, NOT_ROOT] * (answers.runtime == "docker") + [READS_PASSWORDS] * (
         answers.login == "pam"
     )

@@ -191,7 +191,7 @@ class Setup:
     def _units(self, answers: Answers, changed: set[str]) -> list[Step]:
         wanted = units(answers)
         off = [unit for unit in wanted if not self.machine.is_on(unit)]
-        # The proxy first; the firewall last, whose rules are named by what the Hub makes when it first starts.
+        # The proxy first. The firewall last: its rules carry an id that the Hub makes at its first start.
         do = [u for u in (PROXY, HUB, BACKUP, DISK, FIREWALL) if u in wanted and u in {*off, *changed}]
         steps = [Step(AS_IT_IS, unit, "starts with the machine") for unit in wanted if unit not in do]
         if self.machine.is_real and do:

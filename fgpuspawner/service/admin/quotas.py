@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from fgpu_scheduler import (
-    LARGEST_MILLI,
     MIN_TIME_LIMIT_S,
     MOST_EDITS,
     BadSettings,
     Quota,
     QuotaEdits,
-    format_milli,
     in_force,
 )
 from fgpuspawner import scopes
@@ -23,14 +20,13 @@ from fgpuspawner.service.admin.objects import OneQuota, Quotas
 from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
-from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
+from fgpuspawner.settings.queue import QUOTA_KEYS, numbers_in, quota_of
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 from fgpuspawner.text.times import clock, seconds_of
 
 SHOWN = 200
 """So many quotas are on one page: there may be one for each user."""
 FOR = ("user", "hub_group", "resource_group")
-WHOLE = ("max_sessions", "max_pending")
 WORDS = {
     "max_fgpu": "fGPU at a time",
     "max_sessions": "Sessions at a time",
@@ -53,34 +49,23 @@ async def quotas(handler: Handler) -> Quotas:
     return await asyncio.to_thread(quotas_object, file, edits, world)
 
 
-def read_quota(handler: Handler, given: Mapping[str, Any]) -> Quota:
-    """Return the quota that is asked for.
+def read_quota(handler: Handler, given: Mapping[str, Any], *, key_only: bool = False) -> Quota:
+    """Return the quota that is asked for; with ``key_only`` whatever it limits.
 
     Raises:
         Problem: it cannot be; the message says what would work.
     """
     spec = {key: value for key, value in given.items() if value not in (None, "")}
+    # An administrator of a group is told of no other group.
+    known = handler.service.settings.resource_groups() if handler.viewer.admin and not key_only else None
     try:
-        quota = quota_of(spec, "quota")
+        return quota_of(spec, "quota", resource_groups=known, key_only=key_only)
     except BadSettings as e:
-        named = (key for key in QUOTA_AMOUNTS if re.search(rf"\b{key}\b( must|:)", str(e)))
-        raise Problem(400, "bad_argument", str(e), field=next(named, "user")) from None
-    if quota.max_fgpu_milli is not None and quota.max_fgpu_milli > LARGEST_MILLI:
-        raise bad_argument("max_fgpu", f"must be from 0 to {format_milli(LARGEST_MILLI)}")
-    known = handler.service.settings.resource_groups()
-    if handler.viewer.admin and quota.resource_group is not None and quota.resource_group not in known:
-        message = f"there is no {quota.resource_group!r}; there are {', '.join(known)}"
-        raise bad_argument("resource_group", message)
-    return quota
+        raise Problem(400, "bad_argument", str(e), field=getattr(e, "field", "") or "user") from None
 
 
-def read_key(given: Mapping[str, str]) -> Quota:
-    """Return a quota that is for this, whatever it limits."""
-    spec: dict[str, Any] = {key: given[key] for key in FOR if given.get(key)}
-    try:
-        return quota_of({**spec, "max_sessions": 0}, "quota")
-    except BadSettings as e:
-        raise Problem(400, "bad_argument", str(e), field="user") from None
+def read_key(handler: Handler, given: Mapping[str, Any]) -> Quota:
+    return read_quota(handler, {key: given.get(key) for key in FOR}, key_only=True)
 
 
 async def write(handler: Handler, action: str, quota: Quota) -> None:
@@ -140,7 +125,7 @@ class QuotasPage(AdminFormPage):
         given, action = self._given(), self.field("action")
         if action not in ACTIONS:
             raise bad_argument("action", f"use one of {', '.join(ACTIONS)}")
-        quota = read_quota(self, _numbers(given)) if action == "set" else read_key(given)
+        quota = read_quota(self, _numbers(given)) if action == "set" else read_key(self, given)
         await write(self, action, quota)
         self.back()
 
@@ -162,17 +147,14 @@ class QuotasPage(AdminFormPage):
 
 
 def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a form as the API has them; what is no number stays as it is, to be refused.
+    """Return the fields of a form as the API has them.
 
     Raises:
         Problem: the longest run cannot be read.
     """
-    found: dict[str, Any] = dict(given)
-    for key in WHOLE:
-        text = given[key].strip()
-        if text.isascii() and text.isdigit() and len(text) < 16:
-            found[key] = int(text)
-    if longest := given["max_lifetime_s"].strip():
+    longest = given["max_lifetime_s"].strip()
+    found = numbers_in({key: text.strip() for key, text in given.items() if key != "max_lifetime_s"})
+    if longest:
         longest_s = seconds_of(longest)
         if longest_s is None or not MIN_TIME_LIMIT_S <= longest_s <= LONGEST_TIME_LIMIT_S:
             most = clock(LONGEST_TIME_LIMIT_S)
@@ -195,7 +177,7 @@ class QuotasApi(AdminApi):
 
     async def delete(self) -> None:
         given = self.query((*FOR, "back"))
-        quota = read_key(given)
+        quota = read_key(self, given)
         await write(self, "back" if self.flag("back") else "remove", quota)
         await self._answer(quota)
 

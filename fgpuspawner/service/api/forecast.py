@@ -29,6 +29,7 @@ from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.session_objects import waits_for
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.service.problems import Problem, forbidden
+from fgpuspawner.service.reader import NO_SERVER
 from fgpuspawner.text.fields import in_gib
 
 INSTEAD_OF = "instead_of"
@@ -173,14 +174,11 @@ class Forecast(Api):
         quota = None
         try:
             offer = reader.offer(world, viewer.user, viewer.hub_groups, viewer.groups)
-            # Its name is none that a server can have: the request is only thought of.
             group = (fields.get("group") or [""])[0]
-            asker = replace(offer.default, group=group if group in offer.groups else offer.default.group)
-            quota = quota_object(world.snapshot, asker.request(viewer.user, "/", viewer.hub_groups))
+            asker = replace(offer.default, resource_group=group) if group in offer.groups else offer.default
+            quota = quota_object(world.snapshot, asker.for_server(NO_SERVER))
             wanted = parse(read_fields(fields), offer)
-            _refuse_beside(
-                world, wanted.request(viewer.user, "/", viewer.hub_groups), wanted.count, offer.caps
-            )
+            _refuse_beside(world, wanted.for_server(NO_SERVER), wanted.count, offer.caps)
         except Refused as e:
             self.answer(refused_object(e.refusals, count=_count(fields), simulated=simulated, quota=quota))
             return
@@ -190,7 +188,7 @@ class Forecast(Api):
             cpu_milli, memory_mib = found.beside_now
             if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
                 found = replace(found, beside_now=None)
-        simulated = world.simulated([wanted.group])
+        simulated = world.simulated([wanted.resource_group])
         self.answer(
             forecast_object(found, world, viewer, count=wanted.count, simulated=simulated, quota=quota)
         )

@@ -24,7 +24,7 @@ async def receipts_of(
     reader, site = handler.service.reader, handler.service.site
     world = await reader.world()
     # One more than is shown: whether there is a next page.
-    found = await reader.history(user=user, before_id=before, limit=limit + 1)
+    found = await reader.ask(lambda queue: queue.history(user=user, before_id=before, limit=limit + 1))
     shown = [receipt(past, world, handler.viewer, site) for past in found[:limit]]
     return shown, found[limit - 1].session.id if len(found) > limit else None
 
@@ -73,7 +73,7 @@ class HistoryFile(Past):
 
 class OneReceipt(Api):
     async def get(self, session_id: str) -> None:
-        past = await self.service.reader.past(int(session_id))
+        past = await self.service.reader.ask(lambda queue: queue.past(int(session_id)))
         if past is None or not is_visible(past.session, self.viewer):
             raise no_such_session(session_id)
         shown = receipt(past, await self.service.reader.world(), self.viewer, self.service.site)
@@ -92,13 +92,13 @@ class Advice(Api):
 
 async def advice_for(service: Service, viewer: Viewer) -> list[objects.Advice]:
     """Return what would have been enough for a user's last runs, image by image, where there is advice to give."""
-    if viewer.user is None:
+    user, reader = viewer.user, service.reader
+    if user is None:
         return []
-    reader = service.reader
     world = await reader.world()
     nodes = [n for n in world.snapshot.nodes if n.resource_group in viewer.groups]
     found = advice_by_image(
-        await reader.measured_runs(viewer.user, LOOKED_THROUGH),
+        await reader.ask(lambda queue: queue.measured_runs(user, limit=LOOKED_THROUGH)),
         step_milli=service.settings.caps().fgpu_step_milli,
         images=reader.catalogue.images,
         devices=[device for node in nodes for device in node.devices],

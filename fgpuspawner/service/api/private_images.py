@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fgpu_scheduler import HELD_IMAGES, ImageQuota, PrivateImage, shown_mib
+from fgpu_scheduler import PrivateImages as StoredImages
 from fgpuspawner import scopes
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api, sent_text
@@ -126,7 +127,7 @@ class ImageAnswer(ImageApi):
 class Recipe(ImageApi):
     async def get(self, image_id: str) -> None:
         found = await image_of(self, image_id, to_manage=False)
-        lines = await self.service.reader.recipe(found.id)
+        lines = await self.service.reader.read(lambda store: StoredImages(store).recipe(found.id))
         if lines is None:
             raise Problem(404, "no_recipe", f"there is no recipe of {found.name}")
         self.set_header("Content-Type", "text/plain; charset=utf-8")

@@ -133,7 +133,7 @@ def test_every_mistake_is_told_with_its_line_and_column_and_nothing_is_changed(
         "9",
         "10, column max_fgpu",
     ]
-    assert "'x' is not a whole number; write one such as 4, or leave it empty" in said
+    assert "max_sessions must be a whole number from 0 to 36000000" in said
     assert "there is no resource group 'lab'; there are" in said
     assert "line 2 has a quota of user 'good', too; write them as one" in said
     assert said.endswith(". Nothing was changed")

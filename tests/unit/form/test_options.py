@@ -13,7 +13,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import Node, Refusal
 from fgpuspawner.form import page as form
-from fgpuspawner.form.offer import Offer, Refused, Wanted, asks_the_same, make_offer
+from fgpuspawner.form.offer import LaunchRequest, Offer, Refused, asks_the_same, make_offer
 from fgpuspawner.form.options import parse, parse_to_start, read_fields
 from fgpuspawner.form.presets import fields_of
 from fgpuspawner.images.catalogue import Image
@@ -483,7 +483,7 @@ HALF = {"fgpu_milli": 500, "cpu_milli": 1000, "memory_mib": 2048}
 """What goes with half an fGPU: as much of the node as of its GPUs."""
 BESIDE = {"cpu_milli": 2500, "memory_mib": 5120}
 """The same of 5 GiB of a GPU of 8, of which there are two."""
-DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mib=4096)
+DEFAULT = LaunchRequest("", "", "python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mib=4096)
 
 
 @pytest.mark.parametrize("edge", TEXTS)
@@ -500,7 +500,7 @@ DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mi
         ({"fgpu": "4", "cpu": "8", "memory_mib": "16384"},
          {"fgpu_milli": 4000, "cpu_milli": 8000, "memory_mib": 16384}),
         ({"image": "torch", "group": "class", "cpu": 0.25, "memory_mib": 128, "count": 8},
-         {"image": "torch", "group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
+         {"image": "torch", "resource_group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
         ({"memory_gib": "1.5"}, {"memory_mib": 1536}),
         ({"memory_mib": 512.0, "count": "2.0"}, {"memory_mib": 512, "count": 2}),
         ({"memory_gib": "0.5625"}, {"memory_mib": 576}),
@@ -566,7 +566,7 @@ def test_every_kind_of_request_survives_the_way_through_its_options(
 ) -> None:
     wanted = replace(DEFAULT, **changes)
     assert parse(wanted.as_options(), offer(**given)) == wanted
-    assert Wanted.of(wanted.request("alice", "")) == wanted
+    assert LaunchRequest.of(wanted.for_server("")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -623,12 +623,12 @@ def test_of_the_forms_two_ways_to_ask_for_a_gpu_the_other_is_not_meant(by: str, 
 def test_a_request_that_is_made_again_is_known_by_what_it_asks_for(
     changes: dict[str, Any], same: bool
 ) -> None:
-    before = DEFAULT.request("alice", "", ["ml101"])
+    before = replace(DEFAULT, user="alice", groups=("ml101",)).for_server("")
     assert asks_the_same(before, replace(before, **changes)) is same
 
 
 def test_another_time_limit_than_before_is_another_request() -> None:
-    before = replace(DEFAULT, time_limit_s=3600).request("alice", "")
+    before = replace(DEFAULT, time_limit_s=3600).for_server("")
     assert not asks_the_same(before, replace(before, time_limit_s=7200))
 
 
@@ -748,7 +748,7 @@ def test_a_form_a_link_and_the_api_name_several_models_in_order() -> None:
     options = a100_t4.as_options()
     assert options["gpu_models"] == ["NVIDIA A100", "Tesla T4"]
     assert parse(options, several_models()).gpu_models == a100_t4.gpu_models
-    assert Wanted.of(a100_t4.request("alice", "")) == a100_t4
+    assert LaunchRequest.of(a100_t4.for_server("")) == a100_t4
     with pytest.raises(
         Refused, match="'Tesla T4' is named twice; name each model once: Tesla T4, NVIDIA A100"
     ):
@@ -778,7 +778,7 @@ def test_the_form_has_a_field_for_each_model_and_shows_what_was_chosen() -> None
 
 
 def test_a_request_names_the_server_it_is_for() -> None:
-    request = DEFAULT.request("alice", "gpu-2")
+    request = replace(DEFAULT, user="alice").for_server("gpu-2")
     assert (request.user, request.server_name, request.resource_group) == ("alice", "gpu-2", "default")
     assert (request.fgpu_milli, request.cpu_milli, request.memory_mib) == (1000, 2000, 4096)
 
@@ -807,7 +807,7 @@ def test_half_a_gpu_and_the_part_of_the_node_that_goes_with_it_are_preselected(
 ) -> None:
     default = offer(**given).default
     assert (default.fgpu_milli, default.cpu_milli, default.memory_mib) == expected
-    assert (default.image, default.group, default.count) == ("python", "default", 1)
+    assert (default.image, default.resource_group, default.count) == ("python", "default", 1)
     assert parse({}, offer(**given)) == default
 
 
@@ -850,7 +850,7 @@ def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -
     nodes: tuple[Node, ...] = own.discover_nodes()
     assert make_offer(own, nodes, (TORCH,), ("class",)).default.image == "torch"
     assert make_offer(own, nodes, (TORCH, PYTHON), ("class",)).default.image == "python"
-    assert make_offer(own, nodes, (TORCH, PYTHON), ("class", "default")).default.group == "class"
+    assert make_offer(own, nodes, (TORCH, PYTHON), ("class", "default")).default.resource_group == "class"
 
 
 def test_only_nodes_of_ones_own_groups_are_offered() -> None:

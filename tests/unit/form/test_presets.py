@@ -13,7 +13,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Session, SessionState
 from fgpuspawner.form import page as form
-from fgpuspawner.form.offer import Offer, Wanted, make_offer
+from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
 from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.form.presets import one_click, with_unknown_image
 from fgpuspawner.images.model import Image
@@ -30,7 +30,7 @@ SMALL = {
     "time_limit": "2:30",
 }
 EXACT = {"name": "Exact", "gpu_memory_mib": 2048}
-LAST = Wanted("python", "default", 500, 1000, 2048)
+LAST = LaunchRequest("ann", "", "python", "default", 500, 1000, 2048)
 
 
 def settings(**given: Any) -> FGPU:
@@ -45,8 +45,8 @@ def offer(**given: Any) -> Offer:
     return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), user="ann")
 
 
-def session(number: int, wanted: Wanted = LAST, server: str = "") -> Session:
-    return Session(number, wanted.request("ann", server), SessionState.TERMINATED, 0)
+def session(number: int, wanted: LaunchRequest = LAST, server: str = "") -> Session:
+    return Session(number, wanted.for_server(server), SessionState.TERMINATED, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None
         "gpu_by": "fgpu",
     }
     linked = {name.removeprefix("opt-"): [value] for name, value in parse_qsl(small["link"][1:])}
-    assert parse(read_fields(linked), offer()) == Wanted(
-        "python", "default", 200, 1000, 2048, time_limit_s=9000
+    assert parse(read_fields(linked), offer()) == LaunchRequest(
+        "ann", "", "python", "default", 200, 1000, 2048, time_limit_s=9000
     )
     # Memory alone: a compute that was typed before is not meant.
     assert json.loads(exact["fields"]) == {
@@ -152,7 +152,9 @@ def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_wit
         "memory_gib": "8.7891",
         "gpu_by": "fgpu",
     }
-    assert parse({"image": "exam", "cpu": 3}, found) == Wanted("exam", "default", 700, 3000, 9000)
+    assert parse({"image": "exam", "cpu": 3}, found) == LaunchRequest(
+        "ann", "", "exam", "default", 700, 3000, 9000
+    )
 
 
 def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still() -> None:

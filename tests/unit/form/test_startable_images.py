@@ -68,7 +68,7 @@ def test_the_preselected_image_can_start_in_the_preselected_group() -> None:
     both = {"python": (BUILD, HERE), "tf_1": (HERE, HERE)}
     cases: list[dict[str, tuple[Availability, Availability]]] = [{}, both, both | {"tf_1": (BUILD, HERE)}]
     defaults = [offer(OLD, PYTHON, **where).default for where in cases]
-    assert [(one.image, one.group) for one in defaults] == [
+    assert [(one.image, one.resource_group) for one in defaults] == [
         ("python", "default"),
         ("tf-1", "default"),
         ("python", "class"),
@@ -88,10 +88,10 @@ def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidde
 def test_what_waits_already_keeps_its_place_while_its_image_cannot_start() -> None:
     """As after a restart of the Hub, while the registry does not answer."""
     asked = parse({"image": "tf-1"}, offer(PYTHON, OLD))
-    waiting, now = asked.request("ann", ""), offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
+    waiting, now = asked.for_server(""), offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
     assert parse_to_start(asked.as_options(), now, waiting) == (asked, "")
     # The default image, as it was when it was asked for.
-    python = parse({}, offer(PYTHON, OLD)).request("ann", "")
+    python = parse({}, offer(PYTHON, OLD)).for_server("")
     away = offer(PYTHON, OLD, python=(BUILD, BUILD))
     assert parse_to_start({}, away, python)[0].image == "python"
     assert parse({}, away).image == "tf-1"

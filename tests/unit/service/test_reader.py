@@ -27,7 +27,7 @@ from fgpu_scheduler import (
     SystemClock,
 )
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.form.offer import Offer, Wanted
+from fgpuspawner.form.offer import LaunchRequest, Offer
 from fgpuspawner.form.options import parse
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World
@@ -169,10 +169,10 @@ async def test_every_page_names_the_same_largest_amount_that_starts_now(reader: 
     assert reader._largest_now(world.snapshot, "default") == told.largest_now_milli
 
 
-def of(user: str) -> tuple[Wanted, Offer]:
+def of(user: str) -> tuple[LaunchRequest, Offer]:
     """Return a request, and what its user may choose."""
-    wanted = Wanted(ANY_IMAGE.slug, "default", 1000, 1000, 1024)
-    return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted, user=user)
+    wanted = LaunchRequest(user, "", ANY_IMAGE.slug, "default", 1000, 1000, 1024)
+    return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted)
 
 
 async def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,10 @@ class Reader:
             for n in range(1, COUNT + 1)
         }
 
-    async def held_sessions(self) -> tuple[Session, ...]:
+    async def ask(self, function: Callable[[Any], Any]) -> Any:
+        return function(self)
+
+    def held_sessions(self) -> tuple[Session, ...]:
         return tuple(self.held.values())
 
 
