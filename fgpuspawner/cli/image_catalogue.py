@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Node, Store, amounts_that_fit
-from fgpuspawner.cli.command import writable
+from fgpuspawner.cli.command import who, writable
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.edits import Editor
+from fgpuspawner.images.edits import Draft, Update, edit_catalogue
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import between_steps, never_held
@@ -57,15 +57,15 @@ class Opened:
         with contextlib.closing(app.spawner_class.make_engine(own)) as engine:
             yield engine.image_stores()
 
-    def editor(self) -> Editor:
-        """Return what changes the catalogue.
+    def edit(self, change: Callable[[Draft], Update]) -> None:
+        """Change the catalogue.
 
         Raises:
-            CatalogueError: the file cannot be used as it is.
+            CatalogueError: the file cannot be used as it is, or the change cannot be made.
         """
         if self.images.problem is not None:
             raise CatalogueError(self.images.problem)
-        return Editor(self.store, self.images.file, self.amounts)
+        edit_catalogue(self.store, self.images.file, change, by=who(), amounts=self.amounts)
 
     @property
     def amounts(self) -> tuple[int, ...]:

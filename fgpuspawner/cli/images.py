@@ -10,13 +10,13 @@ import click
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.cli import private_images
-from fgpuspawner.cli.command import FILE, Group, Report, UsageError, command, config_option, who
+from fgpuspawner.cli.command import FILE, Group, Report, UsageError, command, config_option
 from fgpuspawner.cli.csv_rows import output_option, printed
 from fgpuspawner.cli.image_build import build
 from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.engines.base import ImageStore
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
-from fgpuspawner.images.edits import Action, Listed
+from fgpuspawner.images.edits import Action, Draft, Listed
 from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.labels import entry_from
 from fgpuspawner.images.model import FoundImage, Image, state_words
@@ -112,7 +112,7 @@ def export(output: str | None, config: str) -> list[str]:
 
 def _act(action: Action, slug: str, config: str) -> list[str]:
     with opened(config) as own:
-        own.editor().do(action, slug, by=who())
+        own.edit(lambda draft: draft.do(action, slug))
         own.images.refresh()
         image = own.catalogue.entry(slug)
         unfit = own.unfit(image) if image is not None and action is Action.ENABLE else None
@@ -129,7 +129,7 @@ for _action, _said in DONE.items():
 def file_order(config: str) -> list[str]:
     """Take the order of the file again."""
     with opened(config) as own:
-        own.editor().file_order(by=who())
+        own.edit(Draft.file_order)
     return ["the images are in the file's order"]
 
 
@@ -152,7 +152,7 @@ def scan(slugs: tuple[str, ...], add: bool, config: str) -> list[str]:
                 there = ", ".join(new) or "none"
                 raise CatalogueError(f"no new image is proposed as {shown(slug)}; there are {there}")
         chosen = [new[slug] for slug in slugs or new]
-        own.editor().add([entry_of(image) for image in chosen], by=who())
+        own.edit(lambda draft: draft.add([entry_of(image) for image in chosen]))
         return [*lines, *(f"added {image.slug}" for image in chosen)]
 
 
@@ -196,7 +196,7 @@ def pin(slug: str, config: str) -> list[str]:
             there = ", ".join(i.slug for i in own.catalogue.images)
             raise CatalogueError(f"there is no image {shown(slug)}; there are {there}")
         entry, said = pinned(image, _found(image, stores))
-        own.editor().edit(slug, entry, by=who())
+        own.edit(lambda draft: draft.edit(slug, entry))
         return [f"image {slug}: {said}"]
 
 

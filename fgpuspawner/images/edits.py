@@ -2,13 +2,13 @@
 
 The file stays the source. What was changed lies over it key by key, so that all else follows the file when that
 changes. An edit is checked exactly as an entry of the file is: one that does not fit the file any more has no effect,
-and says so. Pure, but for `Editor`.
+and says so. Pure, but for `edit_catalogue`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -194,10 +194,12 @@ class Draft:
     """The catalogue as it is: what is done with it, and what has to be written for that.
 
     Every `Update` was checked whole. Raises `CatalogueError`, one line, where there is no such image or it cannot be.
+    ``amounts`` are those of fGPU x 1000 that can be asked for, ascending: an image that is written names no other.
     """
 
-    def __init__(self, file: Catalogue, edits: Sequence[ImageEdit]) -> None:
+    def __init__(self, file: Catalogue, edits: Sequence[ImageEdit], amounts: Sequence[int] = ()) -> None:
         self._file = file
+        self._amounts = amounts
         self._edits = {edit.slug: edit for edit in edits}
 
     def do(self, action: Action, slug: str) -> Update:
@@ -220,6 +222,7 @@ class Draft:
     def edit(self, slug: str, wanted: Entry) -> Update:
         """Return what makes this whole entry of an image."""
         self._entry(slug)
+        self._check(checked({**wanted, "slug": slug}))
         return self._whole(slug, {**wanted, "slug": slug})
 
     def add(self, entries: Sequence[Entry]) -> Update:
@@ -228,6 +231,7 @@ class Draft:
         put = []
         for entry in entries:
             image = checked(entry)
+            self._check(image)
             if image.slug in taken:
                 raise CatalogueError(
                     f"image {shown(image.slug)}: slug: there is one already; slugs must differ"
@@ -241,6 +245,10 @@ class Draft:
         edits = [replace(edit, position=None) for edit in self._edits.values()]
         empty = [e.slug for e in edits if e.entry is None and not e.changes]
         return Update(tuple(e for e in edits if e.slug not in empty), tuple(empty))
+
+    def _check(self, image: Image) -> None:
+        if problem := between_steps(image, self._amounts):
+            raise CatalogueError(problem)
 
     def _order(self) -> list[str]:
         return [one.image.slug for one in merge(self._file, [*self._edits.values()]).listed]
@@ -284,42 +292,15 @@ def _without_default(edit: ImageEdit) -> ImageEdit:
     return replace(edit, entry=entry, changes=changes)
 
 
-class Editor:
-    """Writes what administrators do, with the newest edits of the database before it. Blocks.
-
-    ``amounts`` are those of fGPU x 1000 that can be asked for, ascending: an image that is written names no other.
-    """
-
-    def __init__(self, store: Store, file: Catalogue, amounts: Sequence[int] = ()) -> None:
-        self._edits = ImageEdits(store)
-        self._file = file
-        self._amounts = amounts
-
-    def do(self, action: Action, slug: str, *, by: str) -> None:
-        """Do something with an image; see `Draft`, also of what follows."""
-        self._write(self._draft().do(action, slug), by)
-
-    def edit(self, slug: str, wanted: Entry, *, by: str) -> None:
-        """Make this entry of an image."""
-        self._check([{**wanted, "slug": slug}])
-        self._write(self._draft().edit(slug, wanted), by)
-
-    def add(self, entries: Sequence[Entry], *, by: str) -> None:
-        """Add images."""
-        self._check(entries)
-        self._write(self._draft().add(entries), by)
-
-    def file_order(self, *, by: str) -> None:
-        """Forget every place that was given."""
-        self._write(self._draft().file_order(), by)
-
-    def _check(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            if problem := between_steps(checked(entry), self._amounts):
-                raise CatalogueError(problem)
-
-    def _draft(self) -> Draft:
-        return Draft(self._file, self._edits.all())
-
-    def _write(self, update: Update, by: str) -> None:
-        self._edits.put(update.put, drop=update.drop, by=by, now_s=int(time.time()))
+def edit_catalogue(
+    store: Store,
+    file: Catalogue,
+    change: Callable[[Draft], Update],
+    *,
+    by: str,
+    amounts: Sequence[int] = (),
+) -> None:
+    """Write what ``change`` makes of the newest edits in the database; see `Draft`. Blocks."""
+    edits = ImageEdits(store)
+    update = change(Draft(file, edits.all(), amounts))
+    edits.put(update.put, drop=update.drop, by=by, now_s=int(time.time()))

@@ -41,7 +41,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.edits import Editor
+from fgpuspawner.images.edits import Draft, Update, edit_catalogue
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
@@ -267,13 +267,13 @@ class Reader:
         """
         return await self._read(self._extend, session_id)
 
-    async def change_images(self, change: Callable[[Editor], None]) -> None:
+    async def change_images(self, change: Callable[[Draft], Update], by: str) -> None:
         """Change the catalogue, on top of the last good file, and read it again.
 
         Raises:
             CatalogueError: it cannot be done; one line.
         """
-        await self._read(self._change_images, change)
+        await self._read(self._change_images, change, by)
 
     async def read(self, function: Callable[[Store], R]) -> R:
         """Return what a function reads of the store."""
@@ -462,18 +462,15 @@ class Reader:
         finally:
             store.close()
 
-    def _change_images(self, change: Callable[[Editor], None]) -> None:
+    def _change_images(self, change: Callable[[Draft], Update], by: str) -> None:
         if not self.images.file.images:
             raise CatalogueError(
                 f"nothing can be changed before the file was good once: {self.images.problem or 'it was not read yet'}"
             )
-        store = Store(self.settings.database_url())
-        store.connect()
-        try:
-            nodes = self._queue.snapshot(self._clock.now_s()).nodes
-            change(Editor(store, self.images.file, amounts_that_fit(nodes, self._caps)))
-        finally:
-            store.close()
+        amounts = amounts_that_fit(self._queue.snapshot(self._clock.now_s()).nodes, self._caps)
+        self._changing(
+            lambda store, _: edit_catalogue(store, self.images.file, change, by=by, amounts=amounts)
+        )
         self.images.refresh()
 
     def _changes(self, after_id: int) -> Changes | None:

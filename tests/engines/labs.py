@@ -177,7 +177,7 @@ class Lab:
         offer = make_offer(self.settings, self.placed, (self.image,), ("default",), user="alice")
         given = {"cpu": "0.5", "memory_mib": "512", **fields}
         wanted = parse(read_fields({name: [text] for name, text in given.items()}), offer)
-        waiting = Session(1, wanted.request("alice", "s"), SessionState.PENDING, 0)
+        waiting = Session(1, wanted.for_server("s"), SessionState.PENDING, 0)
         (decision,) = plan(Snapshot(0, 0, self.placed, (waiting,)), Policy()).placed
         return self._placed(waiting.request, decision.placement)
 

@@ -14,7 +14,7 @@ from fgpu_scheduler import Audit, Node, Store, amounts_that_fit
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.availability import Availabilities, Availability
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.edits import Action, Editor, Source
+from fgpuspawner.images.edits import Action, Draft, Source, Update
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
@@ -94,11 +94,10 @@ class CataloguePage(AdminFormPage):
 
     address = "admin/images"
 
-    async def change_images(self, change: Callable[[Editor, str], None], slug: str) -> None:
+    async def change_images(self, change: Callable[[Draft], Update], slug: str) -> None:
         """Change the catalogue, and show the image in the table."""
-        by = self.actor
         try:
-            await self.service.reader.change_images(lambda editor: change(editor, by))
+            await self.service.reader.change_images(change, self.actor)
         except CatalogueError as e:
             raise Problem(400, "bad_argument", str(e)) from None
         self.back(f"image-{quote(slug)}")
@@ -135,12 +134,12 @@ class ImagesPage(CataloguePage):
     async def submit(self) -> None:
         slug, action = self.field("slug"), self.field("action")
         if action == "file-order":
-            await self.change_images(lambda editor, by: editor.file_order(by=by), slug)
+            await self.change_images(Draft.file_order, slug)
         elif action == "fetch" and self.service.reader.catalogue.entry(slug) is not None:
             await self.change(functools.partial(self._fetch, slug))
             self.back(f"image-{quote(slug)}")
         elif action in set(Action):
-            await self.change_images(lambda editor, by: editor.do(Action(action), slug, by=by), slug)
+            await self.change_images(lambda draft: draft.do(Action(action), slug), slug)
         else:
             raise bad_argument("action", "there is no such action")
 
@@ -176,7 +175,7 @@ class EditPage(CataloguePage):
         slug = self.path_args[0]
         self._image(slug)
         entry = self._given(slug)
-        await self.change_images(lambda editor, by: editor.edit(slug, entry, by=by), slug)
+        await self.change_images(lambda draft: draft.edit(slug, entry), slug)
 
     def _given(self, slug: str) -> Entry:
         return entry_from_form(slug, {name: self.field(name) for name in self.request.body_arguments})

@@ -220,7 +220,7 @@ def test_nothing_is_changed_on_top_of_a_file_that_was_never_good(path: Path, sto
         )
         await reader.connect()
         try:
-            await reader.change_images(lambda editor: editor.do(action, "python", by="root"))
+            await reader.change_images(lambda draft: draft.do(action, "python"), "root")
         finally:
             await reader.close()
 

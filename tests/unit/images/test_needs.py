@@ -392,6 +392,6 @@ def test_a_group_without_a_fitting_model_is_told() -> None:
 
 def test_a_request_of_a_session_names_the_image_as_it_was_asked_for() -> None:
     own = replace(PLAIN, slug="bob/mine:1", name="mine", default=False, owner="bob")
-    request = parse({"image": "bob/mine:1"}, offer(own)).request("bob", "")
+    request = parse({"image": "bob/mine:1"}, offer(own)).for_server("")
     assert isinstance(request, Request)
     assert request.image == "bob/mine:1"
