@@ -59,9 +59,9 @@ STATES: dict[SessionState, str] = {
     SessionState.PENDING: "It waits in the queue. There is no container.",
     SessionState.SCHEDULED: "It has its shares; nothing has been started.",
     SessionState.PREPARING: "Its launch has begun.",
-    SessionState.PULLING: "The Docker engine fetches its image.",
+    SessionState.PULLING: "Its engine fetches its image.",
     SessionState.RUNNING: "Its server answers.",
-    SessionState.TERMINATING: "It is being ended. It holds its shares until nothing of it is left.",
+    SessionState.TERMINATING: "It is being ended. It holds its shares until its engine has removed it.",
     SessionState.TERMINATED: "It ran, or was starting, and has ended.",
     SessionState.ERROR: "It has ended because something failed; the end cause says what.",
     SessionState.CANCELLED: "It has ended before anything was started for it.",
@@ -69,23 +69,23 @@ STATES: dict[SessionState, str] = {
 
 WAIT_REASONS: dict[WaitReason, str] = {
     WaitReason.RESOURCES: "The GPU amount, the CPU or the memory is not free. The text says which.",
-    WaitReason.HELD: ("The Hub has restarted, and has not resumed it yet. It keeps its place."),
-    WaitReason.QUOTA: "A quota is used up: that of its owner, of a Hub group or of everybody.",
-    WaitReason.PRIORITY: "Enough is free, but it is kept for somebody ahead in the queue.",
+    WaitReason.HELD: "The Hub has restarted, and has not resumed it yet. It keeps its place.",
+    WaitReason.QUOTA: "A quota is used up: its owner's, a Hub group's or the resource group's.",
+    WaitReason.PRIORITY: "Enough is free, but it is reserved for a request ahead in the queue.",
     WaitReason.CLUSTER: (
-        "It had a place, and the cluster did not give it. The text has the cluster's words. For 30 seconds, then twice "
-        "as long up to 5 minutes, it is put on other machines only, and blocks nobody."
+        "It was placed, and the cluster refused. The text has the cluster's words. For 30 seconds, doubled up to "
+        "5 minutes, it is placed on other machines only, and blocks no other request."
     ),
-    WaitReason.RESERVED: "A place is kept for it, or for somebody ahead of it to whom a start was promised.",
+    WaitReason.RESERVED: "Resources are reserved for it, or for a request ahead of it with a promised start.",
 }
 
 END_CAUSES: dict[EndCause, str] = {
     EndCause.USER: "Its owner or an administrator ended or cancelled it, or replaced it by a new request.",
     EndCause.EXITED: ("Its server ended, or its container or process was removed outside JupyterHub."),
     EndCause.QUEUE_TIMEOUT: (
-        "It waited for `queue_timeout_s`, or nobody resumed it for `abandoned_after_s` after a restart."
+        "It waited for `queue_timeout_s`, or was not resumed within `abandoned_after_s` after a restart."
     ),
-    EndCause.PULL_FAILED: "Its image could not be pulled, or is not in the catalogue any more.",
+    EndCause.PULL_FAILED: "Its image could not be pulled, or was removed from the catalogue.",
     EndCause.LAUNCH_FAILED: "Its server ended while it started, or did not answer within `launch_timeout_s`.",
     EndCause.OOM: "It used more memory than it asked for, so the engine killed it. (Memory, not GPU memory.)",
     EndCause.IDLE: "It was idle for too long, and its owner did not press *Keep running* when warned.",
@@ -124,10 +124,10 @@ def lifecycle() -> str:
         "",
         HEADER,
         "",
-        "For everybody who reads a state, a reason or a cause, and wants to know what it means.",
+        "For readers of a session's state, wait reason or end cause: what it means.",
         "",
-        "A session goes from state to state; each such step is one transaction of the scheduler's database, one row in",
-        "its log of events, and one line in the Hub's log. [glossary.md](glossary.md) explains the words.",
+        "Each change of state is one transaction of the scheduler's database, one row in its log of events, and one line",
+        "in the Hub's log. [glossary.md](glossary.md) explains the words.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -138,7 +138,7 @@ def lifecycle() -> str:
         "",
         "## States",
         "",
-        "| state | what it means | legal to | who moves a session here |",
+        "| state | meaning | next states | set by |",
         "|---|---|---|---|",
         *(
             f"| {state} | {STATES[state]} | {', '.join(LEGAL[state]) or 'none: it has ended'} | {MOVED_BY[state]} |"
@@ -147,14 +147,14 @@ def lifecycle() -> str:
         "",
         f"A session holds its shares in {_list(HOLDING)}, and in no other state.",
         "",
-        f"A server has at most one session in {_list(SERVING)}. One that is TERMINATING does not count: the server may "
-        "be asked for again while its last container still goes down.",
+        f"A server has at most one session in {_list(SERVING)}. TERMINATING does not count: the server may be "
+        "started again while its last container ends.",
         "",
-        f"In {_list(LAUNCHING)} a launch is under way. A launch that is taken up again, after a restart of the Hub, is "
-        "a new attempt of the same session: the attempt's number is in the container's name.",
+        f"In {_list(LAUNCHING)} a launch is under way. A launch that is resumed after a restart of the Hub is "
+        "a new attempt of the same session; its number is in the container's name.",
         "",
-        "PREPARING is written before the first effect. After it every end passes TERMINATING, because only a container "
-        "that its engine reports exited or absent frees the GPU. A session goes back to PENDING only where the engine "
+        "PREPARING is written before the first effect. After it every end passes TERMINATING, because the GPU is free "
+        "only when the engine reports the container exited or absent. A session goes back to PENDING only if the engine "
         "says that nothing of it is left.",
         "",
         "## Why a session waits (`wait_reason`)",
@@ -172,7 +172,7 @@ def lifecycle() -> str:
             for cause, sentence in END_CAUSES.items()
         ),
         "",
-        "What is ended in PENDING or SCHEDULED becomes CANCELLED, whatever the cause.",
+        "A session that ends in PENDING or SCHEDULED becomes CANCELLED, whatever the cause.",
         "",
     ]
     return "\n".join(lines)
@@ -358,7 +358,7 @@ def on_hardware(parts: list[str], results: Path) -> str:
 
 
 def gpu_results(results: Path) -> list[dict[str, str]]:
-    """Return the lines of real GPUs. A last line that was cut off by the end of its run is none."""
+    """Return the lines of real GPUs. A truncated last line is skipped."""
     found = []
     for path in sorted(results.glob("gpu-check-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():

@@ -38,18 +38,16 @@ class AmountSettings(Settings):
     max_shares_per_gpu = Integer(MAX_SHARES, min=1, max=100).tag(example="8")
     """Sessions that may share one GPU at most, 1 to 100; 1: no GPU is shared.
 
-    Each needs a CUDA context of its own, some hundred MiB on today's GPUs. With fewer than run now, those go on and no
-    more are started there.
+    Each needs a CUDA context of its own, some hundred MiB on today's GPUs. If more run when you lower it, they go on.
     """
     gpu_reserve_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
         example="1024", remedy='use "auto" or MiB such as 1024'
     )
     """GPU memory of each GPU, in MiB, that no session gets, so that the shares do not add up to all of it.
 
-    The driver takes memory that nothing counts: the code of kernels, and what it rounds up. "auto" is 512 MiB, as much as
-    ``watchdog_tolerance_mib`` leaves to one session, but at most 1/32 of the GPU. It is kept of GPUs that NVML reports:
-    not of MIG instances, nor of those whose memory is declared, by you or by a cluster, nor where ``max_shares_per_gpu``
-    is 1.
+    The driver takes memory that libfgpu cannot count: the code of kernels, and rounding. "auto" is 512 MiB, like
+    ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs whose
+    memory you or a cluster declare, and where ``max_shares_per_gpu`` is 1.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')
     """Step in which users choose fGPU, in the form and through the API."""

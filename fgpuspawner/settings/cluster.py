@@ -75,16 +75,16 @@ class ClusterSettings(AmountSettings):
         ]
     """
     finds_nodes = Bool(False).tag(example="True")
-    """Set by the engine, not by you: whether it finds the nodes itself, as in a cluster.
+    """Set by the engine, not by you: whether it finds the nodes, as in a cluster.
 
-    ``nodes`` then only says what is other than found, by ``name``: ``group``, ``cpu``, ``memory_mib``, ``gpus``. Empty,
+    ``nodes`` then only overrides what was found, by ``name``: ``group``, ``cpu``, ``memory_mib``, ``gpus``. Empty,
     all nodes are used as they are.
     """
     groups = Dict().tag(example='{"default": {}, "class": {"hub_groups": ["ml101"]}}')
-    """Resource groups and who may use them; empty: one, "default", open to everybody.
+    """Resource groups and who may use them; empty: one, "default", open to all users.
 
     Each value is a dict with ``users`` (names) and ``hub_groups`` (JupyterHub groups); with neither, the
-    group is open to everybody. An empty list is refused: it would say nobody and mean everybody.
+    group is open to all users. An empty list is refused, as it could mean no user or all users.
     """
 
     def resource_groups(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class DiskSettings(Settings):
     """Most that a session may write outside its home (system, /tmp, its image's volumes), in MiB; 0: no limit.
 
     Where the engine can enforce it (see ``fgpu check``), writing more fails. Elsewhere it is watched: see ``disk_over``.
-    When removed files take as much of a file system and no session explains it, no session starts on that machine.
+    If removed files take as much and no session explains it, no session starts on that machine.
     """
     session_files = Whole(1_000_000, min=0, max=LARGEST_FILES).tag(
         example="500_000", remedy="use a number of files, or 0 for no limit"
@@ -35,9 +35,9 @@ class DiskSettings(Settings):
     disk_over = Enum(("end", "warn"), "end").tag(example='"warn"')
     """Action above one of these limits: "warn" the owner, or warn and then "end" the session."""
     disk_grace_s = Integer(600, min=1).tag(example="1800")
-    """Seconds from the warning to the end; at the next look if the session takes a quarter more than the limit.
+    """Seconds from the warning to the end; at the next check if the session takes a quarter more than the limit.
 
     A session that starts with its home above the limit has this time, too.
     """
     disk_every_s = Integer(60, min=5, max=3600).tag(example="300")
-    """Seconds between looks at what sessions take, 5 to 3600. Large homes keep the disk busy for a while."""
+    """Seconds between checks of sessions' disk use, 5 to 3600. Checks of large homes keep the disk busy for a while."""

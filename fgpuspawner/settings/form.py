@@ -20,9 +20,9 @@ class FormSettings(Settings):
     """One-click choices in the launch form, in this order.
 
     Each is a dict with ``name`` and some of the form's options: ``image``, ``group``, ``fgpu`` (or
-    ``gpu_memory_mib`` and ``compute_percent``), ``gpu_models`` (the most liked first), ``cpu``,
-    ``memory_mib``, ``count`` and ``time_limit``. What is left out stays as it is in the form; but with
-    ``image`` or ``group`` go the fGPU, CPU and memory that are preselected with it. Users see only those
+    ``gpu_memory_mib`` and ``compute_percent``), ``gpu_models`` (in order of preference), ``cpu``,
+    ``memory_mib``, ``count`` and ``time_limit``. Other fields of the form stay as they are, except that
+    ``image`` and ``group`` bring the fGPU, CPU and memory preselected with them. Users see only the presets
     that they may start.
 
     Example::

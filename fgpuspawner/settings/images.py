@@ -43,12 +43,12 @@ class ImageSettings(Settings):
     With 2 or more, one place is kept for launches.
     """
     warm_pool = Dict().tag(example='{"python": 2, "pytorch": "auto"}')
-    """How many containers of an image wait, with its server imported, for the next sessions: on each node, and for
+    """Containers of each image that wait, with the server imported, for the next sessions: on each node, and for
     each real GPU. Empty: none.
 
     By the image's slug in the catalogue: a number, or "auto" for as many as were started within five minutes at
-    most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md says what
-    else starts as usual, and what a pool costs.
+    most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md has the other
+    limits, and what a pool costs.
     """
     owners_may_commit = Bool(False).tag(example="True")
     """Let users save their own running sessions as private images. Administrators always may.
@@ -65,7 +65,7 @@ class ImageSettings(Settings):
     sudo_groups = List(Unicode()).tag(example='["staff"]')
     """Hub groups whose members may become root in their containers, where the image has ``sudo``.
 
-    For everybody in one image: ``sudo = true`` in the catalogue. docs/isolation.md says what that weakens.
+    For all users of one image: ``sudo = true`` in the catalogue. docs/isolation.md says what that weakens.
     """
 
     def catalogue_path(self) -> Path:

@@ -25,26 +25,26 @@ class IsolationSettings(Settings):
 
     "auto" takes the strongest that a node can have: "mig" where its GPUs are MIG instances, else "driver-cgroup"
     where the driver can (r615 or newer), else "interposer", which is libfgpu. If it can have none of these the Hub
-    does not start; with simulated GPUs only it starts with "none" and says so. With "none" a session is told its
-    limits, and nothing holds it to them.
+    does not start; with simulated GPUs only it starts with "none" and says so. With "none" limits are shown to
+    a session and not enforced.
     """
     managed_memory = Enum(MANAGED, "charge").tag(example='"refuse"')
     """Managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
     compute = Enum(COMPUTE, "elastic").tag(example='"strict"')
-    """Compute of sessions that share a GPU: "elastic", what is idle is lent; "strict", each has its share and no more.
+    """Compute of sessions that share a GPU: "elastic" lends idle compute; "strict" keeps each session at its share.
 
     With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
-    neighbour who has work again has its share at once. This holds for sessions in containers on the Hub's machine and for
+    neighbour with new work has its share at once. This holds for sessions in containers on the Hub's machine and for
     local sessions, where libfgpu holds compute. In pods, on other machines, and with MIG or MPS it is "strict".
     Sessions keep what they were started with.
     """
     max_percent = Integer(100, min=1, max=100).tag(example="50")
-    """Percent of a GPU's compute that a session may have at most with what it is lent; its share is never cut.
+    """Most compute of a session, with what it borrows, in percent of a GPU; its share is never cut.
 
     Only with ``compute = "elastic"``.
     """
     opencl = Enum(OPENCL, "hide").tag(example='"allow"')
-    """NVIDIA's OpenCL in sessions that libfgpu holds: "hide" it, or "allow" it although nothing holds what it takes.
+    """NVIDIA's OpenCL in sessions that libfgpu holds: "hide" it, or "allow" it without limits.
 
     It does not pass through CUDA, so libfgpu can neither count nor time it. Other platforms, such as those for
     processors, stay. A session that has all of its GPUs to itself always has it. Sessions keep what they were started
@@ -63,27 +63,27 @@ class IsolationSettings(Settings):
     )
     """GPU memory charged with each CUDA context for the code of kernels, in MiB; 0: nothing.
 
-    "auto" learns it for each image, GPU model and driver, from sessions: it is what the driver counts of a process beyond
-    what libfgpu has charged it. A user is charged what their own sessions took, else the middle of what others' took, if
-    there are two at least; and a quarter of the slice at most. Until then it is nothing: ``gpu_reserve_mib`` is for it.
+    "auto" learns it for each image, GPU model and driver, from sessions: the driver's figure for a process less what
+    libfgpu has charged it. A user is charged what their own sessions took, else the median of at least two
+    other users'; at most a quarter of the slice. Until then nothing is charged: ``gpu_reserve_mib`` covers it.
     Sessions keep what they were started with. Nothing is charged where ``context_mib`` is 0.
     """
     accounting_dir = AbsolutePath().tag(example='"/run/user/1000"')
-    """Folder for what local sessions' processes write all the time about what they hold; best in memory.
+    """Folder in which local sessions' processes keep account of what they hold; best in memory.
 
     Containers have a place of their own. Simulated GPUs are shared through it by all sessions.
 
-    Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. In it there is a folder for
-    the installation, which is nobody else's.
+    Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. The installation has a
+    private folder in it.
     """
     verify_timeout_s = Integer(60, min=1).tag(example="120")
     """Longest check of a session's limits after its start, in seconds; then it counts as failed."""
     watchdog_every_s = Integer(10, min=1, max=300).tag(example="5")
     """Least seconds from one strike of the watchdog for GPU memory to the next; 1 to 300.
 
-    The GPUs are looked at as often on the mean, at least every 5 s. The looks come at random times, at most four times
-    as far apart, so that nobody can dodge them. It cannot be switched off: what libfgpu counts is kept where the session
-    itself could write it.
+    Readings of the GPUs are at least as often on average, and at least every 5 s. They come at random times, at most four
+    times as far apart, so that no program can dodge them. It cannot be switched off, as a session could write
+    libfgpu's account itself.
     """
     watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
         example="256", remedy="it must not be negative"
@@ -95,8 +95,8 @@ class IsolationSettings(Settings):
     watchdog_compute = Enum(AROUND, "end").tag(example='"warn"')
     """Sessions with programs that compute without libfgpu, above their share: "end" them after warnings, or only "warn".
 
-    A statically linked program is one. The watchdog warns after 5 s on the mean and ends after 15 s, at most after 30 s.
-    Where the driver does not tell how much each process computes, nobody is warned or ended for it.
+    A statically linked program is one. The watchdog warns after 5 s on average and ends after 15 s, at most after 30 s.
+    Where the driver does not report compute per process, it does neither.
     """
     mps_pipe_directory = AbsolutePath("/tmp/nvidia-mps").tag(example='"/run/nvidia-mps"')
     """Where the MPS daemon has its pipes (its ``CUDA_MPS_PIPE_DIRECTORY``), for ``isolation = "mps"``.

@@ -40,8 +40,8 @@ class NetworkSettings(Settings):
     )
     """Firewall between containers and this machine: "auto" or "managed-elsewhere".
 
-    With "auto" the Hub does, with iptables, if it runs as root; if it cannot, its log says so. With
-    "managed-elsewhere" you vouch for it: with what ``fgpu firewall`` prints, or rules of your own.
+    With "auto" the Hub sets iptables rules if it runs as root; if it cannot, its log says so. With
+    "managed-elsewhere" you do, with the output of ``fgpu firewall`` or rules of your own.
     """
     egress = Enum(["open", "closed"], "open").tag(example='"closed"', remedy="use 'open' or 'closed'")
     """Network that containers reach beyond this machine: all ("open"), or nothing ("closed").
@@ -51,7 +51,7 @@ class NetworkSettings(Settings):
     blocked_networks = List(Unicode(), list(METADATA)).tag(example='["169.254.0.0/16", "10.1.0.0/16"]')
     """Networks that containers never reach. The default is where clouds keep machines' secrets.
 
-    Name servers of this machine are reached all the same, for names only. The list replaces the default.
+    This machine's name servers stay reachable, for names only. The list replaces the default.
     """
     allowed_ports = List(Integer()).tag(example="[443]")
     """TCP ports of this machine that containers may reach, besides the Hub's and the service's."""

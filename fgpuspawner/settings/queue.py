@@ -65,8 +65,8 @@ class QueueSettings(Settings):
     - ``order``: "fifo", "fifo-skip", "lifo", "fair-share", "drf" or "default"
     - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
     - ``backfill``: "strict", "skip", "easy" or "bounded"; default: what suits the order
-    - ``promises``: "latest" (default), "first" or "none"; what a start that was promised is worth
-    - ``longest_wait_s``: after this wait a request goes to the front of its priority, and nobody overtakes it
+    - ``promises``: "latest" (default), "first" or "none"; how a promised start is kept
+    - ``longest_wait_s``: after this wait a request goes to the front of its priority, and no other overtakes it
     - ``half_life_s``: time in which past use loses half its weight, for orders that count it
     """
     quotas = List(Dict())
@@ -85,7 +85,7 @@ class QueueSettings(Settings):
         ]
     """
     max_priority = Dict().tag(example='{"staff": 10, "*": 1}')
-    """Highest priority that members of a Hub group may ask for, 1 to 1000; "*" stands for everybody. Default: 0."""
+    """Highest priority that members of a Hub group may ask for, 1 to 1000; "*" stands for all users. Default: 0."""
     reclaim = Dict().tag(
         example='{"*": {"idle_after_s": 3600}, "class": {"max_lifetime_s": 7200, "grace_s": 300}}'
     )
@@ -106,8 +106,7 @@ class QueueSettings(Settings):
     )
     """Seconds that owners may add to the time limit of a running session, each time they ask; 0: they may not.
 
-    Only up to the longest time that limits, quotas and ``reclaim`` allow, and only where nobody who was promised a start
-    would start later.
+    Only up to the longest time that limits, quotas and ``reclaim`` allow, and only if that delays no promised start.
     """
     extend_times = Integer(1, min=1, max=100).tag(example="2")
     """How often the owner of a session may extend its time limit."""

@@ -32,18 +32,18 @@ class ServiceSettings(Settings):
     sessions_may_end_sessions = Bool(True).tag(example="False")
     """Let JupyterLab in a session end its owner's other sessions."""
     notice_command = List(Unicode()).tag(example='["/bin/sh", "/etc/fgpu/notice.sh"]')
-    """Program that tells owners by mail or chat what became of their sessions, with its arguments; empty: none.
+    """Program, with its arguments, that notifies owners by mail or chat; empty: none.
 
-    It is run for each notice: a session that has waited has started, will end soon, or has ended. docs/operations.md says
-    what it is given.
+    It runs when a session that has waited has started, will end soon, or has ended. docs/operations.md describes
+    its input.
 
     .. versionadded:: 0.1
     """
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
     """Seconds between the meter's reports on what sessions hold and use of their GPUs; 1 to 300.
 
-    The GPUs are looked at as often on the mean, or as ``watchdog_every_s`` says, at least every 5 s. Pages show
-    what was seen last. What it counted is written to the database once a minute.
+    Readings of the GPUs are at least as often on average, also as ``watchdog_every_s`` and at least every 5 s. Pages
+    show the latest. Totals are written to the database once a minute.
 
     .. versionadded:: 0.1
     """
@@ -52,7 +52,7 @@ class ServiceSettings(Settings):
     )
     """Days for which ended sessions and their log are kept; 0: always.
 
-    What older sessions used still counts for fair shares.
+    Use by older sessions still counts for fair shares.
 
     .. versionadded:: 0.1
     """
@@ -94,11 +94,11 @@ class TimeoutSettings(Settings):
     resume_grace_s = Integer(60, min=0).tag(example="120", remedy="it must not be negative")
     """Longest pause of the queue after a restart of the Hub, in seconds, while waiting requests are resumed."""
     abandoned_after_s = Integer(900, min=1).tag(example="3600")
-    """Cancel a request that nobody resumed for this long after a restart, in seconds."""
+    """Cancel a request that was not resumed within this time after a restart, in seconds."""
     end_unknown_sessions = Bool(False).tag(example="True")
     """Whether a start of the Hub ends running sessions that one of its databases, or the engine, does not know.
 
-    If false, those that JupyterHub's own database does not know are adopted: they go on, and their owners find them after
-    a log-in. Where the scheduler's database or the engine does not know them, a setting is wrong: the Hub says which,
+    If false, sessions that only JupyterHub's database does not know are adopted: they go on, and their owners find them
+    after a log-in. If the scheduler's database or the engine does not know them, a setting is wrong: the Hub names it,
     does not begin its work, and ends nothing.
     """

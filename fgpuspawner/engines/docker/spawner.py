@@ -84,7 +84,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         False,
         help="""Make a session's root file system read-only, except its volumes and ``writable_in_memory``.
 
-        What an image's programs write elsewhere fails then. Homes must be volumes (``c.FGPUSpawner.volumes``), or
+        An image's programs cannot write elsewhere then. Homes must be volumes (``c.FGPUSpawner.volumes``), or
         nothing can be written in them.
 
         Example: ``c.FGPUSpawner.read_only_root = True``

@@ -58,7 +58,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     dialect = Enum(
         sorted(KINDS),
         "lease",
-        help="""What the cluster has that shares GPUs (docs/kubernetes.md, "Choosing a dialect").
+        help="""The cluster's way of sharing GPUs (docs/kubernetes.md, "Choosing a dialect").
 
         Example: ``c.KubernetesFGPUSpawner.dialect = "hami"``
         """,
@@ -84,8 +84,8 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     lease_priority_class = Unicode(
         help="""The PriorityClass of the pods that lease GPUs with the dialect "lease".
 
-        Name one that is above that of all pods that ask for GPUs. The cluster ends lease pods for more important ones,
-        and then gives these GPUs on which sessions run. Empty: the cluster's default.
+        Name one above that of all pods that ask for GPUs: the cluster ends lease pods for more important ones, and then
+        gives away GPUs on which sessions run. Empty: the cluster's default.
 
         Example: ``c.KubernetesFGPUSpawner.lease_priority_class = "gpu-leases"``
         """
