@@ -4,7 +4,7 @@
     .venv/bin/python bench/cluster_size.py [--nodes 500 --others 2000 --sessions 500] [--out bench/results/...]
 
 Nodes and pods are objects of a real API server with the size that real ones have; nothing runs on them. The cluster's
-controllers are frozen meanwhile: they would take such nodes for dead.
+controllers are frozen during it: they would declare such nodes dead.
 """
 
 from __future__ import annotations
@@ -188,9 +188,8 @@ async def remove(api: Api) -> None:
 
 
 class Counting:
-    """Stands for `json` where answers are read, and counts what was read.
-
-    ``longest_s`` is the processor's time of the longest read: Python does nothing else meanwhile, in no thread.
+    """Replaces `json` for reading answers, and counts what was read. ``longest_s`` is the CPU time of the longest read:
+    no other Python thread runs during it.
     """
 
     dumps = staticmethod(json.dumps)
@@ -211,7 +210,7 @@ class Counting:
 
 @contextlib.contextmanager
 def watched(counting: Counting) -> Iterator[dict[str, float]]:
-    """Measure what happens meanwhile."""
+    """Measure what happens during the block."""
     found: dict[str, float] = {}
     calls, read, counting.longest_s = counting.calls, counting.bytes, 0.0
     began_s, cpu_s = time.monotonic(), time.process_time()

@@ -44,7 +44,7 @@ c.JupyterHub.log_level = "INFO"
 
 
 def catalogue(count: int) -> str:
-    """Return a catalogue of so many images of five frameworks."""
+    """Return a catalogue with this number of images of five frameworks."""
     frameworks = ("Python", "PyTorch", "TensorFlow", "JAX", "RAPIDS")
     entries = []
     for n in range(count):
@@ -85,7 +85,7 @@ def hub(folder: Path) -> Iterator[HubProcess]:
 
 
 def fill(found: HubProcess, *, running: int, waiting: int) -> None:
-    """Write so many running and waiting sessions, after a few that have ended; each user has some of them."""
+    """Write this number of running and waiting sessions, after a few that have ended; each user has some of them."""
     store = Store(f"sqlite:///{found.data / 'fgpu.sqlite'}")
     store.connect()
     draw = random.Random(SEED)

@@ -61,7 +61,9 @@ def docker_hub(folder: Path, *, with_service: bool, warm: int = 0) -> HubProcess
 
 
 def ordinary(client: docker.APIClient, image: str, tag: str) -> str:
-    """Return an image like ``image`` whose server imports what an ordinary environment's does, and is told nothing."""
+    """Return an image like ``image``, with a server that imports an ordinary environment's modules, without the
+    hand-over.
+    """
     dockerfile = (
         f"FROM {image}\nUSER root\nRUN rm /opt/fgpu/lib/python3*/site-packages/fgpu_lazy_imports.*\n"
         "USER 1000:1000\nLABEL fgpu.handover=\n"
@@ -103,7 +105,7 @@ def plain_hub(folder: Path, *, image: str, network: str, gateway: str) -> HubPro
 
 
 def queue_hub(folder: Path, *, with_service: bool) -> HubProcess:
-    """Return a Hub with one simulated GPU, whose sessions are small local processes."""
+    """Return a Hub with one simulated GPU and small local processes as sessions."""
     mini = ROOT / "tests" / "hub" / "miniserver.py"
     after = QUIET + f"c.Spawner.cmd = ['python', {str(mini)!r}]\n" + ("" if with_service else WITHOUT_SERVICE)
     node = {"name": "local", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}
@@ -111,7 +113,7 @@ def queue_hub(folder: Path, *, with_service: bool) -> HubProcess:
 
 
 def remove_containers(client: docker.APIClient, run: str) -> int:
-    """Remove every container of this run's users, whoever started it; return how many there were."""
+    """Remove every container of this run's users; return how many there were."""
     own = [
         entry["Id"]
         for entry in client.containers(all=True)
@@ -135,7 +137,7 @@ class Asking:
     @classmethod
     @asynccontextmanager
     async def of(cls, hub: HubProcess) -> AsyncIterator[Asking]:
-        """Yield a client whose connections are closed afterwards."""
+        """Yield a client that closes its connections afterwards."""
         headers = {"Authorization": f"token {hub.token}"}
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
         connector = aiohttp.TCPConnector(limit=0)

@@ -40,9 +40,9 @@ def load() -> dict[str, Any]:
 
 
 async def quiet(*, below_percent: float = 20, within_s: float = 15) -> float:
-    """Wait until the CPUs have been less busy than that for half a second, or so long; return how busy they are.
+    """Wait, at most this long, until the CPUs have been less busy for half a second; return how busy they are.
 
-    Others may use this machine, and what one measurement leaves behind must not be counted in the next.
+    Other programs may use this machine, and the rest of one measurement must not count in the next.
     """
     deadline = time.monotonic() + within_s
     psutil.cpu_percent()

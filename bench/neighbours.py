@@ -78,7 +78,7 @@ def container_of(hub: HubProcess, user: str) -> str:
 
 
 async def is_or_is_not(hub: HubProcess, user: str, state: str, *, wanted: bool = True) -> None:
-    """Wait until a user's session is in a state, or is not any more."""
+    """Wait until a user's session has, or no longer has, a state."""
     async with asyncio.timeout(LIMIT_S):
         while (hub.states().get(f"{user}/") == state) is not wanted:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def frozen(asking: Asking, client: docker.APIClient, user: str) -> AsyncIt
 
 @asynccontextmanager
 async def pulling(asking: Asking, client: docker.APIClient, user: str, reference: str) -> AsyncIterator[None]:
-    """Have an engine that fetches an image for somebody else."""
+    """Have an engine fetch an image for another user."""
     with contextlib.suppress(docker.errors.ImageNotFound):
         client.remove_image(reference, force=True)
     await asking.request_spawn(user, {**SLICE, "image": "large"})
@@ -144,7 +144,7 @@ async def turnover(asking: Asking, client: docker.APIClient, run: str) -> dict[s
         await waits
         ready_at = time.time()
         await stopping
-        # And by a death that nobody asked for.
+        # Also by the unrequested death of a session.
         third = asyncio.create_task(asking.spawn(f"{run}-third", WHOLE))
         await is_or_is_not(hub, f"{run}-third", "PENDING")
         second = container_of(hub, f"{run}-other")

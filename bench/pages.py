@@ -51,7 +51,7 @@ MOVE = """
 
 
 def logged_in(browser: Browser, found: HubProcess, name: str) -> Page:
-    """Return a page of somebody who has logged in, with whatever the browser keeps of the Hub's own files."""
+    """Return a page of a logged-in user, with the browser's cached files of the Hub."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.goto(found.url)

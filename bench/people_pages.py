@@ -72,7 +72,7 @@ SHOWN_AT = """
 
 
 def fill(world: Standing, waiting: int) -> None:
-    """Have 200 sessions run on 50 GPUs, and so many wait."""
+    """Have 200 sessions run on 50 GPUs, and this number wait."""
     dice = random.Random(7)
     began_s = int(time.time()) - 3600
     world.store.set_nodes([gpus(GPUS)], now_s=began_s)

@@ -123,7 +123,7 @@ def instant_s(text: str) -> float:
 
 @asynccontextmanager
 async def watched(cluster: Any, hub: HubProcess) -> AsyncIterator[Timeline]:
-    """Note what happens in the cluster meanwhile."""
+    """Record the cluster's events during the block."""
     api, line = Api(cluster.configuration), Timeline()
     pods = f"/api/v1/namespaces/{hubs_of_tests.NAMESPACE}/pods"
     version = (await api.ask("GET", pods, query=[("limit", "1")]))["metadata"]["resourceVersion"]
@@ -191,7 +191,7 @@ def timelines(found: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, flo
 
 
 def bring_ordinary(stack: ExitStack) -> None:
-    """Have in the cluster the image whose server imports what an ordinary environment's does."""
+    """Put into the cluster the image with a server that imports an ordinary environment's modules."""
     client = connect_here({})
     stack.callback(client.close)
     ordinary(client, IMAGE, ORDINARY)

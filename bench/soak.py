@@ -38,7 +38,7 @@ QUIET = 'c.JupyterHub.log_level = "INFO"\n'
 
 
 def standing(folder: Path) -> list[dict[str, Any]]:
-    """Return what Hub, service and proxy need while so many sessions run, at their own pace."""
+    """Return what Hub, service and proxy need while this number of sessions run, at their own pace."""
     found = []
     after = QUIET + QUICK + server_lines("local", MINI)
     with running(folder, after=after, outer_proxy=True, nodes=[ROOMY]) as hub:

@@ -84,7 +84,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def turns(sides: Sequence[str], count: int) -> list[list[str]]:
-    """Return whose turn it is: A, B, C, then B, C, A, ... so that none is always first, or always after another."""
+    """Return the order of a round: A, B, C, then B, C, A, ... so that none is always first, or always after another."""
     orders = []
     for n in range(count):
         turned = [*sides[n % len(sides) :], *sides[: n % len(sides)]]
@@ -182,7 +182,7 @@ async def measure_queue(
     found: dict[str, dict[str, list[float]]] = {}
     async with Asking.of(hub) as asking:
         await asking.add_users(users)
-        # So many sessions have to have ended for an expected start to be told; it costs the most to tell.
+        # Sessions that must have ended before an expected start is shown; showing it costs the most.
         for _ in range(6):
             await asking.spawn(owner, half)
             await asking.stop(owner)
@@ -204,7 +204,7 @@ async def measure_queue(
 
 
 async def queued(hub: HubProcess, count: int) -> None:
-    """Make sure that so many requests wait in the scheduler's own database."""
+    """Make sure that this number of requests waits in the scheduler's own database."""
     for _ in range(100):
         states = list((await asyncio.to_thread(hub.states)).values())
         if states.count("PENDING") == count:
@@ -231,7 +231,7 @@ async def change(asking: Asking, user: str, options: dict[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def background(running: Sequence[Any]) -> AsyncIterator[None]:
-    """Run these meanwhile; fail if one of them has."""
+    """Run these during the block; fail if one of them has failed."""
     tasks = [asyncio.ensure_future(each) for each in running]
     try:
         yield

@@ -23,10 +23,10 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def write_image(
     root: Path, out: Path, *, config: Mapping[str, Any], owned: Collection[str], owner: int
 ) -> None:
-    """Write an image of the folder ``root``, in one layer; nothing is tagged by it.
+    """Write an image of the folder ``root``, in one layer, without a tag.
 
-    ``config`` is what a container of it starts with; ``owned`` names the folders whose content is of user and
-    group ``owner`` and not of root.
+    ``config`` is the container's configuration; the content of the folders ``owned`` gets user and group ``owner``, the
+    rest root.
     """
     layer = out.parent / "layer.tar"
     diff_id = _write_layer(root, layer, owned, owner)

@@ -48,7 +48,7 @@ TOOLS = ("curl", "git", "less", "nano", f"{PYTHON}-venv")
 LEFT_OUT = re.compile(
     r"debconf|cdebconf|dpkg|init-system-helpers|install-info|openssl|perl.*|liberror-perl|git-man"
 )
-# Pages that nobody reads in a container. Licences stay.
+# Manual pages and the like are useless in a container. Licences stay.
 UNWANTED = re.compile(
     r"usr/share/(man|info|locale|lintian|bug|doc-base|menu|bash-completion)(/|$)"
     r"|usr/share/doc/(?!.*/copyright$)"
@@ -96,7 +96,7 @@ def installed() -> Mapping[str, Package]:
     packages = {}
     for line in run(["dpkg-query", "-W", "-f", form]).splitlines():
         status, name, version, depends, pre_depends, provides = line.split("\t")
-        # Also one that is on hold, or whose triggers another installation is still to run.
+        # Also a package on hold, or one with triggers that another installation still has to run.
         if status[1] in "iWt":
             packages[name.partition(":")[0]] = Package(name, version, f"{depends}, {pre_depends}", provides)
     return packages
@@ -201,7 +201,7 @@ def make_system_files(root: Path) -> None:
         "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n"
         "networks: files\nprotocols: files\nservices: files\n",
     )
-    # The distribution's own authorities: whom this machine trusts besides is its own affair.
+    # The distribution's own authorities, without those that only this machine trusts.
     authorities = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
     write(
         root / "etc/ssl/certs/ca-certificates.crt",

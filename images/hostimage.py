@@ -114,7 +114,7 @@ def compile_all(root: Path) -> None:
 
 
 def check_machine() -> None:
-    """Refuse machines whose own files make no image."""
+    """Refuse machines that cannot make an image from their own files."""
     needed = "--base host needs Debian 12, Ubuntu 24.04 or newer; give --base a registry's image"
     if shutil.which("dpkg-query") is None:
         raise CannotBuild(f"no dpkg-query here: {needed}")

@@ -13,7 +13,7 @@ from archive import FIXED_TIME_S
 from debianfiles import CannotBuild, run
 
 PREFIX = "usr/local"
-# What nobody imports in a session, and what was made for the folder it comes from.
+# Modules that no session imports, and files made for the original folder.
 UNWANTED = (
     *(
         "__pycache__",
@@ -53,7 +53,7 @@ def copy_python(program: Path, root: Path, *, uv: str, packages: Sequence[str]) 
     """Copy a CPython into /usr/local below ``root``, and install packages into it.
 
     Raises:
-        CannotBuild: a package cannot be had for it.
+        CannotBuild: a package is not available for it.
     """
     source = Path(run([str(program), "-c", "import sys; print(sys.base_prefix)"]).strip())
     name = re.sub(r".*(python[0-9]+\.[0-9]+)$", r"\1", program.name)

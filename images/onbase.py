@@ -4,7 +4,7 @@
     images/onbase.py build FOLDER --base REF --server REF --tag TAG [--uv FILE] [--label NAME=VALUE]...
 
 The base is asked for its Python and its framework's version. Everything else is put together here and only copied:
-nothing is installed inside the base, whose own package sources are often gone. Standard library of Python 3.11; needs
+nothing is installed inside the base: its own package sources are often gone. Standard library of Python 3.11; needs
 Docker and uv.
 """
 

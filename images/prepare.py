@@ -50,7 +50,7 @@ def make_certificates() -> None:
 
 
 def compile_environment() -> None:
-    """Compile the kernel's modules with the Python that imports them, as the user whose they are."""
+    """Compile the kernel's modules with the Python that imports them, as the user who owns them."""
     subprocess.run(
         [ENVIRONMENT / "bin/python", "-m", "compileall", "-q", ENVIRONMENT / "lib"],
         check=False,

@@ -48,10 +48,10 @@ class Framework:
 
 
 def make_user_environment(prefix: Path, framework: Framework, *, uv: str) -> None:
-    """Make in this folder what is to be /opt/env.
+    """Make in this folder the future /opt/env.
 
     Raises:
-        CannotBuild: the kernel's packages cannot be had for this Python.
+        CannotBuild: the kernel's packages are not available for this Python.
     """
     site = prefix / "lib" / f"python{framework.minor}" / "site-packages"
     major, _, minor = framework.libc.partition(".")
@@ -107,5 +107,5 @@ def make_kernel(root: Path, framework: Framework) -> None:
 
 
 def search_path(path: str) -> str:
-    """Return the PATH of an image whose base has this one."""
+    """Return an image's PATH, from its base's."""
     return f"/{COMMANDS}:/{ENVIRONMENT}/bin:{path}:/{HOME}/.local/bin"

@@ -29,7 +29,7 @@ MOST_RESTARTS, RESTARTS_WITHIN_S = 5, 60
 PORTS = 4
 LOG, LARGEST_LOG = "make-run.log", 20 << 20
 RUNNING = "make-run.json"
-"""Which processes belong to the run of a data folder, each by its id and when it began."""
+"""Processes of a data folder's run, each by its id and start time."""
 LAST_WORDS = 15
 
 
@@ -59,7 +59,7 @@ def routes(api_port: int, token: str) -> dict[str, object] | None:
 
 
 def whose(port: int) -> str | None:
-    """Return which program listens on this port, in words; None where none does."""
+    """Return the program that listens on this port, in words, or None."""
     for found in psutil.net_connections("tcp"):
         if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port:
             try:
@@ -71,12 +71,12 @@ def whose(port: int) -> str | None:
 
 
 def known(process: psutil.Process | subprocess.Popen[bytes]) -> list[float]:
-    """Return what a process is found again by: ids are given away again."""
+    """Return what identifies a process beyond its id, as ids are used again."""
     return [process.pid, psutil.Process(process.pid).create_time()]
 
 
 def of_earlier(data: Path) -> dict[str, psutil.Process]:
-    """Return what is left of the last run with this data folder, by what it is: run, hub, proxy."""
+    """Return processes left from this data folder's last run, by kind: run, hub, proxy."""
     try:
         noted = json.loads((data / RUNNING).read_text())
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def of_earlier(data: Path) -> dict[str, psutil.Process]:
 
 
 def end_earlier(data: Path) -> str | None:
-    """End what a run that was killed has left: its sessions go on. Return why it cannot be, if a run goes on."""
+    """End what a killed run has left; sessions go on. Return the reason if an earlier run still goes on."""
     left = of_earlier(data)
     if "run" in left:
         return f"A Hub with the data in {data} runs already (process {left['run'].pid}); end it with Ctrl-C there"
@@ -105,7 +105,7 @@ def end_earlier(data: Path) -> str | None:
 
 
 def open_log(data: Path) -> IO[bytes]:
-    """Return the file that the Hub's and the proxy's words go to; only the owner can read it."""
+    """Return the log file of the Hub and the proxy; only its owner can read it."""
     path = data / LOG
     path.touch(mode=0o600)
     return path.open("ab")
@@ -117,7 +117,7 @@ def last_words(data: Path) -> str:
 
 
 def can_be_asked_to_end(pid: int) -> bool:
-    """Return whether a process does something of its own at SIGTERM. A Hub that still starts would just be gone."""
+    """Return whether a process handles SIGTERM. A Hub that is still starting would just die."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -127,7 +127,7 @@ def can_be_asked_to_end(pid: int) -> bool:
 
 
 def proxy_token(data: Path) -> str:
-    """Return what the Hub proves itself to the proxy with, made the first time; only the owner can read it."""
+    """Return the token between Hub and proxy, made the first time; only the owner can read the file."""
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = data / "proxy-token"
     if not path.exists():
@@ -137,7 +137,7 @@ def proxy_token(data: Path) -> str:
 
 
 def banner(port: int, data: Path, runtime: str) -> str:
-    """Return what a newcomer has to know."""
+    """Return the text for a newcomer: addresses and passwords."""
     user, admin = (data / "password").read_text(), (data / "admin-password").read_text()
     lines = [
         "",
@@ -185,7 +185,7 @@ class Run:
             "--log-level",
             "warn",
         ]
-        # Not among its arguments: others on the machine can see those.
+        # Not an argument: other users of the machine can see those.
         env = {**self.env, "CONFIGPROXY_AUTH_TOKEN": self.token}
         self.proxy = self._start(words, env)
         while self.proxy.poll() is None and not self.stopping and self._routes() is None:
@@ -200,7 +200,7 @@ class Run:
         )
 
     def note(self) -> None:
-        """Keep which processes are ours, for a run after one that was killed."""
+        """Record our processes, for the run after one that was killed."""
         ours = {"run": psutil.Process(), "proxy": self.proxy, "hub": self.hub}
         noted = {what: known(p) for what, p in ours.items() if p is not None and psutil.pid_exists(p.pid)}
         (self.data / RUNNING).write_text(json.dumps(noted))
@@ -218,16 +218,16 @@ class Run:
             print("\nEnding the Hub and all sessions", flush=True)
 
     def until_up(self) -> bool:
-        """Wait until the Hub can be used, and return whether it can."""
+        """Wait until the Hub is up, and return whether it is."""
         assert self.hub is not None
-        # The proxy has its route at the very end: who asks through it before is told that there is nothing.
+        # The proxy gets its route last: earlier requests through it find nothing.
         while self.hub.poll() is None and not self.stopping and not (self._routes() and answers(self.port)):
             time.sleep(LOOK_EVERY_S)
         self._was_up = self.hub.poll() is None and not self.stopping
         return self._was_up
 
     def until_ended(self) -> int:
-        """Start again what dies, until the Hub was told to end or cannot be kept up. Returns its exit status."""
+        """Restart what dies, until the Hub was told to end or cannot be kept up. Return its exit status."""
         assert self.hub is not None
         while True:
             status = self.hub.poll()
@@ -256,7 +256,7 @@ class Run:
         return self._was_up and len(self._died_at) <= MOST_RESTARTS
 
     def end_proxy(self) -> None:
-        """End the proxy, when nobody is routed to any more."""
+        """End the proxy, once it has no routes left."""
         if self.proxy is None or self.proxy.poll() is not None:
             return
         self.proxy.terminate()

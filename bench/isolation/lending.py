@@ -1,12 +1,11 @@
-"""What cells of notebooks gain where idle compute is lent, and what an owner who comes back gets.
+"""What notebook cells gain from lent compute, and what a returning owner gets.
 
 lending.py [--out FILE]
 
 In the simulated time of isolation/tests/throttle_world.c, with the throttle as it is shipped: exact, the same everywhere.
-Each session runs cells that take 2 s on a whole device on the mean (exponential), with pauses so long that it would have
-work for 5, 10 or 19 % of the time on a whole device. These figures, and cells of minutes with pauses of minutes, are
-those of a public trace (AdobeTrace); here all is 60 times faster, which is against lending. Exits with 0 whatever they
-say.
+Each session runs cells that take 2 s on a whole device on average (exponential), with pauses that leave it busy for 5, 10
+or 19 % of the time there. These figures, with cells and pauses of minutes, are those of a public trace (AdobeTrace); here
+all is 60 times faster, which favours lending less. Always exits with 0.
 """
 
 from __future__ import annotations

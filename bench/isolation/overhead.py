@@ -21,7 +21,7 @@ from typing import Any
 from sessions import Bench, load, prepare, surroundings
 
 CALLS = {"alloc-free": (2000, 21), "info": (20000, 21)}
-"""Calls in a block, and blocks, whose median counts."""
+"""Calls in a block, and number of blocks for the median."""
 
 TARGETS = {
     "alloc-free": "at most 300 ns",

@@ -2,10 +2,9 @@
 
 shares.py [--seconds 8] [--quick] [--out FILE]
 
-Each program launches kernels of one length as fast as it may; what counts is how many it launched in a window of time.
-On the simulated driver; `make gpu-check` measures the same on a GPU. Exits with 0 whatever the figures say; on a machine
-whose CPUs are busy a session misses parts of its slots (the load is in the results): start it with `chrt -f 1` there,
-as it uses little of them.
+Each program launches kernels of one length as fast as it may; its launches in a window of time are counted. On the
+simulated driver; `make gpu-check` measures the same on a GPU. Always exits with 0. With busy CPUs a session misses
+parts of its slots (the load is in the results): start it with `chrt -f 1` then, as it uses little CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ WITHIN_POINTS, SHORT_US = 3.0, 5000
 PERIOD_S, IN_FLIGHT_S = 0.05, 0.004
 WARM_UP_S = 1.5
 MORE = 2
-"""Further windows where the first one misses, as whoever else uses the CPUs may have taken a slot from it."""
+"""Further windows where the first one misses: another program on the CPUs may have taken a slot from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Tenant:
         )
 
     def bound_points(self, seconds: float) -> float:
-        """Return what docs/isolation.md says that a window of so many seconds may be off by, in percentage points."""
+        """Return the deviation that docs/isolation.md allows in a window of this length, in percentage points."""
         slots_s = self.percent / 100 * PERIOD_S
         longest_s = max(self.kernel_us, self.long_us) / 1e6
         kernels = 1.0

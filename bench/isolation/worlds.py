@@ -1,9 +1,9 @@
-"""What a session gets whose kernels' length cannot be foretold: kernels of seconds, and functions that change.
+"""What a session gets with kernels of unknown length: kernels of seconds, and functions that change.
 
 worlds.py [--out FILE]
 
 In the simulated time of isolation/tests/throttle_world.c, with the throttle as it is shipped: exact, the same everywhere.
-A share of 25 %, alone, and at the end beside one of 75 %. Exits with 0 whatever the figures say.
+A share of 25 %, alone, and at the end beside one of 75 %. Always exits with 0.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from fgpu_scheduler import (  # noqa: E402  # noqa: E402
 SEED = 60
 FULL_PERCENT = 90
 TURN = 500
-"""So many placements on one cluster before it is the other's turn."""
+"""Placements on one cluster before the other's turn."""
 
 AT_LEAST_PER_S = 5000
 P99_AT_MOST_MS = 0.5
@@ -78,7 +78,7 @@ class Busy:
                 held += request.fgpu_milli
 
     def turn(self, placements: int, *, collected: bool) -> None:
-        """End tasks and place others, so many."""
+        """End this number of tasks, and place others."""
         placed = 0
         if not collected:
             gc.disable()
@@ -121,7 +121,7 @@ class Busy:
 
 
 def copied(cluster: Free, times: int) -> Free:
-    """Return a cluster with each node so many times."""
+    """Return a cluster with each node this number of times."""
     found = []
     for copy in range(times):
         for node in (left.node for left in cluster):

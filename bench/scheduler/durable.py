@@ -100,7 +100,7 @@ def postgres_url() -> Iterator[str]:
 
 
 def allocated(store: Store, requests: Sequence[Request], *, batch: int) -> tuple[float, list[int]]:
-    """Submit and allocate all of them, so many per plan; return the seconds it took, and their ids."""
+    """Submit and allocate all of them, this number per plan; return the seconds it took, and their ids."""
     ids: list[int] = []
     policy = Policy()
     began = time.perf_counter()

@@ -51,22 +51,22 @@ S = SessionState
 SIZES = ((120, 100, 0), (1200, 1000, 0), (1200, 1000, 200), (12000, 10000, 0), (12000, 10000, 200))
 """GPUs, live sessions, and how many of them wait."""
 SHOWN, PAGES = (1200, 3000, 2000), 100
-"""The queue that pages show while somebody submits."""
+"""The queue that pages show during submissions."""
 LONGEST = (12000, 12000, 2000)
-"""The queue of which only the forecast is timed."""
+"""The queue for timing the forecast only."""
 AT_LEAST_PER_S = {(1200, 1000, 0): 1000, (12000, 10000, 0): 300}
 AT_MOST_P99_MS = 1.0
 """What a decision may take: a snapshot, and the plan on it."""
 
 
 def ask(user: str, fgpu_milli: int) -> Request:
-    """Return a request of somebody, with its part of a node's CPU and memory."""
+    """Return a user's request, with its part of a node's CPU and memory."""
     return Request(user, "", "image@sha256:0", "default", fgpu_milli, 16 * fgpu_milli, 64 * fgpu_milli)
 
 
 @contextmanager
 def lab(gpus: int, live: int, waiting: int) -> Iterator[tuple[Store, Scheduler]]:
-    """Give a store with so many sessions, spread over all nodes, and the scheduler on it."""
+    """Yield a store with this number of sessions, spread over all nodes, and the scheduler on it."""
     with tempfile.TemporaryDirectory() as folder, closing(Store(f"sqlite:///{folder}/fgpu.sqlite")) as store:
         store.open()
         there = nodes(gpus)
@@ -144,7 +144,7 @@ def forecast_ms(store: Store, scheduler: Scheduler) -> float:
 
 
 async def beside_pages(scheduler: Scheduler, pages: int) -> dict[str, float]:
-    """Return what a small write takes while so many pages show the queue, each again after every change."""
+    """Return the time of a small write while this number of pages show the queue, each again after every change."""
 
     async def page() -> None:
         async for _ in scheduler.changes(at_least_every_s=20):

@@ -99,7 +99,7 @@ BY_SIZE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class User:
-    """Somebody of the lab, and what they are like."""
+    """A person of the lab, with their habits."""
 
     name: str
     kind: str

@@ -69,8 +69,8 @@ MADE: dict[str, tuple[int, Callable[[Task], bool], Callable[[Task], int]]] = {
     "multigpu50": (50, lambda task: task[0] > WHOLE, lambda task: task[0]),
     "cpu250": (25, lambda task: task[0] == 0, lambda task: 1),
 }
-"""Workloads that are made of `default` where there is no file of them: some tasks are repeated, drawn by chance, until
-they are this percentage of all, by GPU or by number. So the authors made theirs, as far as can be told."""
+"""Workloads made of `default` where there is no file of them: some tasks are repeated, drawn at random, until they are
+this percentage of all, by GPU or by number. Their authors made theirs in this way, so far as it is documented."""
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:

@@ -1,6 +1,6 @@
-"""Time how sessions are chosen that end for those of higher priority, on full clusters of 120 to 12,000 GPUs.
+"""Time the choice of sessions to pre-empt, on full clusters of 120 to 12,000 GPUs.
 
-Nodes have 8 GPUs. On each GPU is one session, or up to four; one of ten has a priority that nobody takes the place of.
+Nodes have 8 GPUs. On each GPU is one session, or up to four; one of ten has a priority that is never pre-empted.
 Requests of eight amounts wait, more of them than are served at a time. In the world "few" only one session of a hundred
 may be ended, so that most nodes can hold nothing. Between two rounds thirty sessions end and others begin; what the
 round before found of all other nodes is carried on, as in the Hub. `first_choose_ms` is the first round, from nothing.
@@ -39,15 +39,15 @@ AT_MOST_MS = 50.0
 """What choosing is held against, on the largest cluster."""
 NOW_S = 10_000_000
 CHANGED = 30
-"""So many sessions have ended since the round before, and others have begun in their places. Of 28,000 sessions of four
-hours ten end in the five seconds between two rounds."""
+"""Sessions that have ended since the round before, with others in their places. Of 28,000 sessions of four hours ten
+end in the five seconds between two rounds."""
 EACH = 8
 """GPUs of a node."""
 ON_A_GPU = ((1000,), (1000,), (500, 500), (300, 700), (250, 250, 250, 250), (100, 400, 200, 300))
 ASKED = (100, 200, 300, 500, 700, 1000, 2000, 4000)
 WAITING = 64
 WORLDS = {"many": 10, "few": 100}
-"""Of so many sessions one is of a high priority in "many"; of a low one in "few"."""
+"""One of this number of sessions has a high priority in "many", a low one in "few"."""
 
 
 def asks(fgpu_milli: int, priority: int, number: int) -> Request:

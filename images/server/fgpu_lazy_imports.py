@@ -66,7 +66,7 @@ class _LazyLoader(Loader):
                 module.__dict__[FUNCTION] = stand_in
                 self._begun = False
                 raise
-            # Only now: another thread that looks something up meanwhile waits for the lock.
+            # Last: until then, another thread that looks something up waits for the lock.
             module.__dict__.pop("__getattr__", None)
 
 

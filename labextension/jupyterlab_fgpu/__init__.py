@@ -1,7 +1,7 @@
 """Your fraction of a GPU, in JupyterLab and in notebooks.
 
-Imported by the Jupyter server, by kernels and by commands: so it needs nothing but Python itself,
-of 3.6 or later. The server's half needs more, and is loaded where it is asked for.
+The Jupyter server, kernels and commands import this, so it needs only Python itself, 3.6 or
+later. The server's part needs more, and is loaded where it is used.
 """
 
 from typing import Any, Dict, List
@@ -21,7 +21,7 @@ def _jupyter_server_extension_points() -> List[Dict[str, str]]:
 
 
 def _link_jupyter_server_extension(server_app: Any) -> None:
-    """Set what has to be set before any extension is loaded."""
+    """Set what must be set before any extension is loaded."""
     from .app import keep_home_out  # noqa: PLC0415 - see below
 
     keep_home_out(server_app)

@@ -1,4 +1,4 @@
-"""The server extension: its handlers, over one shared reading."""
+"""The server extension: its handlers, which share one reading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_DIGITS = 9
 
 
 class FGPUStatus(LoggingConfigurable):
-    """Settings of the extension, and what all of this server's tabs share."""
+    """The extension's settings, and the state that all tabs of this server share."""
 
     cache_s = Float(
         3.0,
@@ -73,7 +73,7 @@ class FGPUStatus(LoggingConfigurable):
         self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
         self.details = DetailsReader(self.reader.client, lambda: kernels_of(self.parent))
         self.kernel_socket: KernelSocket | None = None
-        # That it was started counts: whoever did so is about to do something.
+        # The start counts as use: its user is about to do something.
         self.input_at_s = int(time.time())
         self.proof = Proof()
         self.shared_details = SharedRead(self._read_details, max_age_s=self.cache_s)
@@ -83,12 +83,12 @@ class FGPUStatus(LoggingConfigurable):
         return await self.details.details(reading.session, reading.used)
 
     async def payload(self) -> dict[str, Any]:
-        """Return what the browser and the kernels get; never raises for what cannot be read."""
+        """Return the status for the browser and the kernels; unreadable parts do not raise."""
         return self.reader.payload(await self.shared.get())
 
     async def explanation(self, tried_mib: int | None) -> dict[str, Any]:
-        """Return what an out-of-memory error of this moment comes of."""
-        # The program took memory until just now: a reading of seconds ago would say otherwise.
+        """Return the cause of an out-of-memory error that has just happened."""
+        # A new reading: the program took memory until just now.
         reading = await self.shared.fresh()
         self.shared_details.forget()
         return await self.details.explanation(reading.session, reading.used, tried_mib)
@@ -104,10 +104,10 @@ class _Handler(APIHandler):
 class StatusHandler(_Handler):
     """`GET fgpu/api/status`: the payload that jupyterlab_fgpu.status describes.
 
-    With `?details=1` it also has `details` (jupyterlab_fgpu.details), for those who show them.
+    With `?details=1` it also has `details` (jupyterlab_fgpu.details).
     """
 
-    # Polled by every open tab: counting it would keep idle servers alive for ever.
+    # Every open tab polls it: counting it as activity would keep idle servers alive.
     _track_activity = False
 
     @web.authenticated
@@ -121,7 +121,7 @@ class StatusHandler(_Handler):
 
 
 class ExplainHandler(_Handler):
-    """`GET fgpu/api/explain?tried_mib=512`: what an out-of-memory error comes of, what helps."""
+    """`GET fgpu/api/explain?tried_mib=512`: the cause of an out-of-memory error, and what helps."""
 
     _track_activity = False
 
@@ -139,9 +139,9 @@ class ExplainHandler(_Handler):
 
 
 class InputHandler(_Handler):
-    """`fgpu/api/input`: when somebody last used a keyboard or a pointer. POST says: now.
+    """`fgpu/api/input`: when keyboard or pointer were last used. POST says: now.
 
-    An open tab asks this server for much by itself, also while nobody is there.
+    Requests of a tab do not show that: an open tab sends many without its user.
     """
 
     _track_activity = False
@@ -159,7 +159,7 @@ class InputHandler(_Handler):
 
 
 class _Wish(_Handler):
-    """Passes on what the user wants of a session.
+    """Passes a user's request about a session on to the service.
 
     The answer is the session, or the service's own status and error object.
     """
@@ -203,7 +203,7 @@ class KeepHandler(_Wish):
 
 
 class ExtendHandler(_Wish):
-    """`POST fgpu/api/sessions/{id}/extend`: make the time limit of a session longer."""
+    """`POST fgpu/api/sessions/{id}/extend`: extend a session's time limit."""
 
     async def wish(self, session_id: int) -> Session:
         return await self.status.reader.ask_for("extend", session_id)
@@ -212,7 +212,7 @@ class ExtendHandler(_Wish):
 class ResizeHandler(_Wish):
     """`POST fgpu/api/sessions/{id}/resize` with the amount as the service takes it, in JSON.
 
-    The answer comes once the session has it, or keeps what it had: within some seconds.
+    The answer comes within some seconds, once the session has the amount or keeps its old one.
     """
 
     async def wish(self, session_id: int) -> Session:
@@ -251,7 +251,7 @@ class KernelFileHandler(KernelSpecResourceHandler):  # type: ignore[misc]
 def find_kernels_at_home(server_app: Any) -> None:
     """Find the kernels that a user has made at home, also where no configuration is read there.
 
-    Kernels are programs of the session. They are no part of its server.
+    Kernels are programs of the session, not part of its server.
     """
     at_home = os.path.join(jupyter_data_dir(), "kernels")
     folders = server_app.kernel_spec_manager.kernel_dirs
@@ -260,8 +260,10 @@ def find_kernels_at_home(server_app: Any) -> None:
 
 
 def keep_home_out(server_app: Any) -> None:
-    """Have nothing that programs of the session can write be code to this server or its pages."""
-    # Templates are programs. By default nbconvert looks for them in the working folder, too.
+    """Keep files that the session's programs can write from running as code in this server or its
+    pages.
+    """
+    # Templates are programs. By default nbconvert also looks for them in the working folder.
     templates = server_app.config.TemplateExporter
     templates.extra_template_basedirs = []
     templates.template_data_paths = jupyter_path("nbconvert", "templates")
@@ -273,7 +275,7 @@ def keep_home_out(server_app: Any) -> None:
     with contextlib.suppress(ImportError):
         from jupyterlab_server import config  # noqa: PLC0415
 
-        # page_config.json may name the address of the page's scripts: that at home is not read.
+        # page_config.json may name the address of the page's scripts: the one at home is not read.
         of = config._get_config_manager
         config._get_config_manager = lambda level, higher=False: (
             of("sys_prefix", True) if level == "all" else of(level, higher)
@@ -285,7 +287,7 @@ def _import_nothing(name: str) -> Any:
 
 
 def hub_token(server_app: Any) -> str:
-    """Return the token that this server shows the Hub, or "". Its environment need not have it."""
+    """Return the token with which this server identifies itself to the Hub, or ""."""
     # JupyterHub's extension is the identity provider; its older servers have this themselves.
     for owner in (getattr(server_app, "identity_provider", None), server_app):
         token = getattr(getattr(owner, "hub_auth", None), "api_token", "")

@@ -1,7 +1,7 @@
-"""What only an open panel or a widget asks for: the last minutes, who holds the memory, advice.
+"""Details for an open panel or widget: the last minutes, processes with their memory, advice; and
+the explanation of a CUDA out-of-memory error.
 
-And the explanation of a CUDA out-of-memory error. What cannot be had is null, and does not keep
-the rest back.
+A part that cannot be read is null, and does not hold back the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_PROCESSES = 50
 
 @dataclass(frozen=True)
 class Held:
-    """One process of this session that holds GPU memory; of a notebook where that is known."""
+    """One process of this session that holds GPU memory; with its notebook, if known."""
 
     pid: int
     name: str | None
@@ -32,7 +32,7 @@ class Held:
 
 
 def held_by(used: tuple[Used, ...], kernels: Mapping[int, str]) -> list[Held]:
-    """Return who holds memory on the session's devices, the largest first."""
+    """Return the processes that hold memory on the session's devices, the largest first."""
     memory: dict[int, int | None] = {}
     for process in (p for device in used for p in device.processes):
         before = memory.get(process.pid, 0)
@@ -44,7 +44,7 @@ def held_by(used: tuple[Used, ...], kernels: Mapping[int, str]) -> list[Held]:
 
 
 class DetailsReader:
-    """Reads what belongs to one session; what cannot be had is null."""
+    """Reads the details of one session; a part that cannot be read is null."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class DetailsReader:
     async def explanation(
         self, session: Session | None, used: tuple[Used, ...], tried_mib: int | None
     ) -> dict[str, Any]:
-        """Return what an out-of-memory error in this session comes of, and what would help.
+        """Return the cause of an out-of-memory error in this session, and what would help.
 
-        ``tried_mib`` is what the program asked for beyond what it held, where it said so.
+        ``tried_mib`` is what the program asked for beyond what it held, if it said so.
         """
         limit_mib = None if session is None else session["gpu_memory_mib"]
         self._ran_out = True
@@ -104,7 +104,7 @@ class DetailsReader:
 
     async def _current_advice(self, session: Session | None) -> str | None:
         if self._client is None or session is None or session["image"] is None or self._ran_out:
-            # To whom this much was not enough nobody says that less is.
+            # Advice for less is left out where this amount was too little.
             return None
         now = self._clock()
         if self._advice_at is None or now - self._advice_at >= ADVICE_EVERY_S:
@@ -152,6 +152,6 @@ class DetailsReader:
 
 
 def _reason(refusal: dict[str, Any]) -> str:
-    """Return a refusal's message without the name of its option, which is no word of Lab's."""
+    """Return a refusal's message without its option's name, which Lab does not use."""
     message, name = str(refusal["message"]), f"{refusal.get('field')}: "
     return message[len(name) :] if message.startswith(name) else message

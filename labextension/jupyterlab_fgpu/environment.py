@@ -1,7 +1,7 @@
 """What the spawner told this session through its environment.
 
-The environment is for information only: the limits file is what counts, and the service knows
-better whenever it answers.
+The environment is for information only: the limits file is in force, and the service knows better
+if it answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoService:
 
 @dataclass(frozen=True)
 class Slice:
-    """This session's share as its environment states it; None where that says nothing usable."""
+    """This session's share as its environment states it; None where the value is unusable."""
 
     session_id: int | None
     server_name: str | None
@@ -40,9 +40,9 @@ class Slice:
 
 
 def read_service(env: Mapping[str, str], token: str = "") -> Service | NoService:
-    """Return the service to ask; a variable that is missing or unusable is named in the reason.
+    """Return the service to ask; the reason names a missing or unusable variable.
 
-    ``token`` is what the server itself shows the Hub; the environment is asked only without one.
+    ``token`` is the one that the server itself uses; the environment is read only without it.
     """
     url = env.get("FGPU_SERVICE_URL", "").strip()
     token = token or env.get("JUPYTERHUB_API_TOKEN", "").strip()

@@ -36,7 +36,7 @@ class Process(NamedTuple):
 
 
 class Used(NamedTuple):
-    """Memory in use in MiB, or None and why it cannot be told; and whose, if known."""
+    """Memory in use in MiB, or None with the reason; and the processes that use it, if known."""
 
     mib: int | None
     reason: str | None
@@ -44,9 +44,9 @@ class Used(NamedTuple):
 
 
 class GpuMemory:
-    """Samples NVML in a thread of its own, one sample at a time.
+    """Samples NVML in its own thread, one sample at a time.
 
-    A driver that hangs costs a thread and an honest "unknown", never the server's event loop.
+    A driver that hangs costs a thread and an "unknown", never the server's event loop.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GpuMemory:
         answered = asyncio.wrap_future(result)
         # Not `wait_for`: before Python 3.12 it loses a cancel that comes as the reading ends.
         await asyncio.wait([answered], timeout=self._timeout_s)
-        # Where the server itself stood still meanwhile, the thread has its answer all the same.
+        # If the server itself stood still, the thread may have its answer already.
         if not result.done():
             return [Used(None, "the GPU driver did not answer in time") for _ in devices]
         return result.result()
@@ -100,7 +100,7 @@ class GpuMemory:
         try:
             return [self._read_device(nvml, device) for device in devices]
         finally:
-            # Counted by NVML; holding it open would keep a lost GPU's handle for ever.
+            # NVML counts initialisations; staying initialised would keep a lost GPU's handle.
             nvml.nvmlShutdown()
 
     def _read_device(self, nvml: Any, device: Device) -> Used:
@@ -118,14 +118,14 @@ class GpuMemory:
         try:
             return tuple(p for p in _processes(nvml, handle) if self._is_mine(p.pid))
         except nvml.NVMLError:
-            # How much is used is known without them.
+            # The amount in use is known without them.
             return ()
 
     def _of_this_session(self, processes: Sequence[Process]) -> Used:
         if self._session_id is None:
             return Used(None, "this session's processes cannot be told from others'")
         if not self._sees_host_processes():
-            # NVML numbers processes as the host does; here the same number is somebody else.
+            # NVML numbers processes as the host does; here the same number is another process.
             return Used(None, "the GPU driver's process list cannot be read from a container")
         mine = tuple(p for p in processes if self._is_mine(p.pid))
         if any(p.mib is None for p in mine):
@@ -142,7 +142,7 @@ class GpuMemory:
         try:
             environ = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
-            # Gone meanwhile, or another user's: a session's processes are its owner's.
+            # It has ended, or is another user's: a session's processes are its owner's.
             return False
         return f"FGPU_SESSION_ID={self._session_id}".encode() in environ.split(b"\0")
 

@@ -1,8 +1,8 @@
-"""What a kernel can tell of its session by itself, with Python's own library of 3.6 or later.
+"""What a kernel can find out about its session, with only Python's own library of 3.6 or later.
 
-The slice and who holds its memory are NVML's, as `fgpu-smi` shows them; the sessions and the queue
-are what this kernel's Jupyter server tells it (kernel_socket). What cannot be had is a text that
-says why, and never zero.
+Slice and processes come from NVML, as `fgpu-smi` shows them; sessions and queue from this
+kernel's Jupyter server (kernel_socket). A part that cannot be read is a text with the reason,
+never zero.
 """
 
 import html
@@ -15,7 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 SOCKET_VARIABLE = "FGPU_STATUS_SOCKET"
 WITHIN_S = 6.0
-"""The server itself waits for several answers of the service, each for a few seconds at most."""
+"""Seconds: the server itself waits for several answers of the service, each for a few seconds at
+most."""
 LARGEST_BYTES = 4 * 1024 * 1024
 NOT_KNOWN = "not known"
 
@@ -29,7 +30,7 @@ class Held(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One moment of this session. Of lists that could not be read there is the reason instead."""
+    """One moment of this session. A list that could not be read is replaced by the reason."""
 
     at_s: int
     session_id: Optional[int]
@@ -76,11 +77,11 @@ Gpu = Tuple[Optional[int], Optional[int], List[str], Union[List[Held], str], Opt
 
 
 def _read_gpu() -> Gpu:
-    """Return used and total MiB, the GPUs' names, the processes, and what is wrong."""
+    """Return used and total MiB, the GPUs' names, the processes, and problems."""
     from . import smi  # noqa: PLC0415 - what only wants the package must not wait for ctypes
 
     if not os.environ.get("FGPU_SESSION_ID"):
-        # The whole machine's processes are nobody's business here.
+        # Processes of the whole machine are not shown here.
         why = "this kernel is in no fGPU session"
         return None, None, [], why, why
     try:
@@ -101,7 +102,7 @@ def _read_gpu() -> Gpu:
     limit = os.environ.get("FGPU_MEMORY_MIB", "")
     above = total is not None and limit.isdigit() and total > int(limit)
     if above or not all(smi.is_own(g) for g in found.gpus):
-        # What others hold would look like this session's.
+        # Other sessions' memory would look like this session's.
         why = "not known: the driver shows the whole GPU here, and not this session's share"
         return None, None, names, why, trouble
     held = {}  # type: Dict[int, Held]
@@ -120,7 +121,7 @@ def _read_gpu() -> Gpu:
 
 
 def _sum(values: Any) -> Optional[int]:
-    """Return the sum; one that is not known makes it unknown."""
+    """Return the sum, unknown if any part is."""
     found = list(values)
     return sum(found) if found and all(isinstance(value, int) for value in found) else None
 
@@ -155,14 +156,16 @@ def _read_service() -> Tuple[Optional[float], Union[List[str], str], str]:
 
 
 def _ask(name: str) -> Dict[str, Any]:
-    """Return the status that the server tells those of its own user; raises OSError, ValueError."""
+    """Return the status that the server gives to processes of its own user; raises OSError,
+    ValueError.
+    """
     deadline = time.monotonic() + WITHIN_S
     told = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(WITHIN_S)
         connection.connect("\0" + name)
         if peer_uid(connection) != os.geteuid():
-            # The server has ended, and somebody else has taken its name.
+            # The server has ended, and another program has taken its name.
             raise ConnectionRefusedError
         while len(told) <= LARGEST_BYTES:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -203,7 +206,7 @@ def _session_words(session: Dict[str, Any]) -> str:
 
 
 def rows(reading: Reading) -> List[Tuple[str, List[str]]]:
-    """Return what is shown: labels, each with one or more lines."""
+    """Return the rows: labels, each with one or more lines."""
     amount = reading.amount or NOT_KNOWN
     memory = "{} / {} MiB".format(
         NOT_KNOWN if reading.used_mib is None else reading.used_mib,

@@ -1,8 +1,8 @@
-"""Tells this server's kernels what its tabs see, without giving them the server's token.
+"""Gives this server's kernels the status that its tabs see, without the server's token.
 
-A Unix socket in Linux' abstract namespace: it is no file that a read-only or saved file system
-would have to hold, and it goes with the server. Who connects gets the status as one JSON object,
-and only processes of the server's own user do.
+It is a Unix socket in Linux' abstract namespace, which needs no file in a read-only or saved file
+system and ends with the server. Only processes of the server's own user get the status, as one
+JSON object.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ BACKLOG = 16
 
 
 class KernelSocket:
-    """Listens from its making until `close`; the kernels started meanwhile know its name.
+    """Listens from creation until `close`; kernels started in that time get its name.
 
-    Raises OSError where there are no such sockets (elsewhere than on Linux).
+    Raises OSError on systems without such sockets (other than Linux).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class KernelSocket:
         env[SOCKET_VARIABLE] = name
 
     def close(self) -> None:
-        """Listen no more. What is being answered is cut off."""
+        """Stop listening, and cut off answers under way."""
         self._stop_accepting()
         self._socket.close()
         for task in self._tasks:
@@ -69,7 +69,7 @@ class KernelSocket:
         with connection:
             connection.setblocking(False)
             answer = json.dumps(await self._payload()).encode()
-            # Who does not read must not keep it for ever.
+            # A client that does not read must not block it.
             sending = asyncio.ensure_future(
                 asyncio.get_running_loop().sock_sendall(connection, answer)
             )

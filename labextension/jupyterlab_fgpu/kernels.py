@@ -27,7 +27,9 @@ async def kernels_of(server_app: Any) -> dict[int, str]:
 
 
 def notebook_of(pid: int, kernels: Mapping[int, str], proc: Path = Path("/proc")) -> str | None:
-    """Return the notebook whose kernel started this process; None: a terminal's, or it ended."""
+    """Return the notebook of the kernel that started this process; None: a terminal's, or it
+    ended.
+    """
     for _ in range(MOST_ANCESTORS):
         if pid in kernels:
             return kernels[pid]

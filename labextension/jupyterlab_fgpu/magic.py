@@ -9,7 +9,7 @@ def add_magic(shell: Any) -> None:
 
 
 def fgpu(line: str) -> None:
-    """Print this session's slice of a GPU, who holds its memory, and the queue."""
+    """Print this session's slice of a GPU, the processes that hold its memory, and the queue."""
     from . import kernel_reading  # noqa: PLC0415 - every kernel loads the magic, few use it
 
     if line.strip():

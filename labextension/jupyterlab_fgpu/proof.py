@@ -24,7 +24,7 @@ STATES = {verify.PROVED: "held", verify.FAILED: "failed", verify.BYPASSED: "bypa
 
 
 class Proof:
-    """The last run, whichever tab has asked for it."""
+    """The last run, shared by all tabs."""
 
     def __init__(self, *, within_s: float = WITHIN_S, program: str = verify.__file__) -> None:
         self._within_s = within_s
@@ -33,7 +33,7 @@ class Proof:
         self._last: dict[str, Any] = {"state": "none", "at_s": None, "checks": [], "problem": None}
 
     def begin(self) -> dict[str, Any]:
-        """Begin a run, unless one is on its way; return `told`."""
+        """Begin a run, unless one is under way; return `told`."""
         if self._running is None or self._running.done():
             self._last = {**self._last, "state": "running", "at_s": int(time.time())}
             self._running = asyncio.get_running_loop().create_task(self._run())
@@ -54,7 +54,7 @@ class Proof:
         self._last = {**found, "at_s": int(time.time())}
 
     async def _checks(self) -> list[dict[str, str]]:
-        """Run the program; raises ValueError with a sentence where there is nothing to show."""
+        """Run the program; raises ValueError with a sentence if it gives no result."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(Path(self._program).resolve()),
@@ -84,7 +84,7 @@ class Proof:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the program, which ends the check that it runs, and then whatever is left of it."""
+    """End the program, which ends the check that it runs, and then its remaining processes."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)

@@ -1,4 +1,4 @@
-"""What the caller holds of what there is: the resource indicator, and the next larger amount."""
+"""The caller's use of available resources, and the next larger amount for a session."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class Larger(NamedTuple):
 
 
 def bars(capacity: Mapping[str, Any], group: str | None) -> dict[str, Any]:
-    """Return for each resource what the caller holds, of that and what they could still get.
+    """Return for each resource what the caller holds, and the total that they could have.
 
-    `mine` of `total` is in the resource group, `mine_overall` of `total_overall` in all of theirs.
-    Amounts are exact decimals. Raises Unreachable for an answer that is not understood.
+    `mine` of `total` is in the resource group, `mine_overall` of `total_overall` in all of
+    theirs. Amounts are exact decimals. Raises Unreachable for an answer that this version does
+    not understand.
     """
     here = group_of(capacity, group)
     own, free = capacity["mine_overall"], capacity["allocatable_overall"]
@@ -49,7 +50,7 @@ def bars(capacity: Mapping[str, Any], group: str | None) -> dict[str, Any]:
 
 
 def group_of(capacity: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Return a resource group of the answer, the first one where that is not among them."""
+    """Return a resource group of the answer, or the first one if it is missing."""
     groups: list[dict[str, Any]] = capacity["groups"]
     if not groups:
         raise malformed("it has no resource group")
@@ -76,7 +77,7 @@ def next_larger(
         return None
     common = _common(session)
     if len({d["model"] for d in group["devices"]}) > 1:
-        # On another model the same amount may be less memory than there is now.
+        # On another model the same amount may be less memory than now.
         common["gpu_model"] = own["model"]
     if session["fgpu"] is not None and session["amount"] == f"{session['fgpu']} fGPU":
         step, per_gpu = _amount(group, "fgpu_step"), _amount(device, "fgpu_total")
@@ -102,13 +103,13 @@ def next_larger(
 
 
 def in_place(session: Session, larger: Larger) -> bool:
-    """Return whether the session could have the larger amount now, and its programs run on."""
+    """Return whether the session could have the larger amount now, with its programs running on."""
     resize = session["resize"]
     if resize is None or resize["why_not"] is not None or resize["state"] == "ASKED":
         return False
     if "fgpu" in larger.options:
         return larger.options["fgpu"] in resize["amounts"]
-    # The owner's quotas may allow less; then the service says so when it is asked.
+    # The owner's quotas may allow less; the service then says so.
     return larger.gpu_memory_mib <= (resize["most_memory_mib"] or 0)
 
 

@@ -21,7 +21,7 @@ TYPES = {
 
 
 class ServiceError(Exception):
-    """A call that gave no answer to use. `message` is safe to show; `code` is stable."""
+    """A call without a usable answer. `message` is safe to show; `code` is stable."""
 
     def __init__(self, code: str, message: str, *, status: int = 502, field: str | None = None):
         super().__init__(message)
@@ -32,7 +32,7 @@ class ServiceError(Exception):
 
 
 class Unreachable(ServiceError):
-    """The service is down, too slow, failing, or answers what this version does not understand."""
+    """The service is down, too slow, failing, or its answer is not understood."""
 
 
 class Forbidden(ServiceError):
@@ -44,7 +44,7 @@ class Refused(ServiceError):
 
 
 Session = dict[str, Any]
-"""An object `Session` of the API, as all others below: what it has is in service_schema.json."""
+"""An object `Session` of the API, as all others below; service_schema.json has its fields."""
 
 
 def parse(name: str, raw: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _value(schema: dict[str, Any], raw: Any, name: str) -> Any:
     if "$ref" in schema:
         schema = SCHEMAS[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
-        # The other one is null, which an older service's fields that are missing count for.
+        # Null is allowed, and an older service's missing field counts as null.
         return None if raw is None else _value(schema["anyOf"][0], raw, name)
     if raw is None:
         raise malformed(f"{name} is missing")

@@ -58,11 +58,11 @@ class ServiceClient:
         return parse("Queue", await self._call("GET", "queue" + query))
 
     async def capacity(self) -> dict[str, Any]:
-        """Return what there is, and what the caller holds and could get, as the API has it."""
+        """Return capacity, and what the caller holds and could get, as the API has it."""
         return parse("Capacity", await self._call("GET", "capacity"))
 
     async def history(self, session_id: int) -> dict[str, Any]:
-        """Return what was measured of a session in the last minutes."""
+        """Return a session's measurements of the last minutes."""
         return parse("SessionMeter", await self._call("GET", f"sessions/{session_id}/meter"))
 
     async def advice(self, image: str) -> str | None:
@@ -74,33 +74,33 @@ class ServiceClient:
     async def forecast(
         self, options: Mapping[str, str], *, instead_of: int | None = None
     ) -> dict[str, Any]:
-        """Return what would become of a request with these options, as the API has it.
+        """Return the forecast of a request with these options, as the API has it.
 
-        ``instead_of`` is the session that would have ended before; None: beside all that there are.
+        ``instead_of`` is a session to be ended first; None: in addition to all sessions.
         """
         more = {} if instead_of is None else {"instead_of": str(instead_of)}
         return await self._call("GET", f"forecast?{urlencode({**options, **more})}")
 
     async def stop(self, session_id: int) -> Session:
-        """End or cancel a session with this server's rights, and return it as it then stands."""
+        """End or cancel a session with this server's rights, and return it as it is then."""
         answer = await self._call("DELETE", f"sessions/{session_id}")
         return parse("Session", answer.get("session"))
 
     async def ask_for(self, wish: str, session_id: int) -> Session:
-        """Ask for `keep` or `extend`, and return the session as it then stands."""
+        """Ask for `keep` or `extend`, and return the session as it is then."""
         answer = await self._call("POST", f"sessions/{session_id}/{wish}")
         return parse("Session", answer.get("session"))
 
     async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
         """Ask for another amount of the session's GPU, and return the session once it has it.
 
-        Where the Hub takes longer than some seconds, it is still asked for. Raises Refused where
-        the session keeps what it has.
+        If the Hub takes longer than some seconds, the request stays. Raises Refused if the
+        session keeps its amount.
         """
         try:
             answer = await self._call("PATCH", f"sessions/{session_id}", amount)
         except Refused as error:
-            # Without the name of its option, which is no word of Lab's.
+            # Without its option's name, which Lab does not use.
             text = error.message.removeprefix(f"{error.field}: ")
             raise Refused(error.code, text, status=error.status, field=error.field) from None
         session = parse("Session", answer.get("session"))
@@ -167,7 +167,7 @@ def _is_asked(session: Session) -> bool:
 
 
 def _no_answer(error: Exception) -> Unreachable:
-    # Only the kind of failure is told: the text of a connection error may hold addresses.
+    # Only the kind of failure: the text of a connection error may contain addresses.
     if isinstance(error, HTTPTimeoutError):
         return Unreachable("slow", "The fGPU service did not answer in time.", status=504)
     return Unreachable("down", "The fGPU service cannot be reached.")

@@ -1,4 +1,4 @@
-"""One value for many askers: read once, kept for a moment."""
+"""One value for many callers: read once, and kept for a moment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class SharedRead(Generic[T]):
-    """The result of `read`, at most `max_age_s` old, with never two reads at once.
+    """The result of `read`, at most `max_age_s` old, with one read at a time.
 
-    An asker who goes away (a closed tab) does not cancel the read that others wait for.
+    A caller that leaves (a closed tab) does not cancel the read that others wait for.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class SharedRead(Generic[T]):
         self._done_at = 0.0
 
     async def get(self) -> T:
-        """Return the kept value, or wait for the one read under way; its error is raised."""
+        """Return the kept value, or wait for the read under way; its error is raised."""
         task = self._task
         if task is None or (task.done() and self._clock() - self._done_at >= self._max_age_s):
             task = self._task = asyncio.ensure_future(self._stamped())
         return await asyncio.shield(task)
 
     async def fresh(self) -> T:
-        """Return a value that is read after this call, and keep it; its error is raised."""
+        """Return a value read after this call, and keep it; its error is raised."""
         before = self._task
         if before is not None and not before.done():
-            # What it reads may be of the time before.
+            # A read that began earlier may have an older value.
             await asyncio.wait([before])
         task = self._task
         if task is before or task is None:
@@ -48,7 +48,7 @@ class SharedRead(Generic[T]):
         return await asyncio.shield(task)
 
     def forget(self) -> None:
-        """Make the next `get` read anew, because something here changed the answer."""
+        """Make the next `get` read again, because something here changed the answer."""
         self._task = None
 
     async def _stamped(self) -> T:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""fgpu-smi: this session's GPUs as NVML shows them, in the manner of nvidia-smi.
+"""fgpu-smi: this session's GPUs as NVML shows them, in the format of nvidia-smi.
 
-For real and simulated GPUs alike. One file without imports beyond Python's own, for Python 3.6 and
-later: it is also put into images that have nothing of fGPU.
+For real and simulated GPUs. One file with imports of Python's own library only, for Python 3.6
+and later: it is also put into images that have nothing of fGPU.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SIMULATED = "Simulated GPU"  # how the name of every simulated device begins
 NO_REAL_GPU = "simulated: no real GPU is behind these figures"
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
 INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, DEPRECATED = 7, 12, 13, 26
-# Without such a value, a device or driver says one of these: newer drivers lack some old ones.
+# Devices and drivers without a value answer with one of these: newer drivers lack some old values.
 WITHOUT = {NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED}
 NOT_AVAILABLE = 2**64 - 1  # NVML's "not known", where it gives bytes
 WIDTH = 79
@@ -50,7 +50,7 @@ class NvmlError(Exception):
 
 
 class Failed(NamedTuple):
-    """Stands for a value that NVML should have given; the text is why it did not."""
+    """Stands for a value that NVML failed to give; the text is the reason."""
 
     text: str
 
@@ -185,7 +185,7 @@ def memory_of(field: str) -> Reader:
                 raise
             memory = nvml.fill(Memory, "nvmlDeviceGetMemoryInfo", gpu)
         count = getattr(memory, field)  # type: int
-        # What is used is never shown as nothing.
+        # A used amount is never shown as 0.
         return -(-count // MIB) if field == "used" else count // MIB
 
     return read
@@ -233,7 +233,7 @@ READERS = {
     "mig.mode.current": lambda nvml, gpu: SWITCH.split()[pair_of("MigMode")(nvml, gpu)[0]],
     "compute_cap": lambda nvml, gpu: "{}.{}".format(*pair_of("CudaComputeCapability")(nvml, gpu)),
 }  # type: Dict[str, Reader]
-# What a slice is known by. Of all else a driver may say that it is not for this device or user.
+# The values that identify a slice. Any other one a driver may refuse for this device or user.
 ESSENTIAL = {"name", "uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu"}
 UNITS = {"memory": "MiB", "used_gpu_memory": "MiB", "utilization": "%", "fan": "%", "power": "W"}
 ALIASES = {
@@ -254,7 +254,7 @@ def unit_of(field: str) -> str:
     return UNITS.get(field.split(".", maxsplit=1)[0], "")
 
 
-# ---- everything at one moment --------------------------------------------------------------------
+# ---- one reading of everything -------------------------------------------------------------------
 
 
 class Share(NamedTuple):
@@ -269,7 +269,7 @@ class Share(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What the limits file says, or why it cannot be told. For information only."""
+    """The limits file, or why it cannot be read. For information only."""
 
     session: Optional[int]
     shares: List[Share]
@@ -277,7 +277,7 @@ class Limits(NamedTuple):
 
 
 def read_limits() -> Optional[Limits]:
-    """Return the limits of the session that this is in, None outside of one."""
+    """Return this session's limits, or None outside of a session."""
     path = "/run/fgpu/limits"
     if not os.path.exists(path):
         path = os.environ.get("FGPU_LIMITS_FILE", "")
@@ -320,7 +320,7 @@ class Gpu(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """All that is shown. `problems` make the exit status 1."""
+    """Everything that is shown. `problems` make the exit status 1."""
 
     driver: Value
     cuda: Value
@@ -335,7 +335,7 @@ class Reading(NamedTuple):
 
 
 def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
-    """Return what NVML says of this session's devices, or of those `wanted` among them."""
+    """Return NVML's values of this session's devices, or of those `wanted` among them."""
     limits = read_limits()
     problems = [limits.problem] if limits is not None and limits.problem else []
     handles = []  # type: List[Tuple[ctypes.c_void_p, Optional[Share]]]
@@ -374,7 +374,9 @@ def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
 
 
 def problems_of(gpu: Gpu) -> List[str]:
-    """Return what of a device could not be read, and where its memory is not its share's."""
+    """Return the values of a device that could not be read, and whether its memory is not its
+    share's.
+    """
     parts = [*gpu.values.items(), ("processes", gpu.processes)]  # type: List[Tuple[str, Any]]
     found = [f"{name}: {value.text}" for name, value in parts if isinstance(value, Failed)]
     if gpu.share is not None and not is_own(gpu):
@@ -384,12 +386,14 @@ def problems_of(gpu: Gpu) -> List[str]:
 
 
 def is_own(gpu: Gpu) -> bool:
-    """Return whether NVML shows the share's memory, as far as both are known; else the GPU's."""
+    """Return whether NVML shows the share's memory, or the GPU's where no share is known; True if
+    unknown.
+    """
     total = gpu.values["memory.total"]
     if gpu.share is None or not isinstance(total, int):
         return True
     limit = gpu.share.memory_mib
-    # Of a whole device the driver keeps some to itself.
+    # The driver keeps some memory of a whole device to itself.
     return total == limit or (total < limit and limit == gpu.share.device_mib)
 
 
@@ -417,7 +421,7 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
 
 
 def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
-    """Return what each process computed lately, in percent of the device, as far as NVML tells."""
+    """Return what each process computed recently, in percent, where NVML reports it."""
     samples, count = (Sample * 1024)(), ctypes.c_uint(1024)
     try:
         nvml.call(
@@ -435,7 +439,7 @@ def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
 
 
 def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
-    """Return one list of NVML's, however long, in the newest version that the driver has."""
+    """Return one of NVML's lists, however long, in the newest version that the driver has."""
     versions = (("_v3", ProcessInfo), ("_v2", ProcessInfo), ("", ProcessInfoV1))
     suffix, entry = next((v for v in versions if nvml.has(name + v[0])), versions[0])
     name, room = name + suffix, 16
@@ -445,7 +449,7 @@ def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
             nvml.call(name, gpu, ctypes.byref(count), listed)
             return list(listed)[: count.value]
         except NvmlError as error:
-            # Processes may start in between: more room than was asked for.
+            # Processes may start in between: allocate more entries than were reported.
             if error.code != INSUFFICIENT_SIZE or room > 65536:
                 raise
             room = max(count.value, room) * 2
@@ -485,7 +489,7 @@ def fit(text: str, width: int) -> str:
 
 
 def listed(gpu: Gpu) -> List[Process]:
-    """Return a device's processes as far as they are known."""
+    """Return a device's processes, empty if unknown."""
     return gpu.processes if isinstance(gpu.processes, list) else []
 
 
@@ -495,8 +499,8 @@ def memory_words(gpu: Gpu) -> str:
 
 
 def share_words(share: Share) -> Tuple[str, str]:
-    """Return what a share is of: memory and compute."""
-    percent = f"{share.compute_percent}%" + ("+" if share.lent else "")  # +: what others lend
+    """Return a share's limits in words: memory and compute."""
+    percent = ("at least " if share.lent else "") + f"{share.compute_percent}%"
     compute = f"{percent} of time" if "compute" in share.mode else "not limited"
     return f"slice of {share.device_mib}MiB", compute
 
@@ -510,7 +514,7 @@ def heading(reading: Reading) -> List[str]:
 
 
 def table(reading: Reading) -> List[str]:
-    """Return the familiar table."""
+    """Return nvidia-smi's table."""
     line = "+" + "-" * 31 + "+" + "-" * 22 + "+" + "-" * 22 + "+"
     plain = "+" + "-" * (WIDTH - 2) + "+"
 
@@ -548,7 +552,7 @@ def table(reading: Reading) -> List[str]:
 
 
 def narrow(reading: Reading) -> List[str]:
-    """Return the same for a terminal that is too narrow for the table."""
+    """Return a list in place of the table, for a narrow terminal."""
     lines = heading(reading)
     for gpu in reading.gpus:
         of = gpu.values
@@ -562,7 +566,7 @@ def narrow(reading: Reading) -> List[str]:
 
 
 def csv_lines(reading: Reading, options: argparse.Namespace, header: bool) -> List[str]:
-    """Return the values that were asked for."""
+    """Return the requested values."""
     apps = options.query_compute_apps is not None
     fields = options.query_compute_apps if apps else options.query_gpu
     rows = [gpu.values for gpu in reading.gpus]
@@ -581,7 +585,7 @@ def csv_lines(reading: Reading, options: argparse.Namespace, header: bool) -> Li
         return f"{text} {unit}" if unit and "nounits" not in options.format else text
 
     def title(field: str) -> str:
-        # A process's line calls the device's fields as they were asked for: gpu_name.
+        # A process's row uses the device's fields by the requested names: gpu_name.
         name = field if field.startswith("gpu_") and apps else ALIASES.get(field, field)
         return f"{name} [{unit_of(name)}]" if unit_of(name) else name
 
@@ -590,7 +594,7 @@ def csv_lines(reading: Reading, options: argparse.Namespace, header: bool) -> Li
 
 
 def as_json(reading: Reading) -> str:
-    """Return all of it; what is not known is null, what failed is {"error": text}."""
+    """Return everything; an unknown value is null, a failed one {"error": text}."""
 
     def plain(value: Value) -> Any:
         return {"error": value.text} if isinstance(value, Failed) else value
@@ -617,7 +621,7 @@ def as_json(reading: Reading) -> str:
     return json.dumps(dict(whole, problems=reading.problems))
 
 
-# What `-q` has of a GPU: elements, and the fields that are in them.
+# The parts of `-q` for each GPU: elements with their fields.
 REPORT = """\
 product_name=name mig_mode/current_mig=mig.mode.current uuid=uuid fan_speed=fan.speed
 performance_state=pstate fb_memory_usage/total=memory.total fb_memory_usage/used=memory.used
@@ -641,7 +645,9 @@ MONITORS = {
 
 
 def report(reading: Reading, only: Sequence[str]) -> ElementTree.Element:
-    """Return what is known in the elements of `nvidia-smi -q -x`. ``only``: of each GPU, if any."""
+    """Return the values in the elements of `nvidia-smi -q -x`. ``only``: these parts of each GPU,
+    or all.
+    """
 
     def put(under: ElementTree.Element, values: Iterable[Tuple[str, object]]) -> None:
         for path, value in values:
@@ -723,7 +729,7 @@ fields of --query-compute-apps: {}
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is supported when it is given something else."""
+    """Lists what is supported when it gets something else."""
 
     def error(self, message: str) -> NoReturn:
         """End with the exit status of a wrong command line."""
@@ -731,7 +737,6 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
     def format_help(self) -> str:
-        """Return what there is."""
         return SUPPORTED.format(*map(", ".join, (DISPLAYS, GPU_FIELDS, APP_FIELDS)))
 
 
@@ -807,7 +812,7 @@ def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str
 
 
 def show_once(options: argparse.Namespace, first: bool) -> int:
-    """Print what was asked for, once; a failure exits with NVML's code, as nvidia-smi does."""
+    """Print the output once; a failure exits with NVML's code, as nvidia-smi does."""
     try:
         nvml = Nvml()
         try:

@@ -1,12 +1,12 @@
-"""What a session's container runs first: it waits for its identity, then becomes its server.
+"""The first program of a session's container: it waits for its identity, then becomes its server.
 
-The identity (the server's command line and environment, with its token for the Hub) is one line of
-JSON on standard input. It is thereby in no environment, log or image that the engine knows of:
-whoever can write there controls the engine. While the line is on its way the server's modules are
-imported, which is most of what a start takes.
+The identity (the server's command line and environment, with its token for the Hub) is one line
+of JSON on standard input, so it is in no environment, log or image of the engine; writing there
+takes control of the engine. While it waits, it imports the server's modules, which is most of a
+start's time.
 
-A JupyterHub server of this Python environment is started in this very process, and has its token in
-memory alone: it never is in the environment that terminals and kernels inherit, nor in a file. Any
+A JupyterHub server of this Python environment is started in this very process, with its token in
+memory only: neither in the environment that terminals and kernels inherit, nor in a file. Any
 other program is executed with its token in its environment, as programs expect.
 """
 
@@ -28,12 +28,12 @@ from typing import Any, NoReturn
 VERSION = 1
 LARGEST_BYTES = 1 << 20
 WAITING = "fgpu-start waits for its session"
-"""What is printed when nothing is left to do but to wait: the Hub knows a warm container by it."""
+"""Printed when only the identity is missing: the Hub recognises a warm container by it."""
 
 SERVER = "jupyterhub-singleuser"
 TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 CHOOSE_SERVER = ("JUPYTERHUB_SINGLEUSER_APP", "JUPYTERHUB_SINGLEUSER_EXTENSION")
-"""With one of these a server can be another than the one that is started in this process."""
+"""With one of these set, the server may be another than the one that this process starts."""
 
 PRELOADED = (
     "jupyter_server.serverapp",
@@ -45,7 +45,7 @@ PRELOADED = (
     # Not jupyterhub.services.auth and .singleuser: these read the environment when imported.
     "jupyterhub.handlers",
     "jupyterhub.log",
-    # What these import only when a server begins to serve.
+    # Modules that these import only when a server begins to serve.
     "IPython.core.interactiveshell",
     "httpcore",
     "jinja2.ext",
@@ -64,12 +64,12 @@ PR_SET_DUMPABLE = 4
 
 
 class BadIdentity(Exception):
-    """What came is no identity, or none came. The message never repeats what came."""
+    """There is no valid identity. The message never repeats what was received."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which session this is."""
+    """The session's command line and environment."""
 
     argv: tuple[str, ...]
     environment: dict[str, str] = field(repr=False)
@@ -123,10 +123,10 @@ def receive(source: int, deadline: float | None) -> bytes:
 
 
 def read_identity(line: bytes) -> Identity:
-    """Return the identity that a line says.
+    """Return the identity in a line.
 
     Raises:
-        BadIdentity: it says none.
+        BadIdentity: there is none.
     """
     try:
         said: Any = json.loads(line)
@@ -145,22 +145,22 @@ def read_identity(line: bytes) -> Identity:
 
 
 def is_ours(program: str) -> bool:
-    """Return whether a program is of this very Python environment, perhaps through a link."""
+    """Return whether a program is of this Python environment, perhaps through a link."""
     found = shutil.which(program)
     own = os.path.join(os.path.dirname(sys.executable), os.path.basename(program))
     return found is not None and os.path.realpath(found) == os.path.realpath(own)
 
 
 def preload() -> None:
-    """Import what a server needs, as far as nothing of it depends on the environment to come."""
+    """Import the server's modules that do not depend on the environment to come."""
     for name in PRELOADED:
-        # What an image does not have, its server does not need.
+        # A module that an image lacks is not needed by its server.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
-    """Run the session's server, in this process where it can be."""
+    """Run the session's server, in this process if possible."""
     environment = dict(identity.environment)
     program, *arguments = identity.argv
     in_process = (
@@ -176,7 +176,7 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
     os.environ.update(environment)
     time.tzset()
     try:
-        # Once more: a home can have been mounted there since.
+        # Again: a home may have been mounted there since.
         os.chdir(folder)
     except OSError as e:
         sys.exit(f"fgpu-start: the working folder {folder} cannot be used: {e.strerror}")
@@ -188,7 +188,8 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
     # c.Spawner.notebook_dir may be relative to the folder.
     root = os.path.expanduser(os.environ.get("JUPYTERHUB_ROOT_DIR", ""))
     root = os.environ["JUPYTERHUB_ROOT_DIR"] = os.path.abspath(root)
-    # What it takes for code from its working folder must not be what a session's programs write.
+    # The server may import code from its working folder, which the session's programs must not be
+    # able to write.
     os.chdir("/")
     _start_programs_in(folder)
     _open_terminals_in(root)
@@ -200,7 +201,7 @@ def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
 
 
 def _start_programs_in(folder: str) -> None:
-    """Have programs that this server starts begin in a folder, unless the server names another."""
+    """Make this server's programs start in a folder, unless the server names another."""
     start = subprocess.Popen.__init__
 
     def start_there(self: Any, *args: Any, cwd: Any = None, **kwargs: Any) -> None:
@@ -210,7 +211,7 @@ def _start_programs_in(folder: str) -> None:
 
 
 def _open_terminals_in(root: str) -> None:
-    """Have terminals open in the folder that is asked for below this one, and not below /."""
+    """Make terminals open in the requested folder below this one, not below /."""
     from jupyter_server_terminals.api_handlers import TerminalRootHandler  # noqa: PLC0415
     from jupyter_server_terminals.terminalmanager import TerminalManager  # noqa: PLC0415
 
@@ -235,14 +236,14 @@ def _serve(token: str) -> None:
     from traitlets import default  # noqa: PLC0415
 
     class HubOAuth(extension.HubOAuth):  # type: ignore[misc, name-defined]
-        """Has the token that is in no environment."""
+        """Returns the token, which is in no environment."""
 
         @default("api_token")
         def _token_of_the_session(self) -> str:
             return token
 
     class JupyterHubIdentityProvider(extension.JupyterHubIdentityProvider):  # type: ignore[misc, name-defined]
-        """Has no token to tell: Jupyter Server writes that into the home folder."""
+        """Has no token of its own: Jupyter Server would write it into the home folder."""
 
         token = ""
 
@@ -252,7 +253,9 @@ def _serve(token: str) -> None:
 
 
 def _keep_memory_private() -> None:
-    """Close this process's memory to the session's other programs, which run as the same user."""
+    """Protect this process's memory from the session's other programs, which run as the same
+    user.
+    """
     import ctypes  # noqa: PLC0415
 
     with contextlib.suppress(OSError, AttributeError):
@@ -260,7 +263,7 @@ def _keep_memory_private() -> None:
 
 
 def _forget_standard_input() -> None:
-    """Have nothing on standard input, as a server in a container has otherwise."""
+    """Leave nothing on standard input, as for a usual server in a container."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -31,14 +31,14 @@ from .service_client import ServiceClient
 
 ENDED = ("TERMINATED", "ERROR", "CANCELLED")
 SLOW_EVERY_S = 30.0
-"""How old the banner and the bars may be: they change seldom, and every server asks for them."""
+"""Age in seconds of banner and bars: they change rarely, and every server asks for them."""
 BARS_LAST_S = 300.0
-"""How long the bars are shown that cannot be read again."""
+"""Seconds for which the last bars are shown if they cannot be read again."""
 
 
 @dataclass(frozen=True)
 class HubView:
-    """What the service last said, and whether it still says so."""
+    """The service's last answer, and whether it is current."""
 
     hub: str
     message: str | None = None
@@ -88,7 +88,7 @@ class StatusReader:
         self._bars_at = 0.0
 
     async def read(self) -> Reading:
-        """Ask the service, then the GPU; never raises for what they do."""
+        """Ask the service, then the GPU; failures do not raise."""
         view = await self._ask_hub()
         session, source = view.session, "service"
         if session is None and self._slice is not None and view.read_at is None:
@@ -111,7 +111,7 @@ class StatusReader:
     async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
         """Give a session another amount of its GPU; raises ServiceError.
 
-        With this server's token the service lets nothing but this session be resized.
+        With this server's token the service resizes only this session.
         """
         self._slow_at = None
         return await self._service().resize(session_id, amount)
@@ -190,14 +190,14 @@ class StatusReader:
         return {(s["id"], s["state"]) for s in before} != {(s["id"], s["state"]) for s in after}
 
     async def _read_bars(self, client: ServiceClient, group: str | None) -> None:
-        """Read the bars again; that the service is gone is told by the sessions."""
+        """Read the bars again; an unreachable service is reported by the sessions."""
         now = self._clock()
         try:
             self._bars, self._bars_at = bars(await client.capacity(), group), now
         except (Forbidden, Refused):
             self._bars = None
         except ServiceError:
-            # One call that was lost says nothing of them: they stay until the next reading.
+            # One lost call means nothing: they stay until the next reading.
             self._slow_at = None
             if now - self._bars_at >= BARS_LAST_S:
                 self._bars = None
@@ -224,7 +224,7 @@ class StatusReader:
 
 
 def session_from_environment(slice_: Slice) -> Session:
-    """Return this session as far as its environment tells; it is running, or nobody would ask."""
+    """Return this session as its environment tells; it is running, since this code runs in it."""
     # With several devices the environment gives only their sum.
     memory_mib = slice_.memory_mib if len(slice_.uuids) == 1 else None
     compute_percent = slice_.compute_percent if len(slice_.uuids) == 1 else None

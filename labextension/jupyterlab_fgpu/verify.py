@@ -123,7 +123,7 @@ class CheckError(Exception):
 
 
 class NotThere(CheckError):
-    """The driver has nothing of the kind."""
+    """The driver has no such function."""
 
 
 class DriverError(CheckError):
@@ -135,7 +135,7 @@ class DriverError(CheckError):
 
 
 def open_library(path: str, way: str) -> ctypes.CDLL:
-    """Load a library as a program might that wants to get around whoever stands before it."""
+    """Load a library as a program might that wants to get around a library in front of it."""
     try:
         if way == "deepbind":
             return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
@@ -302,7 +302,7 @@ class AllocationProperties(ctypes.Structure):
 
 
 def attempts(cuda: Cuda, device: ctypes.c_int, bytes_: int) -> Dict[str, int]:
-    """Try to allocate so much in each way, and give it back; return what each call said."""
+    """Try to allocate this much in each way, and free it; return what each call said."""
     pointer, pitch = ctypes.c_ulonglong(), ctypes.c_size_t()
     size = ctypes.c_size_t(-(-bytes_ // (2 * MIB)) * 2 * MIB)
     place, no_stream = ctypes.byref(pointer), ctypes.c_void_p()
@@ -400,14 +400,16 @@ def listed_pids(call: Callable[..., None], handle: ctypes.c_void_p) -> List[int]
 
 
 def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """The processes that NVML lists on each device while this one uses them, and whose they are."""
+    """The processes that NVML lists on each device while this one uses them, and whether they are
+    this session's.
+    """
     cuda = Cuda()
     devices = cuda.devices()
     call = open_nvml()
     told = {}  # type: Dict[str, Any]
     for name in ask["names"]:
         cuda.enter(devices[uuid_bytes(name)])
-        # What holds nothing need not be listed. With no memory left the context has to do.
+        # A process without memory need not be listed. With no memory left, the context has to do.
         cuda.function("cuMemAlloc_v2")(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(MIB))
         pids = listed_pids(call, nvml_device(call, name))
         told[name] = {str(pid): _is_ours(pid, ask["accounting"]) for pid in pids}
@@ -416,13 +418,13 @@ def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _is_ours(pid: int, accounting: str) -> bool:
-    """Whether a process has this session's account mapped, which libfgpu does in each."""
+    """Whether a process has this session's account mapped, as libfgpu does in each process."""
     try:
         wanted = os.stat(accounting).st_ino
         with open(f"/proc/{pid}/maps", "rb") as maps:
             return any(line.split(None, 5)[4] == str(wanted).encode() for line in maps)
     except PermissionError:
-        # Another user's process. In a container all that can be seen are the session's.
+        # Another user's process. In a container only the session's are visible.
         return accounting.startswith(IN_CONTAINER)
     except OSError:
         return False
@@ -459,7 +461,7 @@ def _busy_percent(cuda: Cuda, seconds: float) -> float:
                 raise DriverError("cuLaunchKernel", "failed", code)
         record(done, stream)
 
-    # What is measured must be the kernel, not its wait for a slot: most have none, so the median.
+    # Measure the kernel, not its wait for a slot: most have none, so the median.
     lengths = []  # type: List[float]
     until = time.monotonic() + 1.0  # also lets a burst at the start pass
     while time.monotonic() < until or len(lengths) < 20:
@@ -532,7 +534,7 @@ def child_namespace(ask: Dict[str, Any]) -> Dict[str, Any]:
         with open("/proc/self/uid_map", "w") as ids:
             ids.write(f"{uid} {uid} 1\n")
     except OSError:
-        pass  # as nobody, then
+        pass  # as user 65534
     if libc.mount(b"/dev/null", PRELOAD.encode(), None, 4096, None) != 0:
         return {"refused": f"mount: {os.strerror(ctypes.get_errno())}"}
     command = [sys.executable, os.path.abspath(__file__), "--child", "totals", json.dumps(ask)]
@@ -665,7 +667,7 @@ class Session:
         return self._driver
 
     def in_force(self) -> Result:
-        """Return what a plain program sees: without that nothing else means anything."""
+        """Return what a plain program sees: other results mean nothing without it."""
         if self._in_force is None:
             self._in_force = self.judge(self.child("totals", {"way": "dlsym"}))
         return self._in_force
@@ -692,13 +694,13 @@ class Session:
         return self.expected(text) if whole and bypass_expected else Result(FAILED, text)
 
     def expected(self, text: str) -> Result:
-        """Return that a check got around the limit as is known, if there is one to get around."""
+        """Return that a check got around the limit in a known way, if there is a limit."""
         if self.in_force().verdict != PROVED:
             return Result(FAILED, "the limit is not in force at all; " + text)
         return Result(BYPASSED, text)
 
     def holding(self, result: Result) -> Result:
-        """Return a result that says something only while the limit is in force."""
+        """Return a result that counts only while the limit is in force."""
         return result if self.in_force().verdict == PROVED else self.expected(result.text)
 
     def environment(self, without: Tuple[str, ...] = (), **more: str) -> Dict[str, str]:
@@ -817,10 +819,10 @@ def _recovered(session: Session, share: Share, told: Dict[str, Any]) -> Result:
 
 
 def trick(way: str, *, make: Callable[[Session], Optional[Dict[str, str]]], known: str = "") -> Any:
-    """Return the check that looks again with another environment or by another way of loading.
+    """Return the check that looks again with another environment or another way of loading.
 
-    `make` gives the environment, None for this process's own. `known` is "locally" where it gets
-    around libfgpu in a session that is a local process.
+    `make` gives the environment, None for this process's own. `known` is "locally" if it gets
+    around libfgpu in local sessions.
     """
 
     def check(session: Session) -> Result:
@@ -840,7 +842,7 @@ def trick(way: str, *, make: Callable[[Session], Optional[Dict[str, str]]], know
 
 
 def forged(session: Session) -> Dict[str, str]:
-    """The environment in which limits are named that other libraries of the kind would believe."""
+    """The environment with limits that other libraries of the kind would believe."""
     much = "1048576"
     limits = {"FGPU_LIMITS_FILE": "/dev/null", "FGPU_MEMORY_MIB": much, "FGPU_SESSION_ID": "1"}
     limits.update(CUDA_DEVICE_MEMORY_LIMIT=much + "m", NVIDIA_GPU_MEMORY_LIMIT=much)
@@ -978,7 +980,7 @@ def compute(session: Session) -> Result:
     """The share of time that kernels get. Near the share is enough: see COMPUTE_TOLERANCE."""
     limited = [
         s for s in session.limits.shares if s.mode == "memory+compute" and s.compute_percent < 100
-    ]  # What others lend is above the share: as far as it may be, that is no fault.
+    ]  # Borrowed compute is above the share: that is no fault, up to the most that may be lent.
     if not limited:
         return Result(NOT_TRIED, "compute is not limited in this session")
     ask = {"names": [share.uuid for share in limited], "seconds": COMPUTE_SECONDS}
@@ -1107,7 +1109,7 @@ def main() -> int:
     except (OSError, ValueError, KeyError, IndexError) as error:
         sys.stderr.write(f"fgpu-verify: {path} cannot be read: {error}\n")
         return 1
-    # Who is asked to end ends the check that runs, which is in a session of its own.
+    # A SIGTERM ends the current check, too, which is in a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     session = Session(limits, options.timeout)
     results = []

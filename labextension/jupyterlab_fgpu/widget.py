@@ -1,7 +1,7 @@
 """`GPUWidget`: this session's slice of a GPU in a notebook: live, and a table where it cannot be.
 
-For Python 3.6 and later, without anything beside it. What the browser shows it asks for itself, so
-the kernel has nothing to do meanwhile and counts as idle.
+For Python 3.6 and later, without other packages. The browser fetches what it shows, so the kernel
+stays idle.
 """
 
 import collections
@@ -101,10 +101,10 @@ _followers = collections.deque(maxlen=4)  # type: collections.deque[Any]
 
 
 def _follow(*_: Any) -> None:
-    """Read once for all that are shown; the others keep what they said last."""
+    """Read once for all widgets; the others keep their last text."""
     from . import kernel_reading  # noqa: PLC0415
 
-    # The kernel is at work anyway: a thread of its own would keep it from being idle.
+    # The kernel is busy at that moment anyway; a separate thread would keep it from being idle.
     if _followers:
         text = kernel_reading.as_html(kernel_reading.read())
         for shown in _followers:

@@ -1,10 +1,12 @@
-"""What people read has none of the words that docs/words.toml replaces."""
+"""Texts for people have none of the words that docs/words.toml replaces; docstrings and comments few of its riddles."""
 
 from __future__ import annotations
 
 import ast
 import gc
+import io
 import re
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,26 +21,43 @@ PYTHON = (
     *ROOT.glob("scripts/*.py"),
 )
 PAGES = (*ROOT.glob("fgpuspawner/**/templates/**/*.html"), *ROOT.glob("fgpuspawner/**/*.js"))
-WORDS = {
-    re.compile(rf"\b{word}\b", re.I): better
-    for word, better in tomllib.loads((ROOT / "docs/words.toml").read_text()).items()
-}
+KNOWN = tomllib.loads((ROOT / "docs/words.toml").read_text())
+RIDDLES, FOLDERS = re.compile(KNOWN["prose"]["words"], re.I), KNOWN["prose"]["folders"]
+WORDS = {re.compile(rf"\b{word}\b", re.I): better for word, better in KNOWN.items() if word != "prose"}
 NOT_READ = re.compile(r"<!--.*?-->|\{#.*?#\}|/\*.*?\*/|^\s*//.*?$", re.S | re.M)
+
+
+def parsed(source: str) -> ast.Module:
+    # CPython counts the depth of two parsers in one place (gh-106905): a collected object with a traceback, which is
+    # parsed, would fail this one.
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
 
 
 def strings(source: str) -> Iterator[str]:
     """Return the texts of a program that are not its documentation, each as one line."""
-    # CPython counts the depth of two parsers in one place (gh-106905): an object that is collected
-    # here and whose end is told with a traceback, which is parsed, would fail this one.
-    gc.disable()
-    try:
-        tree = ast.parse(source)
-    finally:
-        gc.enable()
+    tree = parsed(source)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
             yield node.value
+
+
+def prose(source: str) -> Iterator[str]:
+    """Return the docstrings and comments of a program."""
+    for node in ast.walk(parsed(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
 
 
 def found(text: str) -> list[str]:
@@ -70,6 +89,15 @@ def test_messages_are_easy_to_read() -> None:
 def test_pages_are_easy_to_read() -> None:
     hard = {path.name: words for path in PAGES if (words := found(NOT_READ.sub("", path.read_text())))}
     assert hard == {}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_and_comments_are_easy_to_read(folder: str) -> None:
+    texts = {path: list(prose(path.read_text())) for path in (ROOT / folder).rglob("*.py")}
+    assert texts
+    words = sum(len(text.split()) for of_path in texts.values() for text in of_path)
+    hard = [f"{path}: {text}" for path, of_path in texts.items() for text in of_path if RIDDLES.search(text)]
+    assert len(hard) <= words / 1000, hard
 
 
 def test_a_hard_word_is_found_in_a_message_and_not_in_a_docstring() -> None:
