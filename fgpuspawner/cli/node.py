@@ -20,7 +20,7 @@ from fgpuspawner.cli.hub_config import loaded
 def node_command(node: str, action: str, gpu: str | None, reason: str, config: str) -> list[str]:
     """Take a machine, or with --gpu one of its GPUs, out of use and back.
 
-    cordon: it takes no more sessions, and keeps those that it has. uncordon: it takes sessions again. gone: the machine
+    cordon: it takes no new sessions, and keeps those that it has. uncordon: it takes sessions again. gone: the machine
     does not answer, and you know that nothing runs on it; its sessions are ended, and their shares are free.
     """
     if reason and gpu is None:

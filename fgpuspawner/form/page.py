@@ -193,7 +193,7 @@ def refusal_words(refused: Refused) -> list[str]:
 def _words(refusal: Refusal) -> str:
     # The form has a box to tick, where the API has an option.
     return (
-        "somebody else's: tick the box below it to accept it"
+        "another user's image: tick the box below it to accept it"
         if refusal.code == NOT_ACCEPTED
         else refusal.message
     )

@@ -1,4 +1,4 @@
-"""The tornado application: every address of the service, what the log says of a request, and files of the pages."""
+"""The tornado application: every address of the service, its request log, and its static files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 ID = "([0-9]{1,15})"
-"""Ids of requests that their senders gave, the latest."""
+"""Ids in addresses."""
 
 
 class OpenApi(Api):
-    """The API's own description, for who may use the service at all: it tells of no session."""
+    """The API's own description, for every user of the service: it names no session."""
 
     needs_scope = None
 
@@ -113,7 +113,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
 
 
 class Static(StaticFileHandler):
-    """The page's script and style; their addresses change with their contents."""
+    """Scripts and styles; their addresses change with their contents."""
 
     def set_default_headers(self) -> None:
         self.set_header("X-Content-Type-Options", "nosniff")
@@ -122,7 +122,6 @@ class Static(StaticFileHandler):
 
 
 def make_app(service: Service) -> Application:
-    """Return the application, below the service's prefix."""
     prefix, own = service.prefix, {"service": service}
     return Application(
         [
@@ -133,10 +132,10 @@ def make_app(service: Service) -> Application:
         ],
         default_handler_class=NoPage,
         default_handler_args=own,
-        # The cookie only carries a token of the Hub; after a restart the Hub gives another, unasked.
+        # The cookie only carries a token of the Hub; after a restart the Hub gives another without a log-in.
         cookie_secret=secrets.token_bytes(32),
         template_path=str(HERE / "templates"),
-        # Of long tables, line by line: without a handler's lookups for every one.
+        # Long tables render their lines with these, without a template look-up per line.
         lines=Loader(str(HERE / "templates")),
         static_path=str(STATIC),
         static_url_prefix=f"{prefix}static/",
@@ -146,7 +145,7 @@ def make_app(service: Service) -> Application:
 
 
 def log_request(handler: RequestHandler) -> None:
-    """Log one line: never the query, which can hold a token. Of reading: what failed."""
+    """Log one line, without the query, which can hold a token. Successful reads are logged at debug level only."""
     status, request = handler.get_status(), handler.request
     quiet = request.method in ("GET", "HEAD") and status < 400
     user = handler.current_user if isinstance(handler.current_user, dict) else {}

@@ -1,4 +1,4 @@
-"""What there is in a resource group, what is held of it, and what a viewer could still get. Pure."""
+"""A resource group's total, what is held of it, and what a viewer could still get. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Amounts:
 
 
 def total_of(world: World, group: str) -> Amounts:
-    """Return what the nodes of a group have, whether they take sessions or not."""
+    """Return the total of a group's nodes, also of those that take no sessions."""
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
     return Amounts(
         sum(d.capacity_milli for n in nodes for d in n.devices),
@@ -41,7 +41,7 @@ def total_of(world: World, group: str) -> Amounts:
 
 
 def used_of(world: World, group: str) -> Amounts:
-    """Return what the sessions of everybody hold in a group."""
+    """Return what all sessions hold in a group."""
     left = [n for n in free(world.snapshot) if n.node.resource_group == group]
     total = total_of(world, group)
     return Amounts(
@@ -52,14 +52,14 @@ def used_of(world: World, group: str) -> Amounts:
 
 
 def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
-    """Return what the viewer's own sessions hold in a group. What still waits holds nothing."""
+    """Return what the viewer's own sessions hold in a group."""
     own = [
         s
         for s in world.snapshot.sessions
         if s.state in HOLDING and is_mine(s, viewer) and s.request.resource_group == group
     ]
     return Amounts(
-        # Of the shares, because an exact amount was not asked for in fGPU.
+        # Summed over the shares: an exact amount was not asked for in fGPU.
         sum(share.fgpu_milli for s in own if s.placement for share in s.placement.shares),
         sum(s.request.cpu_milli for s in own),
         sum(s.request.memory_mib for s in own),
@@ -67,12 +67,12 @@ def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
 
 
 def free_in(world: World, group: str) -> Amounts:
-    """Return what is free in a group on nodes that take sessions. Never negative, even where nodes were made smaller."""
+    """Return what is free in a group on nodes that take sessions; at least 0, also where nodes were made smaller."""
     left = [
         n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
     ]
     return Amounts(
-        # A GPU that is shared by as many sessions as may share it has nothing to give.
+        # A GPU with the most sessions that may share it has nothing to give.
         sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0),
         sum(max(0, n.cpu_milli) for n in left),
         sum(max(0, n.memory_mib) for n in left),
@@ -80,9 +80,8 @@ def free_in(world: World, group: str) -> Amounts:
 
 
 def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
-    """Return what the viewer could still get in a group: what is free there, inside their quotas.
-
-    Nothing where the viewer may not use the group.
+    """Return what the viewer could still get in a group: what is free there, within their quotas; 0 if they may not use
+    it.
     """
     if group not in viewer.groups:
         return Amounts()
@@ -91,14 +90,12 @@ def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
 
 
 def inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
-    """Return how much of this fGPU the viewer's quotas let them have."""
     asker = Request(viewer.user or "", "/", "", group, 0, 0, 0, groups=viewer.hub_groups)
     room = world.ledger.room_milli(asker, in_all=in_all)
     return milli if room is None else min(milli, room)
 
 
 def waiting_in(world: World, group: str) -> int:
-    """Return the length of a group's queue."""
     return sum(
         1
         for s in world.snapshot.sessions

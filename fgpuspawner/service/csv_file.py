@@ -1,4 +1,4 @@
-"""Tables as CSV files that a spreadsheet opens without running what is in them. Pure."""
+"""Tables as CSV files, without cells that a spreadsheet would run as formulas. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 Cell = str | int | float | bool | None
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""With these a spreadsheet begins to compute, also behind space, tabs and ends of lines; with the wide ones in Japan."""
+"""First characters of a formula, also after white space; the full-width forms count in Japanese spreadsheets."""
 ELSEWHERE = re.compile(rf"(?<=[;\t\r\n])(?=\s*[{re.escape(''.join(FORMULA))}])")
-"""Where a cell begins for a spreadsheet that separates otherwise: by semicolons where numbers have a comma."""
+"""Where a cell begins for a spreadsheet that splits at other separators, such as semicolons."""
 
 AGAIN = re.compile(rf"(?<=[;\t\r\n])'(?=\s*[{re.escape(''.join(FORMULA))}])")
 
 
 def csv_text(columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
-    """Return a table as CSV; what a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return a table as CSV. A cell that looks like a formula gets an apostrophe in front."""
     found = io.StringIO()
     writer = csv.writer(found)
     writer.writerow(columns)
@@ -27,14 +27,14 @@ def csv_text(columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
 
 
 def plain(cell: str) -> str:
-    """Return what a cell of `csv_text` was written from; an apostrophe behind a semicolon may be lost."""
+    """Return the text that `csv_text` wrote as this cell; an apostrophe after a semicolon may be lost."""
     return AGAIN.sub("", cell).removeprefix("'")
 
 
 def _as_text(cell: Cell) -> Cell:
     if not isinstance(cell, str):
         return cell
-    # One that has an apostrophe of its own gets another: so it is known whose the first is.
+    # A cell with an apostrophe of its own gets another, so that reading knows which to remove.
     if cell.lstrip().startswith(FORMULA) or cell[:1] in ("\t", "\r", "\n", "'"):
         cell = f"'{cell}"
     return ELSEWHERE.sub("'", cell)

@@ -1,4 +1,4 @@
-"""What all handlers share: who asks, what they may do, and errors as one object or one page."""
+"""What all handlers share: the caller, their rights, and errors as one object or one page."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ STATUS_OF = {
     "over_image_quota": 409,
     "no_such_image": 404,
 }
-"""Of errors that are no fault of what was sent."""
+"""HTTP statuses of errors that the request did not cause."""
 
 AT_A_TIME = 4
-"""Requests of one user that are worked on at a time; a browser has six connections, and a few tabs."""
+"""Requests of one user that are handled at a time; a browser has six connections, and a few tabs."""
 MOST_THERE = 1000
-"""Of one user, with those that wait."""
+"""Most requests of one user, waiting ones included."""
 
 MOST_LOG_INS = 10_000
 LONGEST_ADDRESS = 2000
-"""To which a browser returns from a log-in."""
+"""Longest address, in characters, to return to after a log-in."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -69,7 +69,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What handlers work with; one per process."""
+    """Shared by all handlers; one per process."""
 
     settings: FGPU
     reader: Reader
@@ -83,10 +83,10 @@ class Service:
 
 
 class LogIns(HubOAuth):  # type: ignore[misc]
-    """Who asks, by the Hub. Of log-ins that were begun so many are kept at most: nobody has to be known for that."""
+    """Identifies callers through the Hub. It keeps a limited number of begun log-ins, as anyone can begin one."""
 
     def generate_state(self, next_url: str | None = None, **more: Any) -> str:
-        """Note a log-in that begins, and return its id; too long an address is not returned to."""
+        """Note a log-in that begins, and return its id. An address that is too long is not returned to."""
         while len(self._oauth_states) >= MOST_LOG_INS:
             del self._oauth_states[next(iter(self._oauth_states.values))]
         short = next_url if len(next_url or "") <= LONGEST_ADDRESS else None
@@ -94,16 +94,16 @@ class LogIns(HubOAuth):  # type: ignore[misc]
 
 
 class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
-    """Knows who asks before a method runs, or refuses.
+    """Identifies the caller before a method runs, or refuses.
 
-    The application's own ``xsrf_cookies`` is off: tornado checks it before it is known who asks, and a
-    token in a header needs no such check. `HubOAuth` makes it instead, whenever it is the cookie that
-    would identify the caller.
+    The application's own ``xsrf_cookies`` is off: tornado would check it before the caller is known, and a token in a
+    header needs no such check. `HubOAuth` makes the check whenever a cookie would identify the caller.
     """
 
     needs_scope: ClassVar[str | None] = scopes.QUEUE_READ
     for_groups: ClassVar[bool] = False
-    """Whether who administers a resource group needs no other scope. It then tells and changes what is of that only."""
+    """Whether administrators of a resource group need no other scope. The handler then shows and changes only that
+    group."""
     service: Service
     viewer: Viewer
     _whose_turn: str | None = None
@@ -121,11 +121,11 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
 
     @property
     def actor(self) -> str:
-        """Who is written into the audit log: a user, or the service whose token it was."""
+        """The actor in the audit log: a user, or a service by its token."""
         return self.viewer.user or f"service {self.current_user.get('name', '')}"
 
     async def change(self, what: Callable[[Store, str, int], R]) -> R:
-        """Write to the store: ``what`` is given it, who asks for it, and the time.
+        """Write to the store with ``what(store, actor, now_s)``.
 
         Raises:
             StoreUnavailable: it cannot be written.
@@ -134,7 +134,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
 
     async def administered_world(self) -> World:
-        """Return what is now, of it what the caller administers.
+        """Return the part of the current world that the caller administers.
 
         Raises:
             StoreUnavailable: it cannot be read.
@@ -142,7 +142,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return administered(await self.service.reader.world(), self.viewer)
 
     async def ended(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:
-        """Return what ended last of the caller's own; with ``everybody``, of all's for administrators of everything."""
+        """Return the caller's latest ended sessions; with ``everybody``, those of all users, for administrators."""
         user = self.viewer.user
         everybody = everybody and self.viewer.admin
         if user is None and not everybody:
@@ -152,20 +152,19 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         )
 
     async def visible_session(self, session_id: str) -> Session:
-        """Return a session that the caller may see; otherwise there is none."""
+        """Return a session that the caller may see, or raise `Problem` 404."""
         session = await self.service.reader.session(int(session_id))
         if session is None or not is_visible(session, self.viewer):
             raise no_such_session(session_id)
         return session
 
     def send_csv(self, name: str, columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> None:
-        """Send a table as a CSV file of this name."""
         self.set_header("Content-Type", "text/csv; charset=utf-8")
         self.set_header("Content-Disposition", f'attachment; filename="{name}"')
         self.finish(csv_text(columns, lines))
 
     def link_to_rest(self, before: int | None) -> None:
-        """Say where the rest of what is sent is: this address, before an id; nothing where there is no more."""
+        """Add a ``Link`` header to the next part: this address with ``before``; none after the last part."""
         if before is not None:
             given = {name: self.get_query_argument(name) for name in self.request.query_arguments}
             given.pop("_xsrf", None)
@@ -178,7 +177,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             return
         if not self.hub_auth.check_scopes(self.hub_auth.access_scopes, model):
             raise forbidden(needs(scopes.ACCESS))
-        # A page that refuses somebody is shown with their name, too.
+        # A page that refuses a user also shows their name.
         self.current_user = model
         self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
         may = self.needs_scope is None or self.hub_auth.check_scopes(self.needs_scope, model)
@@ -187,7 +186,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         await self.wait_for_turn()
 
     async def wait_for_turn(self) -> None:
-        """Wait until this is among the few requests of its user that are worked on. Other services do not wait."""
+        """Wait until fewer than `AT_A_TIME` requests of this user are handled. Other services do not wait."""
         who = self.viewer.user
         if who is None:
             return
@@ -204,20 +203,20 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         self._has_gone = True
 
     def leave_turn(self) -> None:
-        """Let the next request of this user be worked on. Idempotent."""
+        """Let the next request of this user run. Idempotent."""
         who, self._whose_turn = self._whose_turn, None
         if who is not None:
             self.service.turns.leave(who)
 
     async def _execute(self, *args: Any, **kwargs: Any) -> None:
-        # Tornado has no hook for the end of a handler that holds also where the client has gone.
+        # Tornado's ``on_finish`` does not run if the client has gone.
         try:
             await super()._execute(*args, **kwargs)
         finally:
             self.leave_turn()
 
     async def identify(self) -> dict[str, Any] | None:
-        """Return the Hub's model of who asks; None for nobody that it knows."""
+        """Return the Hub's model of the caller, or None if the Hub does not know them."""
         try:
             model = await self.hub_auth.get_user(self, sync=False)
         except HTTPError as e:
@@ -225,7 +224,6 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return cast("dict[str, Any] | None", model)
 
     def refuse_unknown(self) -> None:
-        """Refuse a caller whom the Hub does not know."""
         if self.get_secure_cookie(self.hub_auth.cookie_name) is not None:
             try:
                 self.check_xsrf_cookie()
@@ -242,18 +240,17 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return str(self.hub_auth.get_token(self))
 
     def flag(self, name: str) -> bool:
-        """Return a yes-or-no argument of the query."""
         value = self.get_query_argument(name, "0")
         if value not in ("0", "1"):
             raise bad_argument(name, "must be 0 or 1")
         return value == "1"
 
     def number(self, name: str, *, default: int | None, least: int, most: int) -> Any:
-        """Return a whole number of the query, or the default where it is not there."""
+        """Return a whole number of the query, or its default."""
         value = self.get_query_argument(name, None)
         if value is None:
             return default
-        # No more digits than the largest has: the text may be of any length.
+        # A number longer than the largest is refused before it is parsed: the text may be of any length.
         if not (value.isascii() and value.isdigit() and len(value) <= len(str(most))) or not (
             least <= int(value) <= most
         ):
@@ -261,11 +258,11 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return int(value)
 
     def problem_of(self, status: int, error: BaseException | None) -> Problem:
-        """Return what may be shown of an error."""
+        """Return what a user may be shown of an error."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, StoreUnavailable):
-            # Its text names the database; that is for the log.
+            # The error's text names the database, so it goes only to the log.
             return Problem(503, error.code, "the scheduler's database cannot be read; try again in a moment")
         if isinstance(error, FGPUError):
             return Problem(STATUS_OF.get(error.code, 400), error.code, str(error))
@@ -290,9 +287,9 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
 
 
 def needs(scope: str | None, *, of_group: str | None = None) -> str:
-    """Return who may do what needs this scope, for people, and for programs which scope that is.
+    """Return which people may do what needs this scope, and which scope a program needs.
 
-    ``of_group``: the scope of who administers this resource group would do.
+    ``of_group``: the scope of the resource group's administrators is enough.
     """
     who = (
         "only administrators may do this"
@@ -303,7 +300,6 @@ def needs(scope: str | None, *, of_group: str | None = None) -> str:
 
 
 def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> Viewer:
-    """Return who asks, from the Hub's model of them."""
     admin = bool(hub_auth.check_scopes(scopes.ADMIN, model))
     groups = settings.resource_groups()
     administers = tuple(g for g in groups if admin or hub_auth.check_scopes(scopes.admin_of(g), model))
@@ -321,9 +317,9 @@ def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> View
 
 
 def server_of(user: str, scopes: Any) -> str | None:
-    """Return the name of the server whose token has these scopes; None for a person's.
+    """Return the server that a token with these scopes belongs to, or None for a person's token.
 
-    A server's token opens exactly one server of its owner; a person's opens them all.
+    A server's token opens exactly one server of its owner; a person's opens all.
     """
     opens = [s for s in scopes if s.partition("!")[0] == "access:servers"]
     own = f"access:servers!server={user}/"

@@ -1,4 +1,4 @@
-"""The calls to the Hub's own API: start a server again, and end one. Tokens stay in headers."""
+"""Calls to the Hub's own API: start a server again, and end one. Tokens are sent in headers only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from fgpuspawner.scopes import SESSION_HEADER
 
 TIMEOUT_S = 60.0
-"""The Hub answers a start or an end that takes long with 202 well before."""
+"""The Hub answers a long start or end with 202 well before this."""
 
 
 class HubUnreachable(Exception):
@@ -20,12 +20,12 @@ class HubUnreachable(Exception):
 
 
 class HubSilent(HubUnreachable):
-    """It was asked, and had not answered when time was up or the connection closed: it may do it yet."""
+    """The Hub received the request but did not answer in time; it may still act on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The Hub's answer: the status, and its own words in case of an error."""
+    """The Hub's answer: the status, and its message in case of an error."""
 
     status: int
     message: str = ""
@@ -50,24 +50,24 @@ class Hub:
         return await self._call("POST", user, server_name, token, body)
 
     async def stop_server(self, user: str, server_name: str, *, session_id: int, token: str) -> Answer:
-        """Stop a server, or cancel its start, unless it has another session than this one by now.
+        """Stop a server, or cancel its start, unless it has another session by now.
 
         Raises:
-            HubSilent: it was asked, and may do it yet.
+            HubSilent: the Hub did not answer in time, and may still do it.
             HubUnreachable: the Hub does not answer.
         """
         return await self._call("DELETE", user, server_name, token, means={SESSION_HEADER: str(session_id)})
 
     async def has_time(self) -> None:
-        """Return as soon as the Hub is through with what it does at the moment, so that it answers.
+        """Return once the Hub has finished its current work and answers.
 
         Raises:
-            HubUnreachable: it does not.
+            HubUnreachable: it does not answer.
         """
         await self._fetch(HTTPRequest(f"{self._api_url}/", connect_timeout=5.0, request_timeout=TIMEOUT_S))
 
     def close(self) -> None:
-        """Give up on calls that are not answered."""
+        """Cancel unanswered calls."""
         self._http.close()
 
     async def _call(

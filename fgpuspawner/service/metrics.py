@@ -1,4 +1,4 @@
-"""What Prometheus reads at the service's ``metrics``: requests, errors, the process. No names of people."""
+"""Prometheus metrics of the service: requests, errors, the process. They name no users."""
 
 from __future__ import annotations
 

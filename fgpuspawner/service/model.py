@@ -1,6 +1,6 @@
-"""What the service knows, and who asks: one consistent reading of the store, and what a viewer may see of it. Pure.
+"""One consistent reading of the store, the viewer, and what the viewer may see of it. Pure.
 
-Of others' sessions an ordinary user gets the numbers, never a name or an id: that is decided here.
+An ordinary user gets only numbers of other users' sessions, never a name or an id: that is decided here.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Json = dict[str, Any]
 
 
 SIMULATED_PREFIX = "GPU-simulated-"
-"""How UUIDs of simulated GPUs begin: all that is known of a GPU that is no longer configured."""
+"""Prefix of simulated GPUs' UUIDs; it identifies one that is no longer configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who asks. ``user`` is None for another service, which has no sessions of its own.
+    """The caller. ``user`` is None for another service, which has no sessions.
 
-    ``groups`` are the resource groups that they may use; ``server_name`` is the server whose token asks. ``admin`` is
-    who administers everything, ``administers`` the resource groups of who administers only these.
+    ``groups`` are the resource groups that they may use. ``server_name`` is the server that the token belongs to.
+    ``admin`` is true for administrators of everything; ``administers`` has the resource groups of other administrators.
     """
 
     user: str | None
@@ -60,21 +60,20 @@ class Viewer:
     administers: tuple[str, ...] = ()
 
     def may_administer(self, group: str) -> bool:
-        """Return whether they administer this resource group."""
         return self.admin or group in self.administers
 
     @property
     def sees_others(self) -> bool:
-        """Whether there are sessions of others that they see."""
+        """Whether the viewer sees sessions of other users."""
         return self.admin or bool(self.administers)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The Hub's base URL, and the names of the images by their slugs.
+    """The Hub's base URL, and the names of images by their slugs.
 
-    ``is_offered`` tells of a request whether whoever made it may still start its image. ``hub_host`` and ``own_host``
-    (``https://HOST``) are where the Hub and the service are when each has a domain of its own, else empty.
+    ``is_offered`` says whether a request's user may still start its image. ``hub_host`` and ``own_host``
+    (``https://HOST``) are the hosts of the Hub and the service if they have domains of their own, else empty.
     """
 
     base_url: str = "/"
@@ -85,7 +84,7 @@ class Site:
 
     @property
     def hub_base_url(self) -> str:
-        """Where links from the service's pages to the Hub and to servers begin."""
+        """The base of links from the service's pages to the Hub and to servers."""
         return self.hub_host + self.base_url
 
 
@@ -95,38 +94,41 @@ class Savers(StrEnum):
     NOBODY = "nobody"
     ADMINISTRATORS = "administrators"
     OWNERS = "owners"
-    """And administrators."""
+    """Owners and administrators."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One reading of the store and what follows from it.
-
-    ``largest_now`` is, by resource group, the largest amount that starts now; ``isolation`` what holds the sessions of
-    each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
-    private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
-    running sessions hold and use of their GPUs, ``disks`` what they take of the disk; ``extension`` what owners may add
-    to a time limit; ``gpus`` how each GPU is; ``resizes`` the last wish for each session that was to be resized, in steps
-    of ``step_milli`` of an fGPU; ``unblockings``, by resource group, what would start the first of its queue;
-    ``available`` where the images are.
-    """
+    """One reading of the store and what follows from it."""
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast] = field(default_factory=dict)
+    #: The largest amount that starts now, in thousandths of an fGPU, by resource group.
     largest_now: Mapping[str, int | None] = field(default_factory=dict)
+    #: The isolation backend of each node.
     isolation: tuple[StoredChoice, ...] = ()
+    #: What ends running sessions.
     rules: AllRules = field(default_factory=AllRules)
+    #: Progress of the images that sessions wait for, by session.
     pulls: Mapping[int, PullState] = field(default_factory=dict)
     private: tuple[PrivateImage, ...] = ()
     savers: Savers = Savers.NOBODY
     banner: Notice | None = None
+    #: What running sessions hold and use of their GPUs.
     meters: Told = field(default_factory=Told)
+    #: What running sessions take of the disk.
     disks: DiskTold = field(default_factory=DiskTold)
+    #: What owners may add to a time limit.
     extension: Extension = field(default_factory=Extension)
+    #: Use, temperature, power and errors of each GPU.
     gpus: HealthTold = field(default_factory=HealthTold)
+    #: The last resize request of each session.
     resizes: Mapping[int, Resize] = field(default_factory=dict)
+    #: The step of amounts in a resize, in thousandths of an fGPU.
     step_milli: int = 100
+    #: What would start the first request of the queue, by resource group.
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    #: Where the images are.
     available: Availabilities = field(default_factory=Availabilities)
 
     @cached_property
@@ -150,7 +152,7 @@ class World:
 
     @cached_property
     def queues(self) -> Mapping[str, Sequence[tuple[Forecast, Session]]]:
-        """Who waits in each resource group where somebody does, next one first."""
+        """The waiting sessions of each resource group that has any, next one first."""
         found: dict[str, list[tuple[Forecast, Session]]] = {}
         for forecast in self.forecasts.values():
             if (session := self.session(forecast.session_id)) is not None:
@@ -158,21 +160,20 @@ class World:
         return found
 
     def session(self, session_id: int) -> Session | None:
-        """Return the live session with this id, or None."""
         return self._by_id.get(session_id)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What is held against every quota."""
+        """Current use against every quota."""
         return Ledger(self.snapshot)
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """The resource groups that have a node, by name."""
+        """Names of the resource groups that have a node."""
         return tuple(sorted({n.resource_group for n in self.snapshot.nodes}))
 
     def simulated(self, groups: Iterable[str] | None = None) -> bool:
-        """Return whether any GPU of these groups (of all, if None) is simulated."""
+        """Return whether any GPU of these groups (all groups, if None) is simulated."""
         wanted = None if groups is None else tuple(groups)
         return any(
             d.simulated
@@ -183,19 +184,18 @@ class World:
 
 
 def is_mine(session: Session, viewer: Viewer) -> bool:
-    """Return whether the session is the viewer's own."""
     return viewer.user is not None and session.request.user == viewer.user
 
 
 def is_visible(session: Session, viewer: Viewer) -> bool:
-    """Return whether the viewer may know whose session this is."""
+    """Return whether the viewer may know the owner of this session."""
     return is_mine(session, viewer) or viewer.may_administer(session.request.resource_group)
 
 
 def administered(world: World, viewer: Viewer) -> World:
-    """Return the part of a reading that the viewer administers: of other resource groups it has no node and no session.
+    """Return the world without nodes and sessions of resource groups that the viewer does not administer.
 
-    What administrators are shown is made of it, so that no page and no answer can tell of more.
+    Every page and answer for administrators is built from it, so none can show more.
     """
     if viewer.admin:
         return world
@@ -206,12 +206,12 @@ def administered(world: World, viewer: Viewer) -> World:
 
 
 def whose(session: Session, viewer: Viewer) -> str:
-    """Return a session in the middle of a sentence: "your gpu-2"; of others' only what the viewer may know."""
+    """Return a session's name within a sentence: "your gpu-2"; of other users' only what the viewer may know."""
     if is_mine(session, viewer):
         return f"your {server_words(session)}"
     if is_visible(session, viewer):
         return f"{server_words(session)} of {isolated(session.request.user)}"
-    return "somebody else's"
+    return "another user's"
 
 
 def is_simulated(session: Session, world: World) -> bool:
@@ -222,26 +222,25 @@ def is_simulated(session: Session, world: World) -> bool:
 
 
 def share_is_simulated(share: Share, world: World) -> bool:
-    """Return whether the GPU that a share is of is simulated."""
     device = world.devices.get(share.device_uuid)
     return share.device_uuid.startswith(SIMULATED_PREFIX) if device is None else device.simulated
 
 
 def meter_of(session: Session, world: World) -> Live | None:
-    """Return what the meter tells of a session; None where it does not run, or was not looked at yet."""
+    """Return the meter's reading of a session, or None if it does not run or was not measured yet."""
     if session.state is not SessionState.RUNNING:
         return None
     live = world.meters.of(session.id, world.snapshot.now_s)
     if live is None or session.placement is None:
         return live
-    # A slice that was resized since the last look is the one that it has now.
+    # A reading from before a resize still has the old limits.
     shares = session.placement.shares
     memory_mib, percent = sum(s.memory_mib for s in shares), compute_of(shares)
     return replace(live, now=replace(live.now, memory_limit_mib=memory_mib, compute_entitled_percent=percent))
 
 
 def may_save(session: Session, world: World, viewer: Viewer) -> bool:
-    """Return whether the viewer may have a session saved as a private image, as far as it runs."""
+    """Return whether the viewer may save this session, if it runs, as a private image."""
     allowed = world.savers is Savers.OWNERS and is_mine(session, viewer)
     return session.state is SessionState.RUNNING and (
         allowed or (world.savers is not Savers.NOBODY and viewer.admin)
@@ -249,7 +248,7 @@ def may_save(session: Session, world: World, viewer: Viewer) -> bool:
 
 
 def extension_of(session: Session, world: World) -> Extension:
-    """Return what the owner may add to the time limit of a session, up to the longest of all limits that it has."""
+    """Return what the owner may add to a session's time limit, up to the longest of its limits."""
     limits = (
         world.extension.longest_s,
         world.rules.of(session.request.resource_group).max_lifetime_s,
@@ -259,13 +258,17 @@ def extension_of(session: Session, world: World) -> Extension:
 
 
 def live_sessions(world: World, viewer: Viewer, *, everybody: bool) -> tuple[Session, ...]:
-    """Return the live sessions to list, in order of their ids: with ``everybody`` all that the viewer may see."""
+    """Return the live sessions to list, in order of their ids: the viewer's own, or with ``everybody`` all that they
+    may see.
+    """
     may = is_visible if everybody else is_mine
     return tuple(s for s in world.snapshot.sessions if may(s, viewer))
 
 
 def groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
-    """Return the groups shown: the viewer's, those where their sessions still are, and those that they administer."""
+    """Return the groups to show: those that the viewer may use or administers, and those where their sessions still
+    are.
+    """
     own = {s.request.resource_group for s in world.snapshot.sessions if is_mine(s, viewer)}
     there = set(world.groups) | own
     first = [g for g in viewer.groups if g in there]

@@ -1,7 +1,7 @@
-"""The service's pages in the order of the navigation, and which of them a viewer finds there. Pure.
+"""The service's pages in the order of the navigation, and which of them a viewer sees. Pure.
 
-A page adds its line here, and its address in `app.make_app`. What a page shows is decided by the page: an entry
-that is hidden here is no protection.
+A page adds its line here and its address in `app.make_app`. Each page checks rights itself: hiding an entry here
+protects nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from fgpuspawner.engines.base import Capabilities
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One page: its address below the service's prefix, and what the navigation calls it.
+    """One page: its address below the service's prefix, and its title.
 
-    ``also`` are the first parts of other addresses that belong to it. ``admin`` is for administrators only,
-    and where it is ``of_group`` for those of a resource group, too; ``of_saved`` for where the engine can save sessions
-    as images.
+    ``also`` are first parts of other addresses that belong to it. ``admin`` is for administrators only; with
+    ``of_group`` also for those of a resource group. ``of_saved``: only if the engine can save sessions as images.
     """
 
     address: str
@@ -48,7 +47,7 @@ PAGES = (
 def entries(
     engine: Capabilities, *, admin: bool, of_group: bool = False, pages: Iterable[Entry] = PAGES
 ) -> tuple[Entry, ...]:
-    """Return what the navigation shows, everybody's pages first. ``of_group``: to who administers a resource group."""
+    """Return the navigation's entries, users' pages first. ``of_group``: for an administrator of a resource group."""
     shown = [
         entry
         for entry in pages

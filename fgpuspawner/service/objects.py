@@ -1,6 +1,6 @@
-"""The objects of the API (docs/rest-api.md), each once: what is answered, and what the API's description says.
+"""The objects of the API (docs/rest-api.md), each defined once, for answers and for the API's description.
 
-docs/openapi.json and what JupyterLab knows of them are written from here, by scripts/docs.py.
+scripts/docs.py writes docs/openapi.json and JupyterLab's types from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fgpu_scheduler import (
 from fgpuspawner.images.pull_state import Phase
 from fgpuspawner.meter.model import Meter, Process
 
-# What is answered was computed here: limits are told to who reads it, and checked in tests only.
+# Answers are computed here, so their limits are described to readers and checked in tests only.
 Count = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 Number = Annotated[int | float, WithJsonSchema({"type": "number", "minimum": 0})]
 AtS = Annotated[int, WithJsonSchema({"type": "integer", "description": "UTC, in seconds"})]
@@ -40,9 +40,9 @@ class Object(BaseModel):
 
     @classmethod
     def of(cls, *sources: object, **own: object) -> Self:
-        """Return it with its ``own`` fields; each other one is the first that a source has under the same name.
+        """Return it with its ``own`` fields; each other field comes from the first source that has its name.
 
-        An amount may be there in thousandths, under the name that ends in ``_milli``.
+        A source may have an amount in thousandths, under the name with ``_milli`` appended.
         """
         return cls.model_validate({**cls._read(sources, own), **own})
 
@@ -66,7 +66,6 @@ class Object(BaseModel):
         return given if isinstance(given, dict | cls) else cls._read((given,))
 
     def as_json(self) -> str:
-        """Return it as it is sent."""
         return json.dumps(self.model_dump(mode="json", by_alias=True))
 
     def __getitem__(self, name: str) -> Any:
@@ -74,13 +73,13 @@ class Object(BaseModel):
 
 
 class Answer(Object):
-    """What is answered; whether any GPU that it speaks of is simulated."""
+    """An answer; ``simulated``: whether any GPU in it is simulated."""
 
     simulated: bool = False
 
 
 def answer(name: str, **fields: Any) -> type[Answer]:
-    """Return a kind of answer that has these fields beside."""
+    """Return a class of answers with these additional fields."""
     kinds: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
     return create_model(name, __base__=Answer, __module__=__name__, **kinds)
 
@@ -102,7 +101,7 @@ class Amounts(Object):
 
 
 class Banner(Object):
-    """What every user is told on every page; who set it is the administrators' to know."""
+    """The announcement for all users; only administrators see who set it."""
 
     text: str
     level: BannerLevel
@@ -128,7 +127,7 @@ class Gpu(Object):
 
 
 class Resize(Object):
-    """What a running session's slice may become, and the last wish for it. A session of exact amounts has no amounts."""
+    """What a running session's amount can become, and its last resize request. Exact amounts have no list of amounts."""
 
     why_not: str | None
     amounts: list[Amount]
@@ -174,7 +173,7 @@ class Saving(Object):
 
 
 class Asked(Object):
-    """What a session and its receipt both say of what was asked for, and of its beginning and end."""
+    """Fields that a session and its receipt share: the request, its beginning and its end."""
 
     user: str
     server_name: str
@@ -194,7 +193,7 @@ class Asked(Object):
 
 
 class Waiting(Object):
-    """What a session says of its wait, also in the administrators' queue."""
+    """Fields about a session's wait, also in the administrators' queue."""
 
     id: Count
     display_name: str
@@ -247,7 +246,7 @@ class Point(Object):
 
 
 class SessionMeter(Answer):
-    """``every_s`` is how far apart points are: a longer way between two is a gap."""
+    """``every_s`` is the distance of points; a larger one is a gap."""
 
     now: Meter | None
     every_s: Count
@@ -422,7 +421,7 @@ class Images(Answer):
 
 
 class PrivateImage(Object):
-    """Whom it is shared with and who asked for it is null for who may not manage it."""
+    """The users it is shared with, and who asked for it, are null for a viewer who may not manage it."""
 
     id: Count
     name: str

@@ -1,4 +1,4 @@
-"""Private images: who may know of one and do what with it, and doing it, for the API and the pages."""
+"""Private images: who may see and change them, and the changes, for the API and the pages."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from fgpuspawner.service.session_actions import end_session, keep_session
 
 SAVED_LOOK_S = 2.0
 SAVED_TRIES = 150
-"""So often database and Hub may be away: five minutes in all."""
+"""Tries while database or Hub are away: five minutes in all."""
 Wish = Callable[[PrivateImages, int], PrivateImage | None]
 
 
 def is_mine(image: PrivateImage, viewer: Viewer) -> bool:
-    """Return whether it is the viewer's own."""
     return viewer.user is not None and image.owner == viewer.user
 
 
 def is_shared_with(image: PrivateImage, viewer: Viewer) -> bool:
-    """Return whether the viewer could start it, once it is made."""
+    """Return whether the viewer may start it, once it is made."""
     return viewer.user is not None and image.is_visible_to(viewer.user, viewer.hub_groups)
 
 
@@ -45,7 +44,7 @@ def may_manage(image: PrivateImage, viewer: Viewer) -> bool:
 
 
 def answer_of(image: PrivateImage, viewer: Viewer) -> str | None:
-    """Return whether the viewer has "accepted" or "declined" what is "offered" to them; None where nothing is."""
+    """Return "offered", "accepted" or "declined" for an image shared with the viewer; else None."""
     if image.state is not ImageState.READY or is_mine(image, viewer) or not is_shared_with(image, viewer):
         return None
     known = {"accepted": image.accepted_by, "declined": image.declined_by}
@@ -53,13 +52,13 @@ def answer_of(image: PrivateImage, viewer: Viewer) -> str | None:
 
 
 def is_visible(image: PrivateImage, viewer: Viewer) -> bool:
-    """Return whether the viewer may know of it: others only of what they could start."""
+    """Return whether the viewer may know of it: their own, those they could start, and all for administrators."""
     ready = image.state is ImageState.READY
     return may_manage(image, viewer) or (ready and is_shared_with(image, viewer))
 
 
 async def image_of(handler: Handler, image_id: str, *, to_manage: bool = True) -> PrivateImage:
-    """Return an image that the caller may manage, or else start; otherwise there is none."""
+    """Return an image that the caller may manage, or else may start; raises `Problem` 404."""
     images = await handler.service.reader.private_images()
     found = next((image for image in images if image.id == int(image_id)), None)
     if found is None or not is_visible(found, handler.viewer):
@@ -72,20 +71,20 @@ async def image_of(handler: Handler, image_id: str, *, to_manage: bool = True) -
 async def save_session(
     handler: Handler, session_id: str, name: str, tag: str | None, *, end: bool = False
 ) -> PrivateImage | None:
-    """Ask that a session be saved as an image of its owner's, and ended after that if ``end``."""
+    """Request that a session be saved as an image of its owner's; ``end`` ends the session after that."""
     service, viewer = handler.service, handler.viewer
     session = await handler.visible_session(session_id)
     if service.reader.savers is Savers.NOBODY:
         raise Problem(409, "image_refused", service.reader.engine.why_not_saved)
     if not viewer.admin:
-        # Who administers a group sees its sessions: their files are their owners'.
+        # A group's administrator sees its sessions, but their files belong to their owners.
         if service.reader.savers is not Savers.OWNERS:
             raise forbidden("only administrators save sessions as images here")
         if session.request.user != viewer.user:
             raise forbidden("only administrators save others' sessions as images")
     name, tag = split(name, tag)
     if end and session.ends_cause is EndCause.IDLE:
-        # Else it could be ended in the midst of being saved.
+        # Else the session could be ended while it is being saved.
         with contextlib.suppress(Problem):
             await keep_session(handler, session_id)
     quota = service.settings.image_quota()
@@ -110,9 +109,9 @@ async def save_session(
 
 
 async def end_when_saved(handler: Handler, session_id: str, image_id: int) -> None:
-    """End a session with the caller's own rights once its image is made. One that is not saved goes on.
+    """End a session with the caller's own rights once its image is made; one that is not saved goes on.
 
-    A restart of the service forgets it: then the session goes on, too.
+    A restart of the service forgets it, and the session goes on.
     """
     tries = SAVED_TRIES
     while True:
@@ -131,7 +130,6 @@ async def end_when_saved(handler: Handler, session_id: str, image_id: int) -> No
 
 
 async def rename(handler: Handler, image_id: str, name: str, tag: str | None) -> PrivateImage | None:
-    """Give an image another name."""
     name, tag = split(name, tag)
     return await _manage(
         handler, image_id, "rename", lambda i, now_s: i.rename(int(image_id), name=name, tag=tag, now_s=now_s)
@@ -141,7 +139,7 @@ async def rename(handler: Handler, image_id: str, name: str, tag: str | None) ->
 async def share(
     handler: Handler, image_id: str, users: Sequence[str], groups: Sequence[str]
 ) -> PrivateImage | None:
-    """Say who may start an image beside its owner."""
+    """Set who may start an image beside its owner."""
     return await _manage(
         handler,
         image_id,
@@ -164,7 +162,7 @@ async def answer(handler: Handler, image_id: str, *, accepted: bool) -> PrivateI
 
 
 async def delete(handler: Handler, image_id: str) -> PrivateImage | None:
-    """Delete an image; what is left of it meanwhile, or None."""
+    """Delete an image; return it as it is until its removal, or None."""
     return await _manage(handler, image_id, "delete", lambda i, now_s: i.delete(int(image_id), now_s=now_s))
 
 
@@ -176,9 +174,9 @@ async def _manage(handler: Handler, image_id: str, action: str, wish: Wish) -> P
 async def _change(
     handler: Handler, wish: Wish, *, owner: str, action: str, target: str
 ) -> PrivateImage | None:
-    """Write a wish; who uses an image is told as far as the caller may know.
+    """Write a change. A refusal names the users of the image that the caller may know.
 
-    What an administrator does with an image of somebody else is written into the audit log.
+    An administrator's change of another user's image is written into the audit log.
     """
     viewer = handler.viewer
     try:
@@ -196,7 +194,7 @@ async def _change(
 
 
 def split(name: str, tag: str | None) -> tuple[str, str | None]:
-    """Return name and tag, where the tag may be in the name: ``torch:2``."""
+    """Return name and tag; the name may contain the tag: ``torch:2``."""
     if tag is None and ":" in name:
         name, _, tag = name.partition(":")
     return name.strip(), tag or None

@@ -21,31 +21,28 @@ class Problem(Exception):
 
 
 def bad_argument(field: str, message: str) -> Problem:
-    """What was sent for a field cannot be read, or is out of its bounds."""
+    """A field cannot be read, or is out of its bounds."""
     return Problem(400, "bad_argument", f"{field}: {message}", field=field)
 
 
 def forbidden(message: str, *, field: str | None = None) -> Problem:
-    """It is not the caller's to do."""
     return Problem(403, "forbidden", message, field=field)
 
 
 def hub_unavailable() -> Problem:
-    """The Hub does not answer, so neither can this service."""
     return Problem(503, "hub_unavailable", "JupyterHub does not answer; try again in a moment")
 
 
 def forecast_takes_long(limit_s: float) -> Problem:
-    """The queue is so long that nobody waits for its forecast."""
+    """The queue is too long to wait for this forecast."""
     message = f"so many wait that a forecast takes longer than {limit_s:.0f} seconds"
     return Problem(503, "forecast_takes_long", message)
 
 
 def no_such_session(session_id: str) -> Problem:
-    """There is none, or none that the caller may know of."""
+    """The session does not exist, or the caller may not know of it."""
     return Problem(404, "no_such_session", f"there is no session {session_id}")
 
 
 def already_ended(session_id: str) -> Problem:
-    """There is nothing to end any more."""
     return Problem(409, "already_ended", f"session {session_id} has ended already")

@@ -1,4 +1,4 @@
-"""The process: settings from the Hub, what runs beside the application, start and end."""
+"""The process: settings from the Hub, background tasks, start and end."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from fgpuspawner.settings import FGPU
 log = logging.getLogger(__name__)
 
 AUTH_CACHE_S = 30
-"""So long a token, a scope or a group that the Hub took away may still count here."""
+"""Seconds for which a token, scope or group that the Hub revoked may still count here."""
 BIND_FOR_S = 15.0
-"""So long the port may still be taken, by the service of a Hub that has just died."""
+"""Seconds for which the port may still be taken, by the service of a Hub that has just died."""
 LOG_FORMAT = "[%(levelname)1.1s %(asctime)s %(name)s] %(message)s"
 
 
@@ -43,7 +43,7 @@ def settings_from(environment: dict[str, str]) -> FGPU:
     """Return the settings that the Hub passed on.
 
     Raises:
-        BadSettings: there are none, or they cannot work. The text never repeats them: they hold a password.
+        BadSettings: they are missing or invalid. The text never repeats them: they hold a password.
     """
     text = environment.get("FGPU_SETTINGS")
     if text is None:
@@ -59,10 +59,10 @@ def settings_from(environment: dict[str, str]) -> FGPU:
 
 
 def engine_from(environment: dict[str, str]) -> Capabilities:
-    """Return what the engine of this Hub can do.
+    """Return the capabilities of the Hub's engine.
 
     Raises:
-        BadSettings: the Hub does not say.
+        BadSettings: the Hub did not pass them on.
     """
     try:
         return Capabilities.from_json(environment["FGPU_ENGINE"])
@@ -73,23 +73,23 @@ def engine_from(environment: dict[str, str]) -> Capabilities:
 
 
 def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]:
-    """Return where to listen: where the Hub looks for the service, else as set."""
+    """Return the address to listen on: where the Hub looks for the service, else as set."""
     parsed = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     return parsed.hostname or settings.service_ip, parsed.port or settings.service_port
 
 
 def hosts_from(environment: dict[str, str]) -> tuple[str, str]:
-    """Return the hosts of Hub and service if they are different ones, as with ``subdomain_host``; else two empty."""
+    """Return the hosts of Hub and service if they differ, as with ``subdomain_host``; else two empty texts."""
     hub, own = environment.get("JUPYTERHUB_HOST", ""), urlparse(environment.get("JUPYTERHUB_PUBLIC_URL", ""))
     own_host = f"{own.scheme}://{own.netloc}" if own.netloc else ""
     return (hub, own_host) if hub and own_host and hub != own_host else ("", "")
 
 
 async def bind(ip: str, port: int) -> list[socket.socket]:
-    """Return the sockets to listen on, waiting for a predecessor that still ends.
+    """Return the sockets to listen on; wait for a predecessor that is still ending.
 
     Raises:
-        BadSettings: the address cannot be had.
+        BadSettings: the address cannot be used.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + BIND_FOR_S
@@ -105,9 +105,9 @@ async def bind(ip: str, port: int) -> list[socket.socket]:
 
 
 async def until_told_to_end(parent: int) -> None:
-    """Return at SIGTERM or SIGINT, or once the Hub that started this process is gone.
+    """Return at SIGTERM or SIGINT, or when the Hub that started this process is gone.
 
-    A Hub that was killed starts another service when it is back, on the same port.
+    A Hub that was killed starts another service on the same port when it is back.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -125,10 +125,10 @@ async def until_told_to_end(parent: int) -> None:
 
 async def serve(environment: dict[str, str], settings: FGPU, images: Images, store: Store) -> None:
     """Serve until told to end."""
-    # Not whose child it is by now: the Hub may have died already.
+    # The parent given at the start, not the current one: the Hub may have died already.
     parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
     hub_host, own_host = hosts_from(environment)
-    # On a domain of its own no other may set its cookies, where browsers can tell. JupyterHub tells services nothing.
+    # A ``__Host-`` cookie cannot be set by another domain. JupyterHub does not pass its setting on to services.
     only_own = own_host.startswith("https:")
     auth = LogIns.instance(cache_max_age=AUTH_CACHE_S, cookie_host_prefix_enabled=only_own)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
@@ -173,7 +173,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
 
 def main() -> int:
     """Run the service; return the process's exit status."""
-    # At lower levels JupyterHub's authentication logs cookies' contents.
+    # JupyterHub's authentication logs cookies' contents at lower levels.
     logging.getLogger("tornado.application").setLevel(logging.WARNING)
     environment: dict[str, Any] = dict(os.environ)
     try:
@@ -182,12 +182,12 @@ def main() -> int:
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
         if not environment.get("FGPU_FORECAST_KEY"):
-            # Whoever likes could sign with an empty one.
+            # With an empty secret anyone could sign.
             raise BadSettings(
                 "FGPU_FORECAST_KEY is not set; the Hub's configure(c) makes one and starts this service"
             )
         store = Store(settings.database_url(), half_life_s=settings.half_life_s)
-        # Sessions are shown and ended whatever becomes of the catalogue; the Hub stops at a bad one when it starts.
+        # A bad catalogue does not stop this service, which shows and ends sessions; it stops a Hub that starts.
         images = Images(settings.catalogue_path(), store, must_be_good=False)
         asyncio.run(serve(environment, settings, images, store))
     except FGPUError as e:

@@ -1,4 +1,4 @@
-"""The store, read in a few worker threads; one reading is shared by all who ask at about the same time."""
+"""The store, read in a few worker threads. Callers at about the same time share one reading."""
 
 from __future__ import annotations
 
@@ -65,37 +65,38 @@ R = TypeVar("R")
 THREADS = 4
 FORECASTERS = 2
 FRESH_S = 1.5
-"""A reading serves this long while the store's version stays the same: forecasts move with the clock."""
+"""Seconds for which a reading serves while the store's version stays the same: forecasts move with the clock."""
 RECENT_S = 15
-"""A reading of the same version of the store is good enough to begin a page with."""
+"""Age in seconds up to which a reading of the same version is good enough for a page's first view."""
 FAILED_S = 0.5
-"""A failure also answers those who waited behind it: each by itself could wait for the database's timeout."""
+"""Seconds for which a failure also answers callers that waited behind it; else each would wait for the database's
+timeout."""
 ANSWER_WITHIN_S = 12.0
-"""A database that takes longer does not answer: longer than it waits for a lock, or for a connection."""
+"""Seconds after which the database counts as not answering: longer than it waits for a lock or a connection."""
 REPORT_WITHIN_S = 50.0
-"""A report of a year may take this long; proxies usually wait for a minute."""
+"""Most seconds for a report of a year; proxies usually wait for a minute."""
 LATELY_S = 60
 CONNECT_EVERY_S = 0.5
 WRITTEN_ANEW = 4
-"""So often it is decided again, on what somebody else wrote meanwhile."""
-NO_SERVER = "/"
-"""The server of a request that is only forecast; no server can have this name."""
+"""Retries of a write when another process wrote in between."""
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
-"""For what is the same whatever the image is."""
+"""Stands for any image, in questions that do not depend on it."""
+NO_SERVER = "/"
+"""A name that no server can have: of a hypothetical request."""
 MAX_EVENTS = 1000
-"""A listener that missed more is told to read everything again."""
+"""A listener that missed more reads everything again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened after an event: each changed session once, with its newest event, oldest first."""
+    """Changes after an event: each changed session once, with its newest event, oldest first."""
 
     last_event_id: int
     sessions: tuple[tuple[int, Session], ...]
 
 
 class Reader:
-    """Reads the store for everybody. Every failure is `StoreUnavailable`, never an empty answer."""
+    """Reads the store for all handlers. Every failure is `StoreUnavailable`, never an empty answer."""
 
     def __init__(
         self, store: Store, settings: FGPU, images: Images, clock: Clock, engine: Capabilities
@@ -116,7 +117,7 @@ class Reader:
             settings.extend_by_s, settings.extend_times, settings.max_time_limit_s or None
         )
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
-        # One at a time, and never in the way of what everybody asks for.
+        # One forecast at a time, in its own thread, so that it does not delay other reads.
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="fgpu-report")
         self._forecasts = ThreadPoolExecutor(FORECASTERS, thread_name_prefix="fgpu-forecast")
         self._forecasting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -149,14 +150,14 @@ class Reader:
         log.info("Connected to the scheduler's database")
 
     def room(self) -> Room | None:
-        """Return what room there is on the disk of the Hub's data; None where that cannot be told."""
+        """Return the free space on the disk of the Hub's data; None if unknown."""
         try:
             return room_of(self.settings.data_path())
         except OSError:
             return None
 
     async def close(self) -> None:
-        """Wait for what is being read, and close every connection. Who asks from now on is told that."""
+        """Wait for running reads, and close every connection. Later calls raise `StoreUnavailable`."""
         self._connected, self._why_not = False, "the service is ending"
         for pool in (self._pool, self._forecasts, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -164,12 +165,12 @@ class Reader:
         await asyncio.to_thread(self._queue.close)
 
     async def world(self) -> World:
-        """Return a reading that is not older than the store's version at the call, nor than a moment."""
+        """Return a reading as new as the store's version at the call, and at most `FRESH_S` old."""
         self._check_connected()
         asked_at = time.monotonic()
         async with self._reading:
             if self._world is not None and self._looked_at >= asked_at:
-                # Whoever waited here together shares one reading, also while the version moves all the time.
+                # Callers that waited together share one reading, also while the version changes all the time.
                 return self._world
             if time.monotonic() < self._failed_until:
                 raise StoreUnavailable(self._failure)
@@ -180,16 +181,16 @@ class Reader:
                 raise
 
     async def recent_world(self) -> World:
-        """Return a reading of the store as it is now, whose forecasts may be a little older.
+        """Return the current reading of the store; its forecasts may be up to `RECENT_S` old.
 
-        For whoever opens a page, which then asks by itself: a long queue takes long to forecast.
+        For a page's first view, which then refreshes: forecasts of a long queue take long.
         """
         world = self._world
         is_recent = world is not None and 0 <= self._clock.now_s() - world.snapshot.now_s <= RECENT_S
         if (
             world is not None
             and is_recent
-            # What an administrator has just written may be no new version: the banner is none.
+            # An administrator's write, such as the banner, may not change the version.
             and self._fresh_until
             and await self._read(self._queue.version) == world.snapshot.version
         ):
@@ -205,25 +206,24 @@ class Reader:
             world = await self._make_world()
             ended = time.monotonic()
             self._world = world
-            # What an administrator wrote meanwhile may not be in it.
+            # It may lack what an administrator wrote during the read.
             if changes_made == self._changes_made:
-                # A long queue takes long to forecast: then not again at once.
+                # A long queue takes long to forecast: not again at once.
                 self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
         self._looked_at = looked_at
         return world
 
     async def now(self) -> World:
-        """Return what is now, without what takes long to find out of those who wait: enough for one request."""
+        """Return the current state without forecasts: enough for one request."""
         return await self._read(self._read_now)
 
     @property
     def catalogue(self) -> Catalogue:
-        """The images in force now."""
         return self.images.catalogue
 
     @property
     def last_world(self) -> World | None:
-        """The last good reading, however old; to be shown with its age only."""
+        """The last successful reading, however old; to be shown only with its age."""
         return self._world
 
     async def session(self, session_id: int) -> Session | None:
@@ -231,21 +231,20 @@ class Reader:
         return await self._read(self._queue.session, session_id)
 
     async def ask(self, function: Callable[[QueueReader], R]) -> R:
-        """Return what a function reads of the queue."""
+        """Return what a function reads from the queue."""
         return await self._read(function, self._queue)
 
     async def last_event_id(self) -> int:
-        """Return the newest event's id."""
         return await self._read(self._queue.last_event_id)
 
     async def changes(self, after_id: int) -> Changes | None:
-        """Return what happened after an event; None where that is too much to tell."""
+        """Return the changes after an event; None if there are too many."""
         return await self._read(self._changes, after_id)
 
     async def forecast(self, wanted: LaunchRequest, offer: Offer, world: World) -> RequestForecast:
-        """Return what would become of a request that may queue.
+        """Return the forecast of a request that may queue.
 
-        One of a user at a time, and never in the way of what everybody asks for: a long queue takes seconds.
+        One of a user at a time, in its own thread: a long queue takes seconds.
 
         Raises:
             Problem: it takes too long, which is no fault of the database.
@@ -259,10 +258,10 @@ class Reader:
             raise forecast_takes_long(ANSWER_WITHIN_S) from None
 
     async def extend(self, session_id: int) -> Session | NotExtended:
-        """Write that a session may run for longer, if that is allowed now; return it, or what is against it.
+        """Extend a session's time limit, if that is allowed now; return it, or the reason against it.
 
         Raises:
-            UnknownSession: it does not run any more.
+            UnknownSession: it does not run.
             StaleVersion: the store changes all the time.
         """
         return await self._read(self._extend, session_id)
@@ -276,24 +275,24 @@ class Reader:
         await self._read(self._change_images, change, by)
 
     async def read(self, function: Callable[[Store], R]) -> R:
-        """Return what a function reads of the store."""
+        """Return what a function reads from the store."""
         return await self._read(function, self._store)
 
     async def report(self, function: Callable[[QueueReader], R]) -> R:
-        """Return what a function makes of much of the history, which takes long.
+        """Return a function's result over much of the history, which takes long.
 
         Raises:
-            TimeoutError: it takes longer than `REPORT_WITHIN_S`, or others do that were asked for before.
+            TimeoutError: it, or an earlier report, takes longer than `REPORT_WITHIN_S`.
         """
         self._check_connected()
         async with asyncio.timeout(REPORT_WITHIN_S):
             return await self._run(self._reports, lambda: function(self._queue))
 
     async def lately(self) -> Lately:
-        """Return what was held and waited for in the last week, added up anew once a minute.
+        """Return use and waits of the last week, computed once a minute.
 
         Raises:
-            TimeoutError: it takes too long, or others do that were asked for before.
+            TimeoutError: it, or an earlier report, takes too long.
         """
         async with self._adding_up:
             now_s = self._clock.now_s()
@@ -304,26 +303,26 @@ class Reader:
             return self._lately
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
-        """Write to the store what an administrator owns; ``change`` is given the store and the time."""
+        """Write an administrator's change: ``change`` gets the store and the time."""
         found = await self._read(self._changing, change)
-        # Whoever asked sees it at once, also what makes no new version of the store.
+        # The caller sees it at once, even if the store's version stays the same.
         self._fresh_until = 0.0
         self._changes_made += 1
         return found
 
     async def private_images(self) -> tuple[PrivateImage, ...]:
-        """Return every private image, whoever may see it, in the order in which they were asked for."""
+        """Return every private image, in the order of the requests for them."""
         return await self._read(PrivateImages(self._store).all)
 
     async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:
-        """Write a wish about private images. What it raises is raised here."""
+        """Write a change of private images; errors of ``change`` are raised here."""
         found = await self._read(self._changing, lambda store, now_s: change(PrivateImages(store), now_s))
-        # Whoever asked sees it at once.
+        # The caller sees it at once.
         await self._read(self.images.refresh)
         return found
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
-        """Return what this user may choose; raises `options.Refused` where that is nothing."""
+        """Return what this user may choose; raises `options.Refused` if that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
         nodes, available = world.snapshot.nodes, world.available
         return make_offer(
@@ -331,14 +330,14 @@ class Reader:
         )
 
     def beside(self, world: World) -> Callable[[str, int], tuple[int, int]]:
-        """Return what tells which CPU and memory go with an amount of a group's GPUs, as on the launch form."""
+        """Return the function from an amount of a group's GPUs to its CPU and memory, as on the launch form."""
         offers = {group: self._any_offer(world.snapshot, group) for group in world.groups}
         return lambda group, milli: offers[group].beside(milli, group)
 
     def shown_images(
         self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]
     ) -> tuple[Image, ...]:
-        """Return the images that this user of these resource ``groups`` is shown: what can't start is left out."""
+        """Return the images shown to this user of these resource ``groups``, without those that can't start."""
         visible, nodes = self.catalogue.visible_to(user, hub_groups), world.snapshot.nodes
         own = [node for node in nodes if node.resource_group in groups]
         able = (i for i in visible if world.available.why_not(i.slug, own) is None)
@@ -351,7 +350,7 @@ class Reader:
         return await self._in_thread(function, *args, **kwargs)
 
     def _check_connected(self) -> None:
-        """Raise what is in the way of a connection: no failed reading, so that it is not kept as one."""
+        """Raise the error that prevents a connection. It is not a failed reading, so it is not cached."""
         if not self._connected:
             raise StoreUnavailable(self._why_not)
 
@@ -373,7 +372,7 @@ class Reader:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, function)
         except SQLAlchemyError as e:
-            # What the store does not tell apart, such as a damaged file: the details are for the log.
+            # Errors that the store does not classify, such as a damaged file: the log has the details.
             log.error(
                 "The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300]
             )
@@ -387,7 +386,7 @@ class Reader:
 
     async def _make_world(self) -> World:
         snapshot = await self._read(self._queue.snapshot, self._clock.now_s())
-        # However long that takes, the database is not away.
+        # However long a report takes, the database is not away.
         ahead = await self._run(self._pool, lambda: self._queue.outlook(snapshot))
         return await self._read(self._read_world, ahead)
 
@@ -435,7 +434,7 @@ class Reader:
             try:
                 return self._extend_once(session_id)
             except StaleVersion:
-                continue  # Somebody else wrote meanwhile.
+                continue  # Another process wrote in between.
         return self._extend_once(session_id)
 
     def _extend_once(self, session_id: int) -> Session | NotExtended:
@@ -454,7 +453,7 @@ class Reader:
         )
 
     def _changing(self, change: Callable[[Store, int], R]) -> R:
-        # By a connection of its own: all others of this process can only read.
+        # It has its own connection: all others of this process can only read.
         store = Store(self.settings.database_url())
         store.connect()
         try:

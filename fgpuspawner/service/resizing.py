@@ -1,4 +1,4 @@
-"""Another slice for a running session: the wish that the Hub acts on."""
+"""Changes the amount of a running session: stores the request, and the Hub acts on it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FIELDS = ("fgpu", "gpu_memory_mib", "compute_percent")
 
 
 async def resize_session(handler: Handler, session_id: str, given: Mapping[str, object]) -> Session:
-    """Have the Hub give a session another slice, and return it as it is then: the Hub acts within a moment.
+    """Have the Hub resize a session, and return it as it is then: the Hub acts within a moment.
 
     Raises:
-        Problem: it can't be, with what would work.
+        Problem: it isn't possible, with what would work.
     """
     session = await handler.visible_session(session_id)
     if not may_resize(session, handler.viewer):
@@ -38,7 +38,7 @@ async def resize_session(handler: Handler, session_id: str, given: Mapping[str, 
             "a session's own token resizes that session only; use the sessions page, or a token of yours"
         )
     world = await handler.service.reader.world()
-    # As it is, not as it was when the page was made.
+    # The session may have changed since the page was made.
     session = world.session(session.id) or session
     amount = _amount(session, given)
     if (why := why_fixed(session, world)) is not None:
@@ -67,17 +67,19 @@ async def resize_session(handler: Handler, session_id: str, given: Mapping[str, 
 
 
 def may_resize(session: Session, viewer: Viewer) -> bool:
-    """Return whether who sees a session may resize it.
+    """Return whether a user who sees a session may resize it.
 
-    Whatever runs in a session has that session's token, also a program of somebody else's: it takes nothing from its
-    owner's other sessions. Who administers them may, whatever token it is.
+    Every program in a session has that session's token, also one of another user's image, so the token cannot take from
+    its owner's other sessions. An administrator of them may resize them with any token.
     """
     own = viewer.server_name in (None, session.request.server_name)
     return own or viewer.may_administer(session.request.resource_group)
 
 
 def _amount(session: Session, given: Mapping[str, object]) -> Amount:
-    """Return the amount that was sent: fGPU, or GPU memory with or without compute, as the session was asked for."""
+    """Return the requested amount: fGPU, or GPU memory with or without compute, in the same terms as the session's
+    request.
+    """
     if ("fgpu" in given) is ("gpu_memory_mib" in given) or ("compute_percent" in given and "fgpu" in given):
         raise bad_argument("fgpu", 'send {"fgpu": "0.5"}, or {"gpu_memory_mib": 4096, "compute_percent": 25}')
     if "fgpu" in given:
@@ -93,7 +95,7 @@ def _amount(session: Session, given: Mapping[str, object]) -> Amount:
         return Amount(milli)
     memory_mib = _whole(given, "gpu_memory_mib")
     percent = _whole(given, "compute_percent") if given.get("compute_percent") is not None else None
-    # What is left out stays.
+    # A missing field keeps its value.
     if percent is None and session.request.compute_percent is not None and "compute_percent" not in given:
         percent = session.request.compute_percent
     return Amount(0, memory_mib, percent)

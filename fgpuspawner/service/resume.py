@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 ANSWER_WAIT_S = 0.05
-"""The Hub answers a start that waits only after a while. It has seen the request by then, in order; and the
-place in the queue is in the store, so that an order that is not kept here is kept there."""
+"""Seconds to wait for the Hub's answer to a start. By then it has received the request, in order; and places in the
+queue are in the store, so that a different order here does no harm."""
 MOST_IN_FLIGHT = 40
-"""So many starts the Hub has not answered yet. For each it writes a dozen times in its event loop, in which everybody
-else waits. It answers within `slow_spawn_timeout`, 2 s: with one every 50 ms that is what a quick Hub has, too."""
+"""Most unanswered starts at a time. For each, the Hub writes a dozen times in its event loop, which delays all other
+requests. It answers within `slow_spawn_timeout`, 2 s: one start every 50 ms, which an idle Hub manages too."""
 LONGEST_DELAY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How often a session's resume was tried, when it is tried next, and the last reason logged."""
+    """How often a session's resume was tried, the time of the next try, and the last reason logged."""
 
     count: int = 0
     next_at: float = 0.0
@@ -35,7 +35,7 @@ class Attempts:
 
 
 class Resumer:
-    """Resumes held sessions through the Hub until its spawner attends each. Idempotent."""
+    """Resumes held sessions through the Hub until its spawner attends to each. Idempotent."""
 
     def __init__(self, reader: Reader, hub: Hub, token: str) -> None:
         self._reader = reader
@@ -45,7 +45,7 @@ class Resumer:
         self._in_flight: dict[int, tuple[Session, asyncio.Task[Answer]]] = {}
 
     def begin(self, background: Background) -> None:
-        """Look for held sessions, again and again."""
+        """Look for held sessions repeatedly."""
         background.every(
             EVERY_S,
             self._round,
@@ -54,7 +54,7 @@ class Resumer:
         )
 
     async def close(self) -> None:
-        """Give up on what the Hub has not answered."""
+        """Cancel unanswered requests."""
         tasks = [task for _, task in self._in_flight.values()]
         for task in tasks:
             task.cancel()
@@ -65,7 +65,7 @@ class Resumer:
         # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
-        # What is known of one that has ended is kept until its last answer is there.
+        # The record of an ended session is kept until its last answer arrives.
         ids = {*(session.id for session in held), *self._in_flight}
         self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
         now = asyncio.get_running_loop().time()
@@ -77,7 +77,7 @@ class Resumer:
 
     async def _try(self, session: Session) -> None:
         asked = session.request
-        # From the store and not from the Hub, which may have been killed before it had noted them.
+        # From the store, not from the Hub, which may have been killed before it recorded them.
         wanted = LaunchRequest.of(session.own_request)
         task = asyncio.create_task(
             self._hub.start_server(
@@ -86,12 +86,12 @@ class Resumer:
         )
         self._in_flight[session.id] = session, task
         await asyncio.wait([task], timeout=ANSWER_WAIT_S)
-        # A busy Hub would take up all that it was asked for meanwhile in one go, and answer nobody else.
+        # Otherwise a busy Hub would process all its pending starts in one go, and answer no other request.
         await self._hub.has_time()
         self._take(session, task)
 
     def _take(self, session: Session, task: asyncio.Task[Answer]) -> None:
-        """Note the answer if there is one; raises `HubUnreachable` if there will be none."""
+        """Record the answer if there is one; raises `HubUnreachable` if there will be none."""
         if task.done():
             del self._in_flight[session.id]
             self._note(session, task.result())
@@ -110,7 +110,7 @@ class Resumer:
                 log.info("session %d (%s): the Hub spawns it again", session.id, name)
             attempts = replace(attempts, said="asked")
         elif answer.status == 400 and "pending check" in answer.message:
-            # The Hub is still looking at what it had before it restarted: that takes a moment, not a back-off.
+            # The Hub still compares its sessions with the engine after its restart: try again soon, without back-off.
             attempts = last
         elif not last.said.startswith("failed"):
             log.warning(

@@ -1,7 +1,7 @@
-"""Ending and keeping a session, for the API, the pages and the administrators.
+"""Ending, keeping and extending a session, for the API, the pages and the administrators.
 
-Where an administrator, of everything or of its resource group, does it with somebody else's, its owner is told by whom
-and why, and it is in the audit log.
+If an administrator does it with another user's session, its owner sees who did it and why, and the audit log has a
+line.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from fgpuspawner.text.times import duration
 log = logging.getLogger(__name__)
 
 NO_ANSWER = "JupyterHub had not answered"
-"""In the audit log, of an end that may have followed or not."""
+"""Note in the audit log for an end without the Hub's answer: it may have happened or not."""
 
 
 async def end_session(handler: Handler, session_id: str, *, message: str = "") -> Session:
     """End or cancel a session through the Hub, and return it as it is then.
 
-    Whether the caller may is the Hub's to say, by their own token: it knows whose a server is. It does not know in which
-    resource group its session is, so for who administers only that the service asks with its own. ``message`` is what
-    an administrator says to its owner.
+    The Hub decides, by the caller's own token, whether they may: it knows each server's owner. It does not know a
+    session's resource group, so for an administrator of only that group the service uses its own token. ``message`` is
+    the administrator's message to the owner.
     """
     reader = handler.service.reader
     session = await reader.session(int(session_id))
@@ -58,13 +58,13 @@ async def end_session(handler: Handler, session_id: str, *, message: str = "") -
         raise no_such_session(session_id)
     knows = is_visible(session, handler.viewer)
     if session.state in ENDED:
-        # Of somebody else's nobody learns that there was one.
+        # A caller who may not see the session does not learn that it existed.
         raise already_ended(session_id) if knows else no_such_session(session_id)
     if session.held and knows:
-        # The Hub knows of no start that it could cancel, and would say that all is well.
+        # The Hub has no start to cancel, and would still answer with success.
         raise Problem(409, "held", "JupyterHub restarted and takes this request up again; try in a moment")
     if session.state is SessionState.TERMINATING and knows:
-        # Not asked for again: the server may have its next session by now.
+        # The call is not repeated: the server may have its next session by now.
         return session
     try:
         async with last_words(handler, session, message):
@@ -75,8 +75,8 @@ async def end_session(handler: Handler, session_id: str, *, message: str = "") -
 
 
 async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
-    # The Hub knows servers only. What was written since the first look may have waited for the database, and by now
-    # the server may have its next session.
+    # The Hub knows only servers. The write may have waited for the database since the first reading, and by now the
+    # server may have its next session.
     newest = await handler.service.reader.session(session.id)
     if newest is None or newest.state in ENDED:
         raise already_ended(str(session.id)) if knows else no_such_session(str(session.id))
@@ -93,7 +93,7 @@ async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
     if found.status == 403:
         raise forbidden("JupyterHub does not let you end this session")
     if found.status == 404:
-        # The Hub does not tell the two apart. The session is there, and goes on.
+        # The Hub's answer is the same for both cases. The session exists, and goes on.
         message = "JupyterHub does not let you end this session, or no longer knows its server"
         raise Problem(409, "hub_refused", message)
     if found.status >= 500:
@@ -103,7 +103,7 @@ async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
 
 
 async def keep_session(handler: Handler, session_id: str) -> Session:
-    """Put off the end of an idle session for as long as the administrator allows, and return it as it is then."""
+    """Postpone the end of an idle session by the time that the administrator set, and return it as it is then."""
     session = await handler.visible_session(session_id)
     if session.ends_cause is not EndCause.IDLE:
         raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
@@ -116,7 +116,7 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
 
 
 async def extend_session(handler: Handler, session_id: str) -> Session:
-    """Make the time limit of a session longer by what the administrator allows, and return it as it is then."""
+    """Extend a session's time limit by the step that the administrator set, and return it as it is then."""
     session = await handler.visible_session(session_id)
     reader = handler.service.reader
     try:
@@ -133,7 +133,7 @@ async def extend_session(handler: Handler, session_id: str) -> Session:
 
 
 def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:
-    """Return what the owner is told of a time limit that stays."""
+    """Return why a time limit stays, for the session's owner."""
     match why:
         case NotExtended.OFF:
             return "Time limits can't be extended here."
@@ -157,19 +157,18 @@ def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -
 
 
 def _is_others(session: Session, viewer: Viewer) -> bool:
-    """Return whether the viewer administers a session that is not their own."""
     return viewer.may_administer(session.request.resource_group) and not is_mine(session, viewer)
 
 
 @asynccontextmanager
 async def last_words(handler: Handler, session: Session, message: str) -> AsyncIterator[None]:
-    """Around asking the Hub to end a session: what is said to its owner, and the line in the audit log.
+    """Context of a request to the Hub to end a session: stores the message to its owner and the audit log's line.
 
-    Only for administrators, and sessions that are not their own. What is said is forgotten if the Hub refuses, and
-    kept if it does not answer: it goes on with what it was asked.
+    Only for administrators and sessions of other users. The message is removed if the Hub refuses, and kept if it does
+    not answer, as it may still act.
 
     Raises:
-        Problem: the message is too long, or the session ends and the audit log cannot be written.
+        Problem: the message is too long, or the audit log cannot be written.
         StoreUnavailable: nothing can be written.
     """
     if not _is_others(session, handler.viewer):
@@ -194,10 +193,10 @@ async def last_words(handler: Handler, session: Session, message: str) -> AsyncI
 
 
 async def audited(handler: Handler, session: Session, action: str, details: str = "") -> None:
-    """Write into the audit log what an administrator did with a session of somebody else.
+    """Write an administrator's action on another user's session into the audit log.
 
     Raises:
-        Problem: it cannot be written, which does not undo what was done.
+        Problem: it cannot be written; the action is not undone.
     """
     if not _is_others(session, handler.viewer):
         return

@@ -1,4 +1,4 @@
-"""What a running session's slice may become, and what was last wished of it. Pure."""
+"""What a running session's amount can become, and its last resize request. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fgpuspawner.text.sessions import amount_words
 
 
 def resize_object(session: Session, world: World) -> objects.Resize | None:
-    """Return what a running session's slice may become, and what was last wished of it; None of one that does not run."""
+    """Return a running session's possible amounts and its last resize request; None for one that does not run."""
     if session.state is not SessionState.RUNNING or session.placement is None:
         return None
     wish = world.resizes.get(session.id)
@@ -27,7 +27,7 @@ def resize_object(session: Session, world: World) -> objects.Resize | None:
 
 
 def request_of(session: Session, amount: Amount) -> Request:
-    """Return what a session asks for with another amount."""
+    """Return a session's request with another amount."""
     return replace(
         session.request,
         fgpu_milli=amount.fgpu_milli,
@@ -37,7 +37,7 @@ def request_of(session: Session, amount: Amount) -> Request:
 
 
 def why_fixed(session: Session, world: World) -> str | None:
-    """Return why a session keeps its slice, whatever is wished, or None."""
+    """Return why a session cannot be resized at all, or None."""
     against = fixed(world.snapshot, session)
     if against is not None:
         nothing = Amount.of(session)

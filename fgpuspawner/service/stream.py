@@ -1,4 +1,4 @@
-"""The event stream's one watcher: it polls the event log while anybody listens, and tells every listener."""
+"""The event stream's one watcher: it polls the event log while there are listeners, and sends each the changes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EVERY_S = 0.3
 MAX_LISTENERS = 10
 """Streams of one user at a time: a few tabs and their Lab servers. A browser itself opens six."""
 MAX_BEHIND = 64
-"""Batches that a slow listener may be behind; then its stream ends, and it resumes from its last event."""
+"""Batches that a listener may be behind; then its stream ends, and it resumes from its last event."""
 
 
 class Listener:
-    """One open stream. `next` gives what changed, None once the stream is to end."""
+    """One open stream. `next` returns the next changes, or None when the stream ends."""
 
     def __init__(self, who: str) -> None:
         self.who = who
@@ -36,21 +36,21 @@ class Listener:
             return await self._batches.get()
 
     def tell(self, changes: Changes) -> None:
-        """Queue a batch; a listener that is too far behind is ended."""
+        """Queue a batch; end a listener that is too far behind."""
         try:
             self._batches.put_nowait(changes)
         except asyncio.QueueFull:
             self.end()
 
     def end(self) -> None:
-        """End the stream, once what is queued has been sent."""
+        """End the stream after sending what is queued."""
         self._ended = True
         with contextlib.suppress(asyncio.QueueFull):
             self._batches.put_nowait(None)
 
 
 class Watcher:
-    """Polls the store's event log, only while somebody listens."""
+    """Polls the store's event log, only while there are listeners."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -59,10 +59,10 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     async def listen(self, who: str) -> Listener:
-        """Open a stream for ``who``, of everything that is not in the event log yet.
+        """Open a stream for ``who``, of everything after the newest event.
 
         Raises:
-            Problem: 429, they have too many open.
+            Problem: 429, too many streams of theirs are open.
             StoreUnavailable: the event log cannot be read.
         """
         if sum(1 for listener in self._listeners if listener.who == who) >= MAX_LISTENERS:
@@ -81,13 +81,12 @@ class Watcher:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Forget a stream. Idempotent."""
+        """Remove a stream. Idempotent."""
         listener.end()
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     async def close(self) -> None:
-        """End every stream."""
         self._each(Listener.end)
         if self._task is not None:
             self._task.cancel()
@@ -103,13 +102,13 @@ class Watcher:
                 if await self._reader.last_event_id() != seen:
                     changes = await self._reader.changes(seen)
                     if changes is None:
-                        # Too much at once to tell it session by session: they are to read it all.
+                        # Too many changes to send one by one: listeners read everything again.
                         changes = Changes(await self._reader.last_event_id(), ())
                     seen = changes.last_event_id
                     self._each(lambda listener, batch=changes: listener.tell(batch))  # type: ignore[misc]
                 await asyncio.sleep(EVERY_S)
         except StoreUnavailable as e:
-            # They reconnect, and are told there what is wrong.
+            # Listeners reconnect, and get the error there.
             log.warning("Event streams end: %s", e)
         except Exception:
             log.exception("Event streams end")

@@ -1,6 +1,6 @@
-"""The fields of a request, as the launch form, links, presets and the API have them: what they are, and reading them.
+"""The fields of a request, shared by launch form, links, presets and API, and how they are read.
 
-Pure. A value that cannot be read is refused with a line that names the field and what would work.
+Pure. An invalid value is refused with a line that names the field and what would work.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fgpuspawner.text.times import seconds_of
 
 LONGEST_TIME_LIMIT_S = 10_000 * 3600
 GIB = r"[0-9]{1,6}(\.[0-9]{1,4})?"
-"""A number of GiB: four decimals tell every MiB."""
+"""A number of GiB: four decimals are exact to a MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``label`` is what the form calls it, ``words`` what a preset's value of it looks like."""
+    """One field: ``label`` is its name in the form, ``words`` the text of a preset's value."""
 
     name: str
     label: str
     words: str = ""
     example: int = 0
-    """A whole number that works, for who wrote none."""
+    """A valid whole number, for messages."""
     is_optional: bool = False
-    """Whether the form's own field may be empty."""
+    """Whether the form's field may be empty."""
 
 
 FIELDS = {
@@ -51,11 +51,11 @@ FIELDS = {
     )
 }
 PRESET_FIELDS = tuple(name for name in FIELDS if name not in ("time_limit_s", "memory_gib", "priority"))
-"""What a preset may say."""
+"""Fields that a preset may set."""
 
 
 class Given:
-    """What was given of a request's fields, read by name. What cannot be read is in ``refusals``."""
+    """A request's given fields, read by name. Errors are in ``refusals``."""
 
     def __init__(self, raw: Mapping[str, object]) -> None:
         self.raw = raw
@@ -64,23 +64,23 @@ class Given:
     def refuse(
         self, name: str, code: str, problem: str, *, limit: str | None = None, nearest: str | None = None
     ) -> None:
-        """Refuse what is at a field."""
         self.refusals.append(Refusal(name, code, f"{name}: {problem}", limit, nearest))
 
     def choice(self, name: str, known: Sequence[str], default: str) -> str:
-        """Return which of ``known`` was chosen."""
+        """Return the choice, if it is one of ``known``."""
         value = self.raw.get(name, default)
         if isinstance(value, str) and value in known:
             return value
-        # The same words whether it exists for others or not: what one may not see does not exist.
+        # The message is the same whether or not it exists for others, so that users learn nothing about what they may not
+        # see.
         problem = f"there is no {short(value)}; choose one of {', '.join(known)}"
         self.refuse(name, "unknown_choice", problem, nearest=default)
         return default
 
     def models(self, known: Sequence[str] | None = None) -> tuple[str, ...]:
-        """Return the GPU models that were named, the most liked first; none: any will do.
+        """Return the named GPU models in order of preference; none: any model.
 
-        ``gpu_models`` is a list, or a text with commas between them; ``gpu_model`` is one. Without ``known`` any exist.
+        ``gpu_models`` is a list, or a text with commas; ``gpu_model`` is one. ``known=None`` accepts any.
         """
         one, found = self.raw.get("gpu_model"), self.raw.get("gpu_models")
         name = "gpu_models" if one is None else "gpu_model"
@@ -128,7 +128,7 @@ class Given:
         return default if found is None else found
 
     def maybe_whole(self, name: str, example: int | None = None) -> int | None:
-        """Return a whole number, not negative, or None where there is none."""
+        """Return a whole number, not negative, or None if missing."""
         value = self.raw.get(name)
         if value is None:
             return None
@@ -158,9 +158,10 @@ class Given:
         return default
 
     def time_limit(self, default_s: int | None, longest_s: int | None) -> int | None:
-        """Return for how long a session may run, in seconds; None: for as long as sessions may.
+        """Return a session's time limit in seconds; None: as long as sessions may run.
 
-        ``time_limit_s`` is in seconds, ``time_limit`` in hours and minutes; 0 is no limit of its own, so ``longest_s``.
+        ``time_limit_s`` is in seconds, ``time_limit`` in hours and minutes; 0 means no limit of its own, so
+        ``longest_s``.
         """
         seconds, hours = (self.raw.get(name) is not None for name in ("time_limit_s", "time_limit"))
         if seconds and hours:
@@ -179,17 +180,17 @@ class Given:
 
 
 def joined(values: Iterable[str]) -> str:
-    """Return several as the one text that a field has; empty ones are left out."""
+    """Return several texts as a field's one; empty ones are left out."""
     return ", ".join(value for value in map(str.strip, values) if value)
 
 
 def in_gib(amount_mib: int) -> str:
-    """Return MiB as the number of GiB that `Given.memory_mib` reads as the same."""
+    """Return MiB as the number of GiB that `Given.memory_mib` reads back exactly."""
     return f"{Decimal(amount_mib) / 1024:.4f}".rstrip("0").rstrip(".")
 
 
 def short(value: object) -> str:
-    """Return ``value`` for a message: quoted, and cut where it is long."""
+    """Return ``value`` for a message: quoted, and shortened if long."""
     try:
         text = repr(value)
     except RecursionError:

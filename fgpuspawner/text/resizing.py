@@ -1,4 +1,4 @@
-"""What is told of a slice that changes, or does not, and which amount would do. Pure."""
+"""Texts about resizing a session, and which amounts are possible. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPUTE_GRAIN_PERCENT = 5
 def amounts(world: Snapshot, session: Session, step_milli: int, *, used_mib: int = 0) -> tuple[int, ...]:
     """Return, ascending, each fGPU x 1000 that a running session could have of its GPU now, in steps.
 
-    Within its user's quotas, and with room for what it uses. It is not asked who waits.
+    Within its user's quotas, and enough for what it uses. Waiting requests are not considered.
     """
     left = left_for(world, session)
     if left is None or session.request.gpu_memory_mib is not None or step_milli <= 0:
@@ -41,9 +41,10 @@ def _holds(found: Session | NotResized, used_mib: int) -> bool:
 
 
 def most_memory_mib(world: Snapshot, session: Session) -> int | None:
-    """Return the most GPU memory that is free for a session of exact amounts, with what it has; None: of none, or gone.
+    """Return the most GPU memory in MiB that a session of exact amounts could have now; None for another session or a
+    GPU that is gone.
 
-    It is not asked for its user's quotas.
+    Quotas are not considered.
     """
     left = left_for(world, session)
     if left is None or session.request.gpu_memory_mib is None:
@@ -67,7 +68,7 @@ def most_words(world: Snapshot, session: Session, step_milli: int) -> str:
 def not_resized_words(
     why: NotResized, session: Session, amount: Amount, world: Snapshot, *, step_milli: int
 ) -> str:
-    """Return the one line that an owner is told of a slice that stays, with what would work."""
+    """Return why a session keeps its amount, in one line for its owner, with what would work."""
     most = most_words(world, session, step_milli)
     choose = f"choose at most {most}" if most else "end something, or ask again later"
     match why:
@@ -80,7 +81,7 @@ def not_resized_words(
         case NotResized.WHOLE_GPU:
             return "This session has a whole GPU, which can't be made smaller while it runs. Start a new one."
         case NotResized.GPU_GONE:
-            return "This session's GPU is not configured any more, so it keeps what it has."
+            return "This session's GPU was removed from the configuration, so its amount stays."
         case NotResized.OTHER_KIND:
             return (
                 f"This session was asked for as {amount_words(session.request)}: resize it in the same terms."
@@ -92,7 +93,9 @@ def not_resized_words(
         case NotResized.TOO_OFTEN:
             return "This session was resized too often. Start a new one."
         case NotResized.CORDONED:
-            return "The session's machine or GPU takes no more work now, so a session there can only get smaller."
+            return (
+                "The session's machine or GPU takes no new work now, so a session there can only get smaller."
+            )
         case NotResized.NO_ROOM:
             return f"{_free_words(world, session)} free on this GPU: {choose}."
         case NotResized.QUOTA:
@@ -121,7 +124,7 @@ def _share(session: Session) -> Share | None:
 
 
 def in_use_words(session: Session, world: Snapshot, used_mib: int, *, step_milli: int) -> str:
-    """Return why a slice does not get smaller than what its session uses, and what would work."""
+    """Return why a session cannot be made smaller than what it uses, and what would work."""
     uses = f"the session uses {memory_words(used_mib)} of GPU memory"
     if session.request.gpu_memory_mib is None:
         found = amounts(world, session, step_milli, used_mib=used_mib)

@@ -21,19 +21,19 @@ ISOLATES = dict.fromkeys(range(0x2066, 0x206A))
 
 
 def isolated(text: str) -> str:
-    """Return other people's words for the middle of a sentence: from right to left they turn nothing else around."""
+    """Return user text for the middle of a sentence, isolated so that right-to-left text does not reorder the rest."""
     if all(unicodedata.bidirectional(letter) not in TURNING for letter in text):
         return text
     return f"\u2068{text.translate(ISOLATES)}\u2069"
 
 
 def server_words(session: Session) -> str:
-    """Return what people call a session: its server's name."""
-    return session.request.server_name or "default server"
+    """Return a session's name for people: its server's name."""
+    return session.request.server_name or "default session"
 
 
 def amount_words(asked: Request) -> str:
-    """Return what was asked for of a GPU: "0.5 fGPU", "5 GiB + 25 %", or "5 GiB" for memory only."""
+    """Return a requested amount: "0.5 fGPU", "5 GiB + 25 %", or "5 GiB" for memory only."""
     if asked.gpu_memory_mib is None:
         return f"{format_milli(asked.fgpu_milli)} fGPU"
     if asked.compute_percent is None:
@@ -49,7 +49,7 @@ WARNINGS = {
 
 
 def warning_words(session: Session) -> str | None:
-    """Return what the owner of a running session is warned of, or None. When it ends is said beside it."""
+    """Return the warning to a running session's owner, or None. Pages show the time beside it."""
     if session.state is not SessionState.RUNNING or session.ends_cause is None:
         return None
     return WARNINGS.get(session.ends_cause, "it ends soon")
@@ -73,7 +73,6 @@ END_WORDS = {
 
 
 def end_words(cause: str | None, message: str | None) -> str:
-    """Return why a session ended."""
     why, said = END_WORDS.get(cause or "", ""), message or ""
     return f"{why}: {said}" if why and said else (why or said)
 
@@ -81,20 +80,20 @@ def end_words(cause: str | None, message: str | None) -> str:
 WITHDRAWN = (
     "its image is not in the catalogue any more, so it cannot start; cancel it and choose another image"
 )
-"""What the owner of a waiting session is told while nobody may start its image."""
+"""Told to the owner of a waiting session when its image was disabled."""
 
 MOST_NAMED = 3
 
 
 def about_words(basis: str) -> str:
-    """Return what an expected start is: where only time limits tell of it, the session starts then or sooner."""
+    """Return "at the latest" if the forecast comes from time limits only, else "about"."""
     return "at the latest" if basis == BASIS_LIMITS else "about"
 
 
 def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
-    """Return with whose end a session starts: "starts when 2 sessions end (1.5 fGPU)"; None where that is nobody's.
+    """Return the ends with which a session starts: "starts when 2 sessions end (1.5 fGPU)"; None if none are needed.
 
-    ``names`` are those of them that the reader may know.
+    ``names`` are those that the reader may know.
     """
     if ahead is None or not ahead.sessions:
         return None
@@ -107,7 +106,7 @@ def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
 
 
 def fgpu_of(session: Session) -> str | None:
-    """Return what was asked for in fGPU, or what an exact amount came to; None while that is not known."""
+    """Return the requested fGPU, or what an exact amount came to; None while unknown."""
     if session.request.gpu_memory_mib is None:
         return format_milli(session.request.fgpu_milli)
     if session.placement is None:
@@ -127,12 +126,11 @@ def is_gib(amount: int) -> bool:
 
 
 def gib(amount: int) -> str:
-    """Return MiB as GiB."""
     return format_milli(amount * 1000 // 1024)
 
 
 def gib_words(amount_mib: int) -> str:
-    """Return MiB as GiB for people: exact where that is short, else to a tenth. Something is never shown as nothing."""
+    """Return MiB as GiB for people: exact if short, else to a tenth; a used amount is never shown as 0."""
     return (
         gib(amount_mib) if amount_mib % 128 == 0 else f"{max(0.1, amount_mib / 1024):.1f}".removesuffix(".0")
     )
@@ -144,3 +142,10 @@ def ordinal(number: int) -> str:
         return f"{number}th"
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+def place_words(position: int | None) -> str:
+    """Return a waiting session's position: "Next in the queue", "2nd in the queue", or "" without one."""
+    if not position:
+        return ""
+    return "Next in the queue" if position == 1 else f"{ordinal(position)} in the queue"

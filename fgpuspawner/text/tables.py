@@ -1,4 +1,4 @@
-"""Tables as the command line shows them. Pure."""
+"""Tables of the command line. Pure."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right_fro
 
 
 def printable(text: str) -> str:
-    """Return what people chose as names: a terminal must not be told what to do by it."""
+    """Return a user-chosen name without control characters, which could command the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)

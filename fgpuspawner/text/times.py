@@ -9,7 +9,7 @@ from fgpu_scheduler import duration as duration
 
 
 def instant(at_s: int, *, seconds: bool = True) -> str:
-    """Return an instant in UTC: "2026-07-01 08:30:00Z"; one that no calendar has as seconds."""
+    """Return an instant in UTC: "2026-07-01 08:30:00Z"; beyond the calendar's range as seconds."""
     try:
         return datetime.fromtimestamp(at_s, UTC).strftime(f"%Y-%m-%d %H:%M{':%S' if seconds else ''}Z")
     except (OverflowError, ValueError, OSError):
@@ -17,7 +17,7 @@ def instant(at_s: int, *, seconds: bool = True) -> str:
 
 
 def moment(at_s: int) -> str:
-    """Return an instant as HTML: for machines, and in UTC for readers without scripts. All of it is made here."""
+    """Return an instant as escaped HTML: machine-readable, and in UTC for readers without scripts."""
     at = datetime.fromtimestamp(at_s, UTC)
     return f'<time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%Y-%m-%d %H:%M} UTC</time>'
 
@@ -34,7 +34,7 @@ def hours_minutes(duration_s: int) -> str:
 
 
 def clock(duration_s: int) -> str:
-    """Return a duration as `seconds_of` reads it, nothing rounded: "2:30", "0:01:30"."""
+    """Return a duration as `seconds_of` reads it, unrounded: "2:30", "0:01:30"."""
     minutes, rest_s = divmod(duration_s, 60)
     return hours_minutes(minutes * 60) + (f":{rest_s:02}" if rest_s else "")
 

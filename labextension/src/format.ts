@@ -42,7 +42,7 @@ export function contextText(
 ): string | null {
   return meter?.memory_context_mib
     ? trans.__(
-        'Of it %1 MiB for CUDA contexts and code',
+        '%1 MiB of it for CUDA contexts and code',
         meter.memory_context_mib
       )
     : null;
@@ -76,7 +76,7 @@ export function lentText(
 ): string | null {
   const lent = Math.round(meter.compute_lent_percent ?? 0);
   return lent > 0 && Math.round(computed) <= entitled
-    ? trans.__('Others use %1 % of it meanwhile', lent)
+    ? trans.__('Others now use %1 % of it', lent)
     : null;
 }
 
@@ -269,7 +269,7 @@ export function stateText(state: string, trans: TranslationBundle): string {
   }
 }
 
-/** Return "1st in the queue, about 14:20", or null for a session that does not wait. */
+/** Return "Next in the queue, about 14:20", or null for a session that does not wait. */
 export function queueText(
   session: ISession,
   now: number,
@@ -282,7 +282,9 @@ export function queueText(
   const place =
     session.position === null
       ? trans.__('In the queue')
-      : trans.__('%1 in the queue', ordinal(session.position));
+      : session.position === 1
+        ? trans.__('Next in the queue')
+        : trans.__('%1 in the queue', ordinal(session.position));
   return `${place}, ${startText(session, now, trans, locale)}`;
 }
 

@@ -18,7 +18,7 @@ export function Queue(props: {
         <p key={other.id}>
           {trans.__(
             '%1: %2',
-            other.display_name || trans.__('(default server)'),
+            other.display_name || trans.__('(default session)'),
             queueText(other, Date.now(), trans) ?? ''
           )}
         </p>
@@ -33,6 +33,6 @@ function lengthText(status: IStatus, trans: TranslationBundle): string {
     return trans.__("The queue can't be read: %1", reason ?? '');
   }
   return length === 0
-    ? trans.__('Nobody is waiting.')
+    ? trans.__('No request is waiting.')
     : trans._n('%1 request is waiting.', '%1 requests are waiting.', length);
 }

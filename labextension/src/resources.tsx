@@ -19,7 +19,7 @@ export function Resources(props: {
     row => row.mine !== row.mine_overall || row.total !== row.total_overall
   );
   return (
-    <Section title={trans.__('Your share of what you can use')}>
+    <Section title={trans.__('Your use')}>
       {bars.rows.map(row => {
         const name = resourceName(row, trans);
         const here = ofText(row, row.mine, row.total, trans);

@@ -146,7 +146,7 @@ test('a waiting session tells its place and its expected start', () => {
     queueText(session({ state: 'PENDING', ...changes }), now, trans, 'en-GB');
   assert.equal(
     waiting({ position: 1, expected_start_at_s: now / 1000 + 8400 }),
-    '1st in the queue, about 14:20'
+    'Next in the queue, about 14:20'
   );
   assert.equal(
     waiting({
@@ -154,7 +154,7 @@ test('a waiting session tells its place and its expected start', () => {
       expected_start_at_s: now / 1000 + 8400,
       forecast_basis: 'time limits'
     }),
-    '1st in the queue, at the latest 14:20'
+    'Next in the queue, at the latest 14:20'
   );
   assert.match(
     waiting({ position: 2, expected_start_at_s: now / 1000 + 86400 }),
@@ -169,9 +169,9 @@ test('a waiting session tells its place and its expected start', () => {
     });
   assert.equal(
     between(7200, 16200),
-    '1st in the queue, probably between 14:00 and 16:30'
+    'Next in the queue, probably between 14:00 and 16:30'
   );
-  assert.equal(between(8200, 8700), '1st in the queue, about 14:20');
+  assert.equal(between(8200, 8700), 'Next in the queue, about 14:20');
   assert.deepEqual(
     [3, 4, 11, 12, 21, 113].map(
       position => waiting({ position }).split(' ', 1)[0]
@@ -218,7 +218,7 @@ test('links stay on the host of the Hub and honour its prefix', () => {
 test('what of the memory is not the program\'s is said where it is known', () => {
   assert.equal(
     contextText({ memory_context_mib: 612 }, trans),
-    'Of it 612 MiB for CUDA contexts and code'
+    '612 MiB of it for CUDA contexts and code'
   );
   assert.equal(contextText({ memory_context_mib: null }, trans), null);
   assert.equal(contextText(null, trans), null);
@@ -238,7 +238,7 @@ test('what is computed beyond the share adds up with it', () => {
 
 test('what is lent is said where it is known, and is something', () => {
   const lent = percent => ({ compute_lent_percent: percent });
-  assert.equal(lentText(9, 30, lent(2.6), trans), 'Others use 3 % of it meanwhile');
+  assert.equal(lentText(9, 30, lent(2.6), trans), 'Others now use 3 % of it');
   for (const [computed, percent] of [[9, 0.4], [9, null], [40, 2.6]]) {
     assert.equal(lentText(computed, 30, lent(percent), trans), null);
   }

@@ -115,7 +115,7 @@ def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_rea
     until(lambda: world.state("bob") == "RUNNING", within_s=90, what="bob's starts")
     other.close()
     # It follows by itself.
-    expect(page.get_by_text("Nobody waits here.")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No request waits here.")).to_be_visible(timeout=60_000)
     owner = log_in(world.url, "alice", "test-password").page
     owner.goto(f"{world.url}/services/fgpu/")
     said = "ended by the administrator admin: repair <b>at 15:00</b>"
@@ -147,10 +147,10 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     page.get_by_label("Reason").fill("the fan <b>is</b> broken")
     page.get_by_role("button", name="Cordon GPU 0 of local", exact=True).click()
     expect(page.locator(".devices")).to_contain_text(
-        "CORDONED takes no more sessions: the fan <b>is</b> broken"
+        "CORDONED takes no new sessions: the fan <b>is</b> broken"
     )
     open_page(page, world, "overview")
-    gone = page.locator(".problems li").filter(has_text="GPU 0 of local takes no more sessions: the fan")
+    gone = page.locator(".problems li").filter(has_text="GPU 0 of local takes no new sessions: the fan")
     gone.get_by_role("link", name="Machines").click()
     page.get_by_role("button", name="Uncordon GPU 0 of local", exact=True).click()
     expect(page.locator(".devices")).not_to_contain_text("CORDONED")

@@ -164,7 +164,7 @@ def test_a_page_shows_what_people_wrote_as_text_and_everybody_can_use_it(
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize("server", ["", "later"], ids=["default server", "named server"])
+@pytest.mark.parametrize("server", ["", "later"], ids=["default session", "named server"])
 def test_whose_request_an_administrator_cancels_reads_why_as_text(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults, server: str
 ) -> None:

@@ -40,12 +40,12 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     # Nobody looks at either of them from here on: they have nothing to do.
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
-    first, second = sessions.row("default server"), sessions.row("gpu-2")
+    first, second = sessions.row("default session"), sessions.row("gpu-2")
     expect(first).to_contain_text("It is idle: use it or keep it running; it ends at", timeout=WARNED_MS)
     expect(second).to_contain_text("idle", timeout=WARNED_MS)
 
     with sessions.without_reload():
-        first.get_by_role("button", name="Keep running default server").click()
+        first.get_by_role("button", name="Keep running default session").click()
         expect(first.get_by_role("button", name="Keep")).to_have_count(0)
         expect(first).not_to_contain_text("idle")
     expect(second).to_contain_text("idle")

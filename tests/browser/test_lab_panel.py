@@ -52,11 +52,11 @@ def test_the_panel_shows_my_slice_my_queue_and_what_becomes_of_it(
     expect(memory).to_be_visible(timeout=60_000)
 
     others = panel.get_by_role("region", name="Your other sessions")
-    expect(others.get_by_role("listitem")).to_contain_text("1st in the queue")
+    expect(others.get_by_role("listitem")).to_contain_text("Next in the queue")
     expect(others.get_by_role("link", name="Launch another…")).to_have_attribute(
         "href", "/hub/spawn/cat/gpu-3"
     )
-    bars = panel.get_by_role("region", name="Your share of what you can use")
+    bars = panel.get_by_role("region", name="Your use")
     expect(bars.get_by_role("meter", name="GPU")).to_have_attribute("aria-valuetext", "0.5 of 0.5 fGPU")
     # One resource group: what is overall is the same, and not said twice.
     expect(bars.get_by_role("meter")).to_have_count(3)

@@ -79,7 +79,7 @@ def test_the_sessions_page_extends_it_too(hub: HubProcess, log_in: Callable[...,
     assert hub.spawn("una", options={**LITTLE, "time_limit_s": "3600"}).status_code in (201, 202)
     until(lambda: hub.ready("una"), within_s=START_MS / 1000, what="the server is ready")
     una.page.goto(f"{hub.url}/services/fgpu/")
-    button = una.page.get_by_role("button", name="Extend by 1 h default server")
+    button = una.page.get_by_role("button", name="Extend by 1 h default session")
     button.click()
     expect(button).to_have_count(0)
     assert hub.sessions()["una/"].time_limit_s == 7200

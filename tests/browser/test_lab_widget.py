@@ -54,7 +54,7 @@ def test_the_widget_follows_and_the_kernel_stays_idle_and_the_file_has_a_table(
     share = by_lab.get_by_role("region", name="GPU share")
     expect(share).to_contain_text("600 / 2048 MiB", timeout=LIVE_MS)
     expect(share.get_by_role("row", name="Untitled.ipynb 600 MiB")).to_be_visible(timeout=LIVE_MS)
-    expect(share).to_contain_text("Nobody is waiting.")
+    expect(share).to_contain_text("No request is waiting.")
     check_page(page, within=".jp-fgpu-Share")
 
     by_any = run_last_cell(page, "GPUWidget(backend='anywidget')")

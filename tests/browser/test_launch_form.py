@@ -132,8 +132,8 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
 ) -> None:
     page = log_in(hub.url, "ben", "test-password").page
     slider, field = page.get_by_role("slider", name="GPU (fGPU)"), page.locator("#fgpu-fgpu")
-    expect(forecast(page)).to_contain_text("1st in the queue, at the latest ")
-    expect(forecast(page)).to_contain_text("1 fGPU is not free: at most 0.5 is.")
+    expect(forecast(page)).to_contain_text("next in the queue, at the latest ")
+    expect(forecast(page)).to_contain_text("1 fGPU is not free: at most 0.5 fGPU is free on one GPU.")
     expect(forecast(page)).to_contain_text("Starts when 1 session ends (1.5 fGPU).")
     # When it starts is said in the browser's own time, not in the machine's.
     ends_at_s = hub.sessions()["holder/"].started_at_s
@@ -169,7 +169,7 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     expect(forecast(page)).to_have_text("Starts now.")
     slider.press("ArrowRight")
     expect(field).to_have_value("0.6")
-    expect(forecast(page)).to_contain_text("1st in the queue")
+    expect(forecast(page)).to_contain_text("next in the queue")
     slider.press("ArrowLeft")
     expect(forecast(page)).to_have_text("Starts now.")
 
@@ -257,7 +257,7 @@ def test_what_is_offered_in_place_of_an_amount_is_enough_for_the_image(
     # The free 0.1 is too little for it, and so is the smallest amount.
     page.get_by_role("button", name=re.compile("^Take 0.2 fGPU: starts about ")).click()
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.2")
-    expect(forecast(page)).to_contain_text("1st in the queue, at the latest ")
+    expect(forecast(page)).to_contain_text("next in the queue, at the latest ")
     choose_image(page, "torch-1")
     page.fill("#fgpu-fgpu", "1")
     expect(page.get_by_role("button", name="Take 0.1 fGPU: starts now")).to_be_visible()

@@ -78,7 +78,7 @@ def test_a_user_sees_their_own_slices_to_scale_and_nothing_of_others_but_sizes(
     assert (drawn(page, other, "other"), drawn(page, other, "free")) == ([85], [15])
     image = card(page, full).get_by_role("img")
     expect(image).to_have_attribute(
-        "aria-label", f"{full} of local: 0.5 fGPU your mine, 1.5 fGPU somebody else's"
+        "aria-label", f"{full} of local: 0.5 fGPU your mine, 1.5 fGPU another user's"
     )
     expect(page.locator(".facts")).to_contain_text("0.3 fGPU is free, in one piece. 2 fGPU is unavailable.")
     assert "secret-name" not in page.content()

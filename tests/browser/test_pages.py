@@ -96,7 +96,7 @@ def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., P
     def runs() -> bool:
         page.goto(f"{run.url}/services/fgpu/")
         # Nothing comes by itself on a page without scripts.
-        return Sessions(page).state("default server").all_inner_texts() == ["RUNNING"]
+        return Sessions(page).state("default session").all_inner_texts() == ["RUNNING"]
 
     until(runs, within_s=START_MS / 1000, what="the session runs")
-    expect(Sessions(page).row("default server")).to_contain_text("0.3 fGPU")
+    expect(Sessions(page).row("default session")).to_contain_text("0.3 fGPU")

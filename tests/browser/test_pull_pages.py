@@ -68,7 +68,7 @@ def test_an_image_on_its_way_is_shown_to_who_starts_and_to_who_waits_until_both_
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
     with sessions.without_reload():
-        told = sessions.row("default server").locator(".pull")
+        told = sessions.row("default session").locator(".pull")
         expect(told).to_contain_text(FETCHING)
         before = told.inner_text()
         expect(told).not_to_have_text(before, timeout=60_000)

@@ -53,10 +53,10 @@ def test_of_three_pods_two_run_and_the_third_follows_when_one_ends(
 
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
-    for server in ("default server", "gpu-2"):
+    for server in ("default session", "gpu-2"):
         expect(sessions.state(server)).to_have_text("RUNNING", timeout=START_MS)
     expect(sessions.state("gpu-3")).to_have_text("PENDING")
-    expect(sessions.row("gpu-3")).to_contain_text("1st in the queue")
+    expect(sessions.row("gpu-3")).to_contain_text("Next in the queue")
     with sessions.without_reload():
         sessions.end("gpu-2")
         expect(sessions.state("gpu-3")).to_have_text("RUNNING", timeout=START_MS)

@@ -63,7 +63,7 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
 
     waiting = fay.new_page()
     start_by(waiting, fay.link("second", fgpu="1", cpu="0.2", memory_mib=512))
-    expect(place(waiting)).to_have_text("1st in the queue")
+    expect(place(waiting)).to_have_text("Next in the queue")
 
     # The panel hears of it, and its link leads to the service.
     item.click()
@@ -80,7 +80,7 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
         waiting.get_by_role("button", name="Cancel").click()
         expect(sessions.row("second")).to_have_count(0, timeout=60_000)
     waiting.wait_for_url(f"http://fgpu--service.hub.localhost:{hub.port}/services/fgpu/")
-    sessions_page.get_by_role("link", name="Open default server").click()
+    sessions_page.get_by_role("link", name="Open default session").click()
     sessions_page.wait_for_url(re.compile(rf"^http://fay\.hub\.localhost:{hub.port}/user/fay/"))
 
 

@@ -85,13 +85,13 @@ def test_of_three_sessions_two_run_and_the_third_follows_when_one_ends(
     whole = whole_group(page)
     assert whole.fgpu == Decimal(run.fgpu_per_gpu)
     sessions = Sessions(page)
-    for server in ("default server", "gpu-2"):
+    for server in ("default session", "gpu-2"):
         expect(sessions.state(server)).to_have_text("RUNNING", timeout=START_MS)
         expect(sessions.row(server)).to_contain_text(f"{amount} fGPU")
         expect(sessions.row(server)).to_contain_text("simulated")
     waiting = sessions.row("gpu-3")
     expect(sessions.state("gpu-3")).to_have_text("PENDING")
-    expect(waiting).to_contain_text("1st in the queue")
+    expect(waiting).to_contain_text("Next in the queue")
     expect(waiting).to_contain_text("All GPUs are busy" if amount == "1" else f"{amount} fGPU is not free")
     expect(waiting.get_by_role("link", name="Open")).to_have_count(0)
     sessions.expect_bars(each * 2, whole)
@@ -108,8 +108,8 @@ def test_of_three_sessions_two_run_and_the_third_follows_when_one_ends(
     # The bars fall by exactly what one session had, and to nothing.
     page.goto(f"{run.url}/services/fgpu/")
     with sessions.without_reload():
-        sessions.end("default server")
-        expect(sessions.row("default server")).to_have_count(0, timeout=START_MS)
+        sessions.end("default session")
+        expect(sessions.row("default session")).to_have_count(0, timeout=START_MS)
         sessions.expect_bars(each, whole)
         sessions.end("gpu-3")
         expect(sessions.none).to_be_visible(timeout=START_MS)

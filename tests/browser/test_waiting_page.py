@@ -86,11 +86,11 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     page = amy.page
     page.context.add_init_script(NOTED)
     start_by(page, amy.link("second", fgpu="1", **LITTLE))
-    expect(place(page)).to_have_text("1st in the queue")
+    expect(place(page)).to_have_text("Next in the queue")
     expect(page.locator(".progress")).to_be_hidden()
-    expect(page).to_have_title("1st in the queue \N{EN DASH} second")
+    expect(page).to_have_title("Next in the queue \N{EN DASH} second")
     expect(fact(page, "Expected start")).to_have_text(
-        re.compile(r"^at the latest (\w+,? )?\d\d:\d\d, from time limits$")
+        re.compile(r"^at the latest (\w+,? )?\d\d?:\d\d, from time limits$")
     )
     expect(fact(page, "Starts")).to_have_text("when 1 session ends (2 fGPU)")
     check_page(page)
@@ -103,7 +103,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     # It is remembered when the page is loaded again, as it is by a restart.
     page.reload()
     expect(page.get_by_role("button", name="You will be told")).to_be_visible()
-    expect(place(page)).to_have_text("1st in the queue")
+    expect(place(page)).to_have_text("Next in the queue")
     front = amy.new_page()
     front.bring_to_front()
     held.stop("holder")
@@ -124,7 +124,7 @@ def test_what_would_start_now_is_offered_and_the_place_is_given_up_for_nothing_e
     start_by(page, eve.link("big", fgpu="2", **LITTLE))
     take = page.get_by_role("button", name="Start with 0.8 fGPU now")
     expect(take).to_be_visible()
-    expect(page.get_by_text("This request gives up its place for it.")).to_be_visible()
+    expect(page.get_by_text("This request then gives up its place.")).to_be_visible()
     check_page(page)
     # Somebody was faster.
     assert hub.spawn("quick", options={"fgpu": "0.5", **LITTLE}).status_code in (201, 202)
@@ -132,7 +132,7 @@ def test_what_would_start_now_is_offered_and_the_place_is_given_up_for_nothing_e
     take.click()
     kept = page.get_by_text("0.8 fGPU would not start now any more. You keep your place.")
     expect(kept).to_be_visible()
-    expect(place(page)).to_have_text("1st in the queue")
+    expect(place(page)).to_have_text("Next in the queue")
     hub.stop("quick")
     until(lambda: "quick/" not in hub.states(), what="the other's session has ended")
     page.reload()
@@ -215,7 +215,7 @@ def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
         check_page(page)
         start_by(page, cat.link(fgpu="1", **LITTLE))
         expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
-        expect(page).to_have_title("1st in the queue")
+        expect(page).to_have_title("Next in the queue")
     finally:
         banner.take_down(by="admin", now_s=int(time.time()))
         store.close()

@@ -187,7 +187,7 @@ def test_one_gpu_is_cordoned_with_a_reason_and_shown_to_everybody_without_it(wor
     device = world.get("admin/nodes")["nodes"][0]["devices"][0]
     asked = {"action": "cordon", "gpu": device["uuid"], "message": "<b>the fan</b>"}
     try:
-        assert world.ask("POST", "admin/nodes/local", asked)["text"] == "takes no more sessions"
+        assert world.ask("POST", "admin/nodes/local", asked)["text"] == "takes no new sessions"
         said = f"{device['uuid']}: <b>the fan</b>"
         assert world.last() == ("admin", "gpu.cordon", f"GPU {device['index']} of node local", said)
         assert world.ask("POST", "admin/nodes/local", asked, status=409)["error"]["field"] == "gpu"
@@ -349,7 +349,7 @@ def test_usage_is_exact_for_known_sessions_as_json_and_csv(world: World) -> None
         "fgpu_hours": 2.0,
     }
     assert found["complete_from"] is not None
-    assert "older sessions are forgotten" in world.hub.ask("GET", f"admin/usage?{span}", world.admin).text
+    assert "older sessions were deleted" in world.hub.ask("GET", f"admin/usage?{span}", world.admin).text
     assert world.get("admin/usage")["complete_from"] is None
     part = world.hub.ask("GET", "api/v1/history.csv?all=1&limit=1", world.admin)
     assert (len(part.text.splitlines()), part.links["next"]["url"].startswith("?all=1&limit=1&before=")) == (

@@ -1,4 +1,4 @@
-"""Where the engine's own queue decides who is next, administrators are not offered to decide it here."""
+"""Where the engine's own queue decides which request is next, administrators are not offered to decide it here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_administrator_reads_that_the_engine_decides_and_cannot_set_a_priorit
         service.start()
         page = requests.get(f"{service.url}admin/queue", headers=ROOT, timeout=60)
         assert "ann" in page.text
-        assert "The engine's own queue decides who is next." in page.text
+        assert "The engine's own queue decides which request is next." in page.text
         assert 'name="priority"' not in page.text
         where = f"{service.url}api/v1/admin/sessions/{waits.id}/priority"
         answer = requests.put(where, headers=ROOT, json={"priority": 7}, timeout=60)

@@ -112,7 +112,7 @@ def test_a_session_is_started_listed_shown_and_ended(people: tuple[Person, Perso
     assert heading.split() == ["session", "server", "image", "amount", "since", "state"]
     number = row.split()[0]
     assert row.endswith("RUNNING")
-    assert "default server" in row
+    assert "default session" in row
     assert err.splitlines()[-1] == f"fgpu: session {number}: RUNNING"
 
     assert alice.fgpu("list")[0] == out

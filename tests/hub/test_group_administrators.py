@@ -349,7 +349,7 @@ NOT_THEIRS = "resource_group: must be one that you administer: class (scope cust
         ),
         (
             {"user": "tina", "resource_group": "class", "max_fgpu": 1},
-            "user: your own quota is set by somebody else (scope custom:fgpu:admin)",
+            "user: you can't set your own quota; ask an administrator (scope custom:fgpu:admin)",
         ),
         (
             {"user": "dave", "resource_group": "class", "max_fgpu": "3.1"},

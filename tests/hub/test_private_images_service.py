@@ -207,7 +207,7 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert "such as torch-more" in after.select_one(".fields div:has([name=name]) .refused").text
     after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="torch")
     assert "alice/torch:1" in after.text
-    assert "is going to be made" in after.text
+    assert "waits to be made" in after.text
     assert after.select_one("meta[http-equiv=refresh]") is not None
     assert "being saved as alice/torch:1" in world.hub.page(browser).text
     assert world.hub.page(browser).select_one(f"#save-{world.alice_runs.id}") is None

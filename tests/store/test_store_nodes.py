@@ -191,7 +191,7 @@ def test_only_the_cluster_opens_a_node_it_closed(store: Store) -> None:
     store.set_nodes([replace(node(), closed=True)], now_s=1)
     with pytest.raises(BadSettings, match="'n1' was closed by its cluster; open it there"):
         act_on_node(store, "n1", NodeAction.UNCORDON, by="root", now_s=2)
-    assert act_on_node(store, "n1", NodeAction.CORDON, by="root", now_s=3) == "takes no more sessions"
+    assert act_on_node(store, "n1", NodeAction.CORDON, by="root", now_s=3) == "takes no new sessions"
     said = act_on_node(store, "n1", NodeAction.UNCORDON, by="root", now_s=4)
     assert said == "takes sessions again once its cluster opens it"
     assert store.snapshot(5).nodes[0].state is NodeState.CORDONED
@@ -296,7 +296,7 @@ def test_gpu_cordon_and_its_reason_are_in_the_audit_log(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     uuid = node(devices=2).devices[1].uuid
     said = act_on_gpu(store, "n1", "1", NodeAction.CORDON, reason=" the  fan ", by="root", now_s=2)
-    assert said == "takes no more sessions"
+    assert said == "takes no new sessions"
     act_on_gpu(store, "n1", uuid, NodeAction.UNCORDON, reason="", by="root", now_s=3)
     assert [(a.action, a.target, a.details) for a in Audit(store).lines(limit=5)] == [
         ("gpu.uncordon", "GPU 1 of node n1", uuid),

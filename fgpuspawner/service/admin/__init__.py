@@ -1,1 +1,1 @@
-"""The administrators' pages, and the API below ``admin/``: all of it needs the scope of administrators."""
+"""The administrators' pages, and the API below ``admin/``, for administrators of everything or of a resource group."""

@@ -1,4 +1,4 @@
-"""The audit log for administrators: who did what when, newest first. Who administers a group reads that group's lines."""
+"""The audit log for administrators, newest first. An administrator of a group reads that group's lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILTERS = ("actor", "action", "text", "group")
 SHOWN = 50
 MOST_SHOWN = 500
 MOST_FILE = 10_000
-"""Lines of one file; what is older is found with ``before``."""
+"""Most lines of one file; ``before`` finds older ones."""
 MOST_TEXT = 200
 COLUMNS = ("id", "at", "actor", "action", "target", "details", "resource_group")
 
@@ -23,10 +23,10 @@ COLUMNS = ("id", "at", "actor", "action", "target", "details", "resource_group")
 async def lines(
     handler: Handler, asked: dict[str, str], *, limit: int
 ) -> tuple[tuple[AuditLine, ...], int | None]:
-    """Return the lines of one page that the caller may read, and before which id the next page begins, if any.
+    """Return the lines of one page that the caller may read, and the id before which the next page begins, if any.
 
     Raises:
-        Problem: they do not administer the group that is asked for, which is then as if it were not there.
+        Problem: they do not administer the requested group; for them it does not exist.
     """
     before = asked.get("before")
     filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}
@@ -34,7 +34,7 @@ async def lines(
     if group and not handler.viewer.may_administer(group):
         message = f"group: there is no such group; choose one of {', '.join(own)}"
         raise Problem(404, "no_such_group", message, field="group")
-    # Everything to administrators of everything: also what is no group's, or of one that is not configured any more.
+    # Administrators of everything also see lines of no group, and of groups that are no longer configured.
     filters["groups"] = (group,) if group else None if handler.viewer.admin else own
     if before:
         filters["before_id"] = whole_number("before", before, least=1, most=10**15)
@@ -43,8 +43,6 @@ async def lines(
 
 
 class AuditPage(AdminPage):
-    """One page of the log, with a filter."""
-
     address = "admin/audit"
     for_groups = True
 

@@ -1,4 +1,4 @@
-"""The banner for administrators: what every page announces, how urgently, and until when."""
+"""The banner for administrators: the announcement of all pages, its level and its end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fgpuspawner.service.problems import Problem, bad_argument
 FIELDS = ("text", "level", "until")
 LEVELS = {BannerLevel.INFO: "For information", BannerLevel.WARNING: "Warning"}
 LATEST_S = 253_402_300_799
-"""The end of the year 9999: the last that a calendar here can show."""
+"""The end of the year 9999: the last instant that Python's calendar can show."""
 
 
 async def shown_now(handler: Handler) -> Notice | None:
-    """Return the banner as it is now."""
+    """Return the current banner."""
     now_s = SystemClock().now_s()
     return await handler.service.reader.read(lambda store: Banner(store).at(now_s))
 
@@ -26,7 +26,7 @@ async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -
     """Show this on every page.
 
     Raises:
-        Problem: it says nothing or too much, its time is over, or there is no such level.
+        Problem: the text is empty or too long, its end is past, or there is no such level.
     """
     if level not in set(BannerLevel):
         raise bad_argument("level", f"use one of {', '.join(BannerLevel)}")
@@ -38,15 +38,14 @@ async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -
 
 
 async def take_down(handler: Handler) -> None:
-    """Show nothing any more."""
     await handler.change(lambda store, by, now_s: Banner(store).take_down(by=by, now_s=now_s))
 
 
 def read_until(text: str) -> int | None:
-    """Return the instant of a form's field, in UTC where it names no other zone.
+    """Return the instant of a form's field, in UTC if it names no other zone.
 
     Raises:
-        Problem: it is none.
+        Problem: it is not an instant.
     """
     if not text.strip():
         return None

@@ -16,8 +16,6 @@ from fgpuspawner.text.times import duration
 
 
 class AdminPage(PageHandler):
-    """A page for administrators."""
-
     needs_scope = scopes.ADMIN
     address = ""
 
@@ -33,7 +31,7 @@ class AdminPage(PageHandler):
         }
 
     def back(self, fragment: str = "", **query: str) -> None:
-        """Go back to the page, after a change of it."""
+        """Redirect to the page after a change."""
         kept = {name: value for name, value in query.items() if value}
         text = f"?{urlencode(kept)}" if kept else ""
         self.redirect(
@@ -42,17 +40,15 @@ class AdminPage(PageHandler):
 
 
 class AdminFormPage(AdminPage, FormPage):
-    """A page for administrators whose forms change what it shows."""
+    """A page for administrators with forms."""
 
 
 class AdminApi(Api):
-    """Answers administrators with JSON objects."""
-
     needs_scope = scopes.ADMIN
 
 
 def problem_of(error: BadSettings, fields: Collection[str]) -> Problem:
-    """Return what was wrong with a field, where the message begins with the name of one."""
+    """Return the problem, with its field if the message begins with a field's name."""
     name = str(error).partition(":")[0]
     return Problem(400, "bad_argument", str(error), field=name if name in fields else None)
 
@@ -61,7 +57,7 @@ def whole_number(name: str, given: object, *, least: int, most: int) -> int:
     """Return a whole number from a form, an address or a JSON object.
 
     Raises:
-        Problem: it is none, or not between ``least`` and ``most``.
+        Problem: it is not a whole number from ``least`` to ``most``.
     """
     number = given
     if isinstance(given, str):

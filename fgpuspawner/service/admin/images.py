@@ -1,6 +1,6 @@
-"""The administrators' page of the image catalogue: what is in force, where file and database differ, and changes of it.
+"""The administrators' page of the image catalogue: entries in force, differences from the file, and changes.
 
-It works without scripts: every button is a form. What is shown is escaped by tornado, but for our own icons.
+It works without scripts: every button is a form. Tornado escapes everything except our own icons.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIELD_LABELS = {
     "digest": "Expected digest or id",
     "environment": "Folder of its Python environment",
     "cuda": "CUDA",
-    "deprecated": "Notice that it is deprecated",
+    "deprecated": "Deprecation notice, shown to users",
     "kernels": "Kernels",
     "gpu_architectures": "GPU architectures",
     "groups": "Only for these groups",
@@ -55,14 +55,14 @@ FIELD_LABELS = {
     "memory_mib": "Memory (MiB)",
     "default": "The default",
     "enabled": "Enabled",
-    "hidden": "Hidden: only who knows the slug may start it",
+    "hidden": "Hidden: users must know the slug to start it",
     "sudo": "Its users may become root inside it",
 }
 TEXTS = tuple(key for key in KEYS if key in FIELD_LABELS and key not in (*LISTS, *FLAGS))
 
 
 def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
-    """Return what can be done with an image, and what its button says."""
+    """Return the actions for an image, and their buttons' texts."""
     found = [
         (Action.DISABLE, "Disable") if image.enabled else (Action.ENABLE, "Enable"),
         (Action.SHOW, "Show") if image.hidden else (Action.HIDE, "Hide"),
@@ -81,7 +81,7 @@ def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
 def places_of(
     image: Image, nodes: Sequence[Node], available: Availabilities
 ) -> dict[Availability, list[str]]:
-    """Return where an image is, each with the nodes, and their groups, for which it is there."""
+    """Return the states of an image, each with its nodes and their groups."""
     found: dict[Availability, list[str]] = {}
     for node in nodes:
         said = f"{node.id} (group {node.resource_group})"
@@ -90,7 +90,7 @@ def places_of(
 
 
 class CataloguePage(AdminFormPage):
-    """What the pages of the catalogue share: a change of it, on top of the last good file."""
+    """Shared by the catalogue's pages: a change on top of the last valid file."""
 
     address = "admin/images"
 
@@ -104,7 +104,7 @@ class CataloguePage(AdminFormPage):
 
 
 class ImagesPage(CataloguePage):
-    """The table, and one action with one image."""
+    """The table, and one action on one image."""
 
     async def show(self, trouble: Problem | None = None) -> None:
         reader = self.service.reader
@@ -144,7 +144,7 @@ class ImagesPage(CataloguePage):
             raise bad_argument("action", "there is no such action")
 
     def _fetch(self, slug: str, store: Store, by: str, now_s: int) -> None:
-        """Write down who asks, then ask the Hub to fetch an image."""
+        """Write down who asks, then have the Hub fetch an image."""
         Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
         data = self.service.settings.data_path()
         WANTED.write(data, {**WANTED.read(data), slug: now_s})
@@ -188,12 +188,12 @@ class EditPage(CataloguePage):
 
 
 def unused_fields(engine: Capabilities) -> tuple[str, ...]:
-    """Return what an engine makes nothing of: the form has it only where it says something."""
+    """Return fields that an engine ignores: the form shows them only if they are set."""
     return ("environment",) if engine.own_root else ("reference", "digest", "sudo")
 
 
 def form_values(entry: Entry) -> dict[str, str]:
-    """Return the text of every field of the form; of a flag "1" or ""."""
+    """Return the text of every field of the form; flags are "1" or ""."""
     found = dict.fromkeys((*TEXTS, "icon"), "")
     found |= {key: str(value) for key, value in entry.items() if isinstance(value, str)}
     for key in LISTS:
@@ -208,7 +208,7 @@ def form_values(entry: Entry) -> dict[str, str]:
 
 
 def entry_from_form(slug: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entry that a form means; it is checked by whoever takes it."""
+    """Return the entry of a form, not yet checked."""
     entry: dict[str, Any] = {"slug": slug}
     for key in (*TEXTS, "icon"):
         if text := fields.get(key, "").strip():

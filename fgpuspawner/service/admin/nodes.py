@@ -1,4 +1,4 @@
-"""Nodes for administrators: what each has and who is on it; cordon, uncordon, drain, gone."""
+"""Nodes for administrators, with their sessions; cordon, uncordon, drain, gone."""
 
 from __future__ import annotations
 
@@ -32,21 +32,20 @@ log = logging.getLogger(__name__)
 
 DRAIN = "drain"
 AT_A_TIME = 8
-"""So many sessions of a drained node are ended at a time."""
+"""Sessions of a drained node that are ended at a time."""
 ANSWER_AFTER_S = 30.0
-"""A drain that takes longer goes on by itself: a proxy gives up on an answer after a minute."""
+"""A drain that takes longer goes on in the background: a proxy gives up on an answer after a minute."""
 
 _going_on: set[asyncio.Task[None]] = set()
-"""Nobody else holds the drains that have been answered already."""
+"""Keeps references to drains that go on after their answer; asyncio holds only weak ones."""
 
 
 def known(number: float | None, unit: str = "") -> str:
-    """Return a number for people: "45 °C"; "unknown" where it is not known."""
+    """Return a number for people: "45 °C"; "unknown" for None."""
     return "unknown" if number is None else f"{number:.0f} {unit}".strip()
 
 
 async def nodes(handler: Handler) -> Nodes:
-    """Return every node as it is now."""
     service = handler.service
     verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
     found = nodes_object(await handler.administered_world(), verdicts)
@@ -57,7 +56,7 @@ async def nodes(handler: Handler) -> Nodes:
 
 
 async def administered_node(handler: Handler, node_id: str) -> Node:
-    """Return a node that the caller administers; otherwise there is none."""
+    """Return a node that the caller administers, or raise `Problem` 404."""
     node = node_of(await handler.administered_world(), node_id)
     if node is None:
         raise Problem(404, "no_such_node", f"there is no node {node_id!r}", field="node")
@@ -65,7 +64,7 @@ async def administered_node(handler: Handler, node_id: str) -> Node:
 
 
 def check_action(handler: Handler, action: str) -> None:
-    """Refuse what who administers a group must not do: others may count on a machine that is said to be gone."""
+    """Refuse actions that a group's administrator must not do: others may depend on a machine that is declared gone."""
     if action == NodeAction.GONE and not handler.viewer.admin:
         raise forbidden(f"action: {needs(scopes.ADMIN)}", field="action")
 
@@ -73,10 +72,10 @@ def check_action(handler: Handler, action: str) -> None:
 async def do(
     handler: Handler, node_id: str, action: str, message: str = "", *, gpu: str | None = None
 ) -> NodeChange:
-    """Do something with a node or one of its GPUs; return in words what follows and which sessions could not be ended.
+    """Act on a node or one of its GPUs; return the result in words, and the sessions that could not be ended.
 
     Raises:
-        Problem: there is no such node, GPU or action, or it is not for a node or a GPU of its state.
+        Problem: there is no such node, GPU or action, or its state does not allow it.
     """
     if action == DRAIN and gpu is None:
         return await drain(handler, node_id, message)
@@ -101,9 +100,9 @@ async def do(
 
 
 async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
-    """Let a node take no more sessions, and end those that it has, each owner being told why.
+    """Cordon a node, and end its sessions with a message to their owners.
 
-    What is not asked for after `ANSWER_AFTER_S` is still done, and what then fails is in the log.
+    Ends not requested after `ANSWER_AFTER_S` still happen; the log has their failures.
     """
     node = await administered_node(handler, node_id)
     there = on_node(await handler.service.reader.world(), node_id)
@@ -135,7 +134,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
             try:
                 await end_session(handler, str(session.id), message=message or f"node {node_id} is drained")
             except (Problem, FGPUError) as e:
-                # Whatever it is: of the others each is still asked for, and what failed is told of all.
+                # Any error: the other sessions are still ended, and all failures are reported.
                 found = handler.problem_of(500, e)
                 if found.code != "already_ended":
                     log.warning("Node %s is drained, but session %d: %s", node_id, session.id, found.message)
@@ -147,14 +146,14 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
         task.add_done_callback(_going_on.discard)
     going_on = (await asyncio.wait(tasks, timeout=ANSWER_AFTER_S))[1] if tasks else ()
     ended = len(sessions) - len(failed) - len(going_on)
-    text = f"takes no more sessions; {ended} of {len(sessions)} sessions are being ended"
+    text = f"takes no new sessions; {ended} of {len(sessions)} sessions are being ended"
     if going_on:
         text += f", and {len(going_on)} follow"
     return NodeChange(node=node_id, text=text, failed=sorted(failed, key=lambda one: one.session_id))
 
 
 class NodesPage(AdminFormPage):
-    """Every node, with a button for each thing that can be done with it."""
+    """Every node, with its buttons."""
 
     address = "admin/nodes"
     for_groups = True
@@ -181,7 +180,7 @@ class NodesPage(AdminFormPage):
 
 
 class ConfirmPage(AdminPage):
-    """Asks before a node is drained, or said to be gone: both end sessions."""
+    """Asks before a node is drained or declared gone: both end sessions."""
 
     address = "admin/nodes"
     for_groups = True

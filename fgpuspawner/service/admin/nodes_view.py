@@ -1,4 +1,4 @@
-"""Nodes and their GPUs as administrators see them: state, isolation, and who is on each. Pure."""
+"""Nodes and their GPUs for administrators: state, isolation, and sessions. Pure."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from fgpuspawner.text.sessions import server_words
 
 STATE_WORDS = {
     NodeState.READY: "takes sessions",
-    NodeState.CORDONED: "takes no more sessions",
+    NodeState.CORDONED: "takes no new sessions",
     NodeState.LOST: "does not answer",
     NodeState.GONE: "is gone: an administrator confirmed it",
 }
 
 
 def state_words(node: Node) -> str:
-    """Return how a node is, after its name: "takes sessions"."""
+    """Return a node's state, to follow its name: "takes sessions"."""
     if node.closed and node.state is NodeState.CORDONED:
-        return "takes no more sessions: its cluster has closed it"
+        return "takes no new sessions: its cluster has closed it"
     return STATE_WORDS[node.state]
 
 
 def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
-    """Return every node with its GPUs and the sessions on them. For administrators only."""
+    """Return every node with its GPUs and their sessions. For administrators only."""
     said = {verdict.node_id: verdict for verdict in verdicts}
     chosen = {own.node_id: own for own in world.isolation}
     left = {n.node.id: n for n in free(world.snapshot)}
@@ -84,7 +84,6 @@ def on_node(world: World, node_id: str) -> list[Session]:
 
 
 def node_of(world: World, node_id: str) -> Node | None:
-    """Return the node of this name."""
     return next((n for n in world.snapshot.nodes if n.id == node_id), None)
 
 

@@ -97,7 +97,7 @@ class Idle(Object):
 
 
 class Trouble(Object):
-    """Something to see to: what it is, and the address of the page where that is done."""
+    """A problem, and the address of the page where it is fixed."""
 
     level: Literal["bad", "warn", "off"] = "bad"
     text: str

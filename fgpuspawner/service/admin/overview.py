@@ -1,4 +1,4 @@
-"""The administrators' first page: use, queues, idle sessions, and what is wrong, each with where it is mended."""
+"""The administrators' first page: use, queues, idle sessions and problems, with links to where they are fixed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MOST_STRIKES = 100
 
 
 async def overview(handler: Handler) -> Overview:
-    """Return the overview as it is now. It is made of the last good reading where the database cannot be read.
+    """Return the current overview, from the last good reading if the database cannot be read.
 
     Raises:
-        StoreUnavailable: the database cannot be read, and never could.
+        StoreUnavailable: the database cannot be read, and there is no earlier reading.
     """
     service, now_s = handler.service, SystemClock().now_s()
     reader, settings = service.reader, service.settings
@@ -79,7 +79,7 @@ def _strikes(store: Store, now_s: int) -> tuple[AuditLine, ...]:
 
 
 class OverviewPage(AdminPage):
-    """The overview. What every other page of administrators has at its top is among what is wrong here."""
+    """The overview. Its list of problems includes the alarms at the top of every other administrators' page."""
 
     address = "admin/overview"
 

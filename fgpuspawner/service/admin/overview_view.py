@@ -1,4 +1,4 @@
-"""All that an administrator has to know on one screen: use, queues, who is idle, and what is wrong. Pure."""
+"""The administrators' overview: use, queues, idle sessions and problems. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fgpuspawner.service.model import Site, Viewer, World, meter_of
 from fgpuspawner.text.sessions import server_words
 
 IDLE_S = 300
-"""Who has done nothing for so long is idle: by the rule, or by the GPU alone where no rule looks for the idle."""
+"""Seconds without work after which a session is listed as idle, where no rule of its group says otherwise."""
 
 
 def overview_object(
@@ -31,9 +31,9 @@ def overview_object(
     strikes: Sequence[AuditLine] = (),
     others: Iterable[Trouble] = (),
 ) -> objects.Overview:
-    """Return the overview. ``lately`` is None where it takes too long to add up; ``others`` are more problems.
+    """Return the overview. ``lately`` is None if it takes too long to compute; ``others`` are more problems.
 
-    ``foretold`` is how good the last forecasts were; None where nothing is known of that.
+    ``foretold`` is the accuracy of recent forecasts, or None.
     """
     return objects.Overview(
         use=None if lately is None else _use(lately, world),
@@ -50,7 +50,7 @@ def _use(lately: Lately, world: World) -> objects.Use:
     gpus = len(world.devices)
 
     def percent(held: float) -> int | None:
-        # More than all: GPUs have been taken away since.
+        # More than the total: GPUs have been removed since.
         return min(100, round(100 * held / gpus)) if gpus else None
 
     return objects.Use(
@@ -83,7 +83,7 @@ def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[object
 
 
 def idle(world: World) -> list[objects.Idle]:
-    """Return the running sessions that do nothing, for the longest first."""
+    """Return the idle running sessions, the longest idle first."""
     found = [
         (since_s, s)
         for s in world.snapshot.sessions
@@ -107,7 +107,7 @@ def _idle_since_s(session: Session, world: World) -> int | None:
     holds_gpu = session.placement is not None and session.placement.shares
     if since_s is None and holds_gpu and live is not None and live.now.sm_percent is not None:
         for point in reversed(live.points):
-            # What is not known is not idle.
+            # An unknown state is not idle.
             if point.sm_percent != 0:
                 break
             since_s = point.at_s
@@ -118,12 +118,12 @@ Level = Literal["bad", "warn", "off"]
 
 
 def problem(text: str, link: str | None = None, to: str = "", *, level: Level = "bad") -> Trouble:
-    """Return something to see to: what it is, and the address of the page where that is done."""
+    """Return a problem: its text, and the address of the page where it is fixed."""
     return Trouble(level=level, text=text, link=link, to=to)
 
 
 def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditLine]) -> list[Trouble]:
-    """Return what is wrong, the worst first; then what administrators took out of use."""
+    """Return the problems, the worst first; then what administrators took out of use."""
     bad: list[Trouble] = []
     off: list[Trouble] = []
     unknown = 0
@@ -142,7 +142,7 @@ def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditL
                 bad.append(problem(f"{name}: {health.problem}", at, "Machines"))
             if device.cordoned:
                 why = f": {device.cordon_reason}" if device.cordon_reason else ""
-                off.append(problem(f"{name} takes no more sessions{why}", at, "Machines", level="off"))
+                off.append(problem(f"{name} takes no new sessions{why}", at, "Machines", level="off"))
     if unknown:
         gpus = "1 GPU" if unknown == 1 else f"{unknown} GPUs"
         bad.append(problem(f"The state of {gpus} is not known", "admin/nodes", "Machines", level="warn"))

@@ -1,4 +1,4 @@
-"""The queue for administrators: who waits, for how long and why; and another priority for one of them."""
+"""The queue for administrators: waiting requests with reasons, and a form for each priority."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fgpuspawner.service.problems import Problem, forbidden, no_such_session
 from fgpuspawner.settings.queue import HIGHEST_PRIORITY
 
 SHOWN = 100
-"""So many of each queue the page has, unless all are asked for."""
+"""Requests of each queue on the page, unless all are asked for."""
 
 
 async def queues(handler: Handler, *, most: int | None = None) -> Queues:
-    """Return every queue as it is now, with at most so many of each."""
+    """Return every queue, with at most this number of entries each."""
     service = handler.service
     world = await service.reader.world()
     return queues_object(
@@ -31,16 +31,16 @@ async def queues(handler: Handler, *, most: int | None = None) -> Queues:
 
 
 def decides(handler: Handler) -> bool:
-    """Return whether our queue decides who is next, and not that of the engine."""
+    """Return whether our queue decides which request is next, and not the engine's."""
     return handler.service.reader.engine.queue is WhoseQueue.OURS
 
 
 async def set_priority(handler: Handler, session_id: str, priority: int) -> None:
-    """Give a waiting session another priority; the next plan goes by it.
+    """Set a waiting session's priority, for the scheduler's next plan.
 
     Raises:
-        Problem: there is no such session, or it does not wait any more, or the engine's own queue decides, or it is the
-            caller's own, who administers its group only.
+        Problem: there is no such session, it does not wait, the engine's own queue decides, or a group's administrator
+            asks for their own.
     """
     viewer = handler.viewer
     if not viewer.admin:
@@ -50,7 +50,9 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
             raise forbidden(message, field="priority")
     if not decides(handler):
         raise Problem(
-            409, "engines_queue", "the engine's own queue decides who is next; set the priority there"
+            409,
+            "engines_queue",
+            "the engine's own queue decides which request is next; set the priority there",
         )
     try:
         await handler.change(
@@ -59,7 +61,7 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
     except UnknownSession:
         raise no_such_session(session_id) from None
     except InvalidTransition:
-        raise Problem(409, "not_waiting", f"session {session_id} does not wait any more") from None
+        raise Problem(409, "not_waiting", f"session {session_id} no longer waits") from None
 
 
 class QueuePage(AdminFormPage):

@@ -1,4 +1,4 @@
-"""Every resource group's queue as administrators see it: in order, with reasons, and with who waits too long. Pure."""
+"""Every resource group's queue for administrators: in order, with reasons and marks for long waits. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fgpuspawner.service.capacity import allocatable_in, used_of
 from fgpuspawner.service.model import Site, Viewer, World
 
 LONG_WAIT_S = 3600
-"""Who has waited for longer is marked."""
+"""A longer wait is marked, in seconds."""
 STUCK_AFTER_S = 600
-"""So long somebody may wait for whom no start is foreseen before that is marked."""
+"""A longer wait without a forecast is marked, in seconds."""
 
 
 def queues_object(
@@ -22,9 +22,9 @@ def queues_object(
     now_s: int,
     most: int | None = None,
 ) -> Queues:
-    """Return the queue of each resource group, next one first, with at most so many entries. For administrators only.
+    """Return each resource group's queue, next one first, with a limited number of entries. For administrators only.
 
-    Who is marked is counted among all who wait.
+    Marks are counted over all waiting requests.
     """
     groups = sorted({*world.groups, *world.queues})
     queues = [_queue(group, world, viewer, site, now_s, most) for group in groups]
@@ -58,7 +58,7 @@ def _queue(
 
 
 def _free(world: World, group: str) -> int:
-    # As of somebody without a quota.
+    # As for a user without quotas.
     return allocatable_in(world, Viewer(None, groups=(group,)), group).fgpu_milli
 
 

@@ -1,4 +1,4 @@
-"""Quotas for administrators: written over the file's, in force with the scheduler's next plan."""
+"""Quotas for administrators: changes over the file's, in force with the scheduler's next plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 from fgpuspawner.text.times import clock, seconds_of
 
 SHOWN = 200
-"""So many quotas are on one page: there may be one for each user."""
+"""Quotas on one page: there may be one for each user."""
 FOR = ("user", "hub_group", "resource_group")
 WORDS = {
     "max_fgpu": "fGPU at a time",
@@ -37,7 +37,7 @@ ACTIONS = ("set", "remove", "back")
 
 
 async def quotas(handler: Handler) -> Quotas:
-    """Return every quota that the caller administers, as it is now."""
+    """Return every quota that the caller administers."""
     viewer = handler.viewer
     edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
     world = await handler.administered_world()
@@ -45,18 +45,18 @@ async def quotas(handler: Handler) -> Quotas:
     if not viewer.admin:
         file = tuple(q for q in file if q.resource_group in viewer.administers)
         edits = tuple(edit for edit in edits if edit.quota.resource_group in viewer.administers)
-    # Beside the event loop: there may be one for each of thousands of users.
+    # In a thread, as there may be thousands of quotas.
     return await asyncio.to_thread(quotas_object, file, edits, world)
 
 
 def read_quota(handler: Handler, given: Mapping[str, Any], *, key_only: bool = False) -> Quota:
-    """Return the quota that is asked for; with ``key_only`` whatever it limits.
+    """Return the quota that was sent; ``key_only``: without its limits.
 
     Raises:
-        Problem: it cannot be; the message says what would work.
+        Problem: it is invalid; the message says what would work.
     """
     spec = {key: value for key, value in given.items() if value not in (None, "")}
-    # An administrator of a group is told of no other group.
+    # A group's administrator learns of no other group.
     known = handler.service.settings.resource_groups() if handler.viewer.admin and not key_only else None
     try:
         return quota_of(spec, "quota", resource_groups=known, key_only=key_only)
@@ -69,11 +69,10 @@ def read_key(handler: Handler, given: Mapping[str, Any]) -> Quota:
 
 
 async def write(handler: Handler, action: str, quota: Quota) -> None:
-    """Set a quota, take it out of force, or go back to what the file says.
+    """Set a quota, remove it, or go back to the file's.
 
     Raises:
-        Problem: nothing was changed of it that could be put back, or there is no such quota, or it is not for who
-            administers a resource group only.
+        Problem: there is no such quota, there is no change to discard, or a group's administrator may not change it.
     """
     file = handler.service.settings.quotas_given()
     if not handler.viewer.admin:
@@ -82,7 +81,8 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
         if why is not None:
             field, message = why
             raise forbidden(f"{field}: {message} (scope {scopes.ADMIN})", field=field)
-        # What may be changed in all is not theirs alone: as much stays for each other group, and for administrators.
+        # The number of changes is shared: each group's administrators get a part, so that the others and the Hub's keep
+        # theirs.
         most = MOST_EDITS // (len(handler.service.settings.resource_groups()) + 1)
         changed = [key_of(e.quota) for e in edits if e.quota.resource_group == quota.resource_group]
         if action == "set" and len(changed) >= most and key_of(quota) not in changed:
@@ -101,7 +101,7 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
 
 
 class QuotasPage(AdminFormPage):
-    """Every quota with what is had of it, and a form for one."""
+    """Every quota with its use, and a form for one."""
 
     address = "admin/quotas"
     for_groups = True
@@ -130,7 +130,7 @@ class QuotasPage(AdminFormPage):
         self.back()
 
     def _linked(self) -> dict[str, str]:
-        """Return what a link to the form says of a quota; its longest run is in seconds there, as in the API."""
+        """Return the form's fields from a link; the longest run is in seconds, as in the API."""
         found = {key: self.get_query_argument(key, "") for key in QUOTA_KEYS}
         longest = found["max_lifetime_s"]
         if longest.isascii() and longest.isdigit() and len(longest) < 16:
@@ -138,7 +138,6 @@ class QuotasPage(AdminFormPage):
         return found
 
     def _given(self) -> dict[str, str]:
-        """Return what the form says of a quota."""
         given = {key: self.field(key) for key in QUOTA_KEYS}
         who = self.field("who")
         if who in ("user", "hub_group"):
@@ -147,7 +146,7 @@ class QuotasPage(AdminFormPage):
 
 
 def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a form as the API has them.
+    """Return the form's fields as the API has them; an invalid number stays as it is, to be refused later.
 
     Raises:
         Problem: the longest run cannot be read.

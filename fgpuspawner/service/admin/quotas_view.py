@@ -1,4 +1,4 @@
-"""Quotas as administrators see them: what is in force, where it comes from, and who has how much of it. Pure."""
+"""Quotas for administrators: which are in force, from where, and their use. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fgpuspawner.service.admin import objects
 from fgpuspawner.service.model import Viewer, World
 
 MOST_HELD = 100
-"""So many of those whom a quota counts are told, who holds most first."""
+"""Most holders shown of a quota, the largest first."""
 
 SOURCE_WORDS = {
     QuotaSource.FILE: "from the file",
@@ -34,7 +34,7 @@ SOURCE_WORDS = {
 
 
 def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> objects.Quotas:
-    """Return every quota, in force or taken out of force. For administrators only."""
+    """Return every quota, in force or removed. For administrators only."""
     found = listed_quotas(file, edits)
     counts = counted_of_each([one.quota for one in found], world.snapshot)
     quotas = [_quota(one, own) for one, own in zip(found, counts, strict=True)]
@@ -42,14 +42,14 @@ def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: Worl
 
 
 def spec_of(quota: Quota) -> dict[str, Any]:
-    """Return the dict of ``c.FGPU.quotas`` that means this quota; what is not limited is left out."""
+    """Return this quota as a dict of ``c.FGPU.quotas``, without what is not limited."""
     given = {name: value for name, value in amounts_of(quota).items() if value is not None}
     amounts = {name: format_milli(value) if name == "max_fgpu" else value for name, value in given.items()}
     return {**key_of(quota), **amounts}
 
 
 def amounts_of(quota: Quota) -> dict[str, int | None]:
-    """Return what a quota limits, by its names in ``c.FGPU.quotas``; fGPU in thousandths."""
+    """Return a quota's limits by their names in ``c.FGPU.quotas``; fGPU in thousandths."""
     return {
         "max_fgpu": quota.max_fgpu_milli,
         "max_sessions": quota.max_sessions,
@@ -59,7 +59,7 @@ def amounts_of(quota: Quota) -> dict[str, int | None]:
 
 
 def key_of(quota: Quota) -> dict[str, str]:
-    """Return whom and what a quota is for, as in ``c.FGPU.quotas``."""
+    """Return the user or group of a quota, as in ``c.FGPU.quotas``."""
     who = {QuotaScope.USER: "user", QuotaScope.GROUP: "hub_group"}.get(quota.scope)
     found = {who: quota.name} if who else {}
     if quota.resource_group is not None or not who:
@@ -68,9 +68,10 @@ def key_of(quota: Quota) -> dict[str, str]:
 
 
 def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tuple[str, str] | None:
-    """Return why who administers some resource groups only must not write a quota, and of which field; None if they may.
+    """Return why an administrator of some resource groups must not write a quota, with the field; None if they may.
 
-    They set what a member, or each, has in a group: up to what ``others``, those in force, say of the group as a whole.
+    They set limits of a member, or of each, in a group, up to the limits that ``others``, the quotas in force, set for
+    the group as a whole.
     """
     group = quota.resource_group
     if group is None or group not in viewer.administers:
@@ -80,7 +81,7 @@ def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tupl
     if quota.scope is QuotaScope.ALL:
         return "user", "name a user, or each user (*); for everybody together you must not set it"
     if quota.name == viewer.user:
-        return "user", "your own quota is set by somebody else"
+        return "user", "you can't set your own quota; ask an administrator"
     of_group = [q for q in others if q.resource_group == group and q.scope is not QuotaScope.USER]
     for name, asked in amounts_of(quota).items():
         of_all = [amounts_of(q)[name] for q in of_group if q.scope is QuotaScope.ALL]
@@ -88,7 +89,7 @@ def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tupl
         limits = [most for most in of_all if most is not None]
         most = min(limits, default=None)
         if most is None and of_some and None not in of_some:
-            # Nobody knows here in which of them a member is.
+            # The quota may be of a group of the Hub, and its members' resource groups are not known here.
             most = max(most for most in of_some if most is not None)
         if asked is not None and most is not None and asked > most:
             told = {"max_fgpu": format_milli, "max_lifetime_s": duration}.get(name, str)(most)

@@ -16,7 +16,7 @@ from fgpuspawner.service.reader import REPORT_WITHIN_S
 
 USUAL_DAYS = 30
 MOST_LINES = 500
-"""So many lines of a page; the files have them all."""
+"""Most lines of a page; the files have all."""
 ARGUMENTS = ("from", "to", "by")
 BY_WORDS = {
     By.DAY: "Day",
@@ -30,7 +30,7 @@ COLUMNS = ("sessions", "starts", "gpu_hours", "fgpu_hours", "wait_mean_s", "wait
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The span, both days included, and what there is a line for."""
+    """The requested days, both included, and what the lines are by."""
 
     first: date
     last: date
@@ -38,10 +38,10 @@ class Asked:
 
 
 def read(handler: Handler) -> Asked:
-    """Return what is asked for; the last thirty days by day where nothing is.
+    """Return the requested report; by default the last thirty days by day.
 
     Raises:
-        Problem: a day is none, the span is too long, or there is no such sum.
+        Problem: a day is invalid, the span is too long, or ``by`` is unknown.
     """
     today = day_of(SystemClock().now_s())
     by = handler.get_query_argument("by", "") or By.DAY.value
@@ -68,12 +68,12 @@ def _day(handler: Handler, name: str) -> date | None:
 
 
 def complete_from(history_days: int, now_s: int) -> date | None:
-    """Return the first day of which nothing was forgotten, or None where nothing ever is."""
+    """Return the first day with complete records, or None if none are ever deleted."""
     return day_of(now_s - history_days * DAY_S) + timedelta(days=1) if history_days else None
 
 
 async def found_for(handler: Handler, asked: Asked) -> Report:
-    """Return the report. It is made beside the event loop: a year has many sessions."""
+    """Return the report, made in a thread: a year has many sessions."""
     now_s = SystemClock().now_s()
     names = handler.service.site.image_names
     begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
@@ -102,7 +102,7 @@ def named(found: Report, names: dict[str, str]) -> Report:
 
 
 def _forgotten_before(handler: Handler, asked: Asked) -> date | None:
-    """Return the day before which something may be missing, where that is in the span."""
+    """Return the day before which records may be missing, if it is in the span."""
     day = complete_from(handler.service.settings.history_days, SystemClock().now_s())
     return day if day is not None and asked.first < day else None
 

@@ -1,4 +1,4 @@
-"""The bars of the usage report, as numbers for an SVG. Pure: the page draws them, and has the table beside them."""
+"""The bars of the usage report, as numbers for an SVG. Pure: the page draws them, with the table beside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_LABELS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar, in the units of the drawing; ``label`` is what stands under it, or nothing."""
+    """One bar, in the units of the drawing; ``label`` stands under it, or is empty."""
 
     x: float
     y: float
@@ -27,7 +27,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One line across, at so many GPU-hours."""
+    """One horizontal line, at a number of GPU-hours."""
 
     y: float
     text: str
@@ -35,8 +35,6 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """All of it."""
-
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
     width: int = WIDTH
@@ -46,7 +44,7 @@ class Plot:
 
 
 def plot(lines: Sequence[Line]) -> Plot:
-    """Return a bar for each line, as high as its GPU-hours, below a round number that none exceeds."""
+    """Return a bar for each line, as high as its GPU-hours, on a scale that ends at a round number."""
     top = round_up(max((line.gpu_hours for line in lines), default=0))
     tall, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / max(1, len(lines))
     every = -(-len(lines) // MOST_LABELS)
@@ -69,14 +67,14 @@ def plot(lines: Sequence[Line]) -> Plot:
 
 
 def number(value: float) -> str:
-    """Return a sum with all the digits that it has, up to thousandths: never as 1e+06."""
+    """Return a sum with all its digits, up to thousandths: never as 1e+06."""
     whole, _, rest = f"{value:,.3f}".partition(".")
     rest = rest.rstrip("0")
     return f"{whole}.{rest}" if rest else whole
 
 
 def round_up(value: float) -> float:
-    """Return the next of 1, 2, 5, 10, 20, ... or of their tenths; 1 for nothing."""
+    """Return the next of 1, 2, 5, 10, 20, ... or of their tenths; 1 for 0."""
     if value <= 0:
         return 1
     power = 10.0 ** math.floor(math.log10(value))

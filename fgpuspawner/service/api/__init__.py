@@ -1,1 +1,1 @@
-"""The REST API v1, as docs/rest-api.md says: handlers, and the JSON objects that they answer with."""
+"""The REST API v1 (docs/rest-api.md): handlers, and their JSON objects."""

@@ -1,4 +1,4 @@
-"""What the handlers of the API share: JSON objects that are sent and answered, and arguments of addresses."""
+"""What the API's handlers share: JSON objects, and arguments of addresses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ LARGEST_BODY = 64 * 1024
 
 
 class Api(Handler):
-    """Answers with JSON objects."""
-
     def set_default_headers(self) -> None:
         super().set_default_headers()
-        # An answer has an ETag: who asks again with it is told whether anything changed. It is the caller's alone.
+        # Answers have an ETag, so that a client can ask whether anything changed. They are private to the caller.
         self.set_header("Cache-Control", "private, no-cache")
         self.set_header("Vary", "Authorization, Cookie")
 
     def answer(self, found: Answer, status: int = 200) -> None:
-        """Send an object."""
         self.set_status(status)
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(found.as_json())
@@ -41,9 +38,9 @@ class Api(Handler):
         self.answer(self.object_of(session, await self.service.reader.world()), status)
 
     def everybody(self, what: str, *, of_groups: bool = False) -> bool:
-        """Return whether ``all=1`` asks for what everybody has, which is for administrators.
+        """Return whether ``all=1`` asks for all users' objects, which only administrators may.
 
-        ``of_groups``: who administers a resource group may ask for what is there.
+        ``of_groups``: administrators of a resource group may ask for that group's.
         """
         everybody = self.flag("all")
         if everybody and not (self.viewer.sees_others if of_groups else self.viewer.admin):
@@ -51,7 +48,7 @@ class Api(Handler):
         return everybody
 
     def body(self, known: Collection[str]) -> dict[str, Any]:
-        """Return the JSON object that was sent, of which these fields are known."""
+        """Return the JSON object that was sent; fields other than these are refused."""
         try:
             found = sent_json(self.request.body)
         except ValueError:
@@ -62,7 +59,7 @@ class Api(Handler):
         return found
 
     def query(self, known: Collection[str]) -> dict[str, str]:
-        """Return the arguments of the address, empty for none; what is not known is refused."""
+        """Return the arguments of the address, empty if missing; unknown ones are refused."""
         _refuse_unknown(self.request.query_arguments, (*known, "_xsrf"), said=known)
         return {name: self.get_query_argument(name, "") for name in known}
 
@@ -80,7 +77,7 @@ def sent_json(body: bytes) -> object:
     """Return what was sent, an empty object for nothing.
 
     Raises:
-        ValueError: it is no JSON, too large or too deep, or has text that is none and that no database takes.
+        ValueError: it is not JSON, too large or too deep, or has text that is not Unicode, which no database stores.
     """
     if len(body) > LARGEST_BODY:
         raise ValueError("it is too large")
@@ -88,20 +85,20 @@ def sent_json(body: bytes) -> object:
         found: object = json.loads(body or b"{}")
     except RecursionError:
         raise ValueError("it is too deep") from None
-    # JSON can spell half of a pair of surrogates.
+    # JSON can spell half of a surrogate pair.
     json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
 def sent_text(field: str, value: object) -> str:
-    """Return a text that has to be there."""
+    """Return a required text."""
     if not isinstance(value, str) or not value:
         raise bad_argument(field, "must be a text")
     return value
 
 
 class NotThere(Api):
-    """Whatever the API does not have."""
+    """Every other address below ``api/``."""
 
     needs_scope = None
 

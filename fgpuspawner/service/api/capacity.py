@@ -1,4 +1,4 @@
-"""The API's capacity: what there is of each resource group, what is used, and what the caller could still get."""
+"""The API's capacity: each resource group's total, use, and what the caller could still get."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Capacity(Api):
 
 
 def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> objects.Capacity:
-    """Return totals, what is used, the viewer's own, and what they could still get.
+    """Return totals, use, the viewer's own use, and what they could still get.
 
-    Administrators are also told of each node its state, and what holds its sessions to their slices.
+    Administrators also get each node's state and isolation.
     """
     groups = groups_of(viewer, world)
     mine, allocatable = Amounts(), Amounts()
@@ -104,7 +104,7 @@ def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) ->
 
 
 def device_fields(left: DeviceFree) -> dict[str, str]:
-    """Return what a GPU is worth, and how much of it is used."""
+    """Return a GPU's fGPU, and how much of it is used."""
     worth_milli = left.device.capacity_milli
     # An administrator may have made the unit smaller since.
     used_milli = max(0, worth_milli - left.fgpu_milli)

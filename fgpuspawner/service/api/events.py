@@ -18,7 +18,7 @@ from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.service.reader import Changes
 
 KEEPALIVE_S = 8.0
-"""So often a stream says that it lives: its proxy keeps it open, and silent, when this service is killed."""
+"""Seconds between signs of life: the proxy keeps the stream open, and silent, when this service is killed."""
 
 
 class Events(Api):
@@ -39,7 +39,7 @@ class Events(Api):
                     changes = await listener.next(KEEPALIVE_S)
                 except TimeoutError:
                     quiet = True
-                # Not only when nothing happens: in a large installation something always does.
+                # Also checked while there are events: in a large installation they never stop.
                 if quiet or time.monotonic() - checked_at >= KEEPALIVE_S:
                     if not await self._still_allowed():
                         return
@@ -68,16 +68,16 @@ class Events(Api):
         return int(given)
 
     async def _begin(self, after_id: int | None) -> int:
-        """Send what was missed, or else where the stream stands; return the id up to which all is told."""
+        """Send the missed events, or the current number; return the id up to which all is sent."""
         reader = self.service.reader
         newest = await reader.last_event_id()
         changes = None if after_id is None or after_id > newest else await reader.changes(after_id)
         if changes is None:
-            # Nothing to resume from: they are to read everything once.
+            # Without an event to resume from, clients read everything once.
             changes = Changes(newest, ())
         await reader.world()
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
-        # Some proxies would otherwise hold the stream back until it ends.
+        # Some proxies otherwise buffer the stream until it ends.
         self.set_header("X-Accel-Buffering", "no")
         await self._send("retry: 2000\n\n")
         await self._tell(changes, after_id or 0)
@@ -106,7 +106,7 @@ class Events(Api):
                 self.token, session_id=self.hub_auth.get_session_id(self), sync=False
             )
         except HTTPError:
-            # The Hub restarts: whoever was let in stays until it answers.
+            # The Hub restarts: current listeners stay until it answers.
             return True
         if model is None or not self.hub_auth.check_scopes(self.needs_scope, model):
             return False

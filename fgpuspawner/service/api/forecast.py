@@ -1,4 +1,4 @@
-"""The API's forecast: what would become of a request, why it never can run, and what quotas leave."""
+"""The API's forecast: when a request would start, why it can never run, and what quotas leave."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def forecast_object(
     simulated: bool,
     quota: objects.QuotaLeft | None = None,
 ) -> objects.Forecast:
-    """Return what would become of ``count`` sessions that may queue, and which amount would start now or sooner."""
+    """Return the forecast of ``count`` sessions that may queue, and which amount would start now or sooner."""
     return objects.Forecast.of(
         found,
         starts_now=found.startable_now == count,
@@ -80,13 +80,12 @@ def _forecast_text(found: RequestForecast, count: int) -> str:
     if not found.startable_now:
         return f"all {count} wait: {found.text}"
     start = "starts" if found.startable_now == 1 else "start"
-    return f"{found.startable_now} {start} now, {waiting} {wait}: after those, {found.text}"
+    return f"{found.startable_now} {start} now, {waiting} {wait}. {found.text[:1].upper()}{found.text[1:]}"
 
 
 def refused_object(
     refusals: Sequence[Refusal], *, count: int, simulated: bool, quota: objects.QuotaLeft | None = None
 ) -> objects.Forecast:
-    """Return why a request can never run; each reason names the field, the limit and what would work."""
     return objects.Forecast(
         count=count,
         basis="refused",
@@ -98,7 +97,7 @@ def refused_object(
 
 
 def quota_object(snapshot: Snapshot, request: Request) -> objects.QuotaLeft:
-    """Return what the quotas leave whoever makes a request; what waits counts for nothing yet."""
+    """Return what the quotas leave the requester; waiting requests do not count yet."""
     left = Ledger(snapshot).left(request)
     fgpu_left = None if left.fgpu_milli is None else format_milli(left.fgpu_milli)
     return objects.QuotaLeft(fgpu_left=fgpu_left, sessions_left=left.sessions, text=_words(left))
@@ -130,7 +129,7 @@ def without_session(world: World, user: str, session_id: str) -> World:
     """Return the world as it will be when this session has ended.
 
     Raises:
-        Problem: the user has no live session with this id, whoever else may have.
+        Problem: this user has no live session with this id.
     """
     is_id = session_id.isascii() and session_id.isdigit() and len(session_id) <= MOST_DIGITS
     left_out = world.session(int(session_id)) if is_id else None
@@ -143,7 +142,7 @@ def without_session(world: World, user: str, session_id: str) -> World:
 
 
 class Forecast(Api):
-    """Also for the Hub's launch form, which shows a ticket in place of a login."""
+    """Also for the Hub's launch form, which sends a ticket instead of a log-in."""
 
     async def prepare(self) -> None:
         text = self.request.headers.get("X-FGPU-Ticket")
@@ -184,7 +183,7 @@ class Forecast(Api):
             return
         found = await reader.forecast(wanted, offer, world)
         if found.beside_now is not None:
-            # What is below the image's minimum is not offered.
+            # Amounts below the image's minimum are not offered.
             cpu_milli, memory_mib = found.beside_now
             if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
                 found = replace(found, beside_now=None)
@@ -195,7 +194,7 @@ class Forecast(Api):
 
 
 def _refuse_beside(world: World, asked: Request, count: int, caps: Caps) -> None:
-    """Refuse what the scheduler would when it is asked for it now: more than may wait at a time."""
+    """Refuse more requests than may wait at a time, as the scheduler would."""
     waiting = [s.request for s in world.snapshot.sessions if s.state is SessionState.PENDING]
     refusals = pending_refusals(asked, count, waiting, caps, world.snapshot.quotas)
     if refusals:

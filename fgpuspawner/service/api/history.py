@@ -1,4 +1,4 @@
-"""The REST API of what has ended: receipts, the history in pages and as CSV, and advice from it."""
+"""The REST API of ended sessions: receipts, the history in pages and as CSV, and advice from it."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ LARGEST_ID = 10**15
 async def receipts_of(
     handler: Handler, user: str | None, *, before: int | None, limit: int
 ) -> tuple[list[objects.Receipt], int | None]:
-    """Return a user's newest receipts (everybody's, if None), and before which id the rest begins; None without one."""
+    """Return the newest receipts of a user (all users, if None), and the id before which the rest begins, or None."""
     reader, site = handler.service.reader, handler.service.site
     world = await reader.world()
-    # One more than is shown: whether there is a next page.
+    # One more than is shown tells whether there is a next page.
     found = await reader.ask(lambda queue: queue.history(user=user, before_id=before, limit=limit + 1))
     shown = [receipt(past, world, handler.viewer, site) for past in found[:limit]]
     return shown, found[limit - 1].session.id if len(found) > limit else None
 
 
 def send_receipts(handler: Handler, receipts: list[objects.Receipt], following: int | None) -> None:
-    """Send receipts as a CSV file."""
     handler.link_to_rest(following)
     handler.send_csv("gpu-sessions.csv", COLUMNS, map(cells, receipts))
 
 
 class Past(Api):
-    """Answers with receipts of those whom the caller may see."""
+    """Answers with receipts that the caller may see."""
 
     async def receipts(self, *, default: int, most: int) -> tuple[list[objects.Receipt], int | None]:
-        """Return the page that is asked for, and from where the next one goes on; None where there is none."""
+        """Return the requested page, and where the next begins; None after the last."""
         limit = self.number("limit", default=default, least=1, most=most)
         before = self.number("before", default=None, least=1, most=LARGEST_ID)
         return await receipts_of(self, self._whose(), before=before, limit=limit)
 
     def _whose(self) -> str | None:
-        """Return whose history is asked for; None: everybody's."""
+        """Return the user of the requested history; None: all users."""
         everybody, user = self.flag("all"), self.get_query_argument("user", None)
         if self.viewer.admin:
             if user is not None or everybody:
@@ -81,7 +80,7 @@ class OneReceipt(Api):
 
 
 class Advice(Api):
-    """What would have been enough for the caller's last runs of each image, or of one."""
+    """Enough amounts for the caller's last runs of each image, or of one."""
 
     async def get(self) -> None:
         wanted = self.get_query_argument("image", None)
@@ -91,7 +90,7 @@ class Advice(Api):
 
 
 async def advice_for(service: Service, viewer: Viewer) -> list[objects.Advice]:
-    """Return what would have been enough for a user's last runs, image by image, where there is advice to give."""
+    """Return the advice on a user's last runs, by image."""
     user, reader = viewer.user, service.reader
     if user is None:
         return []

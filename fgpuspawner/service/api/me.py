@@ -1,4 +1,4 @@
-"""The API's words about itself: who asks, and whether the service works."""
+"""The API's answers about the caller and about the service's health."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fgpuspawner.service.model import Viewer, World, groups_of
 
 
 def me_object(viewer: Viewer, world: World) -> objects.Me:
-    """Return who asks, and which resource groups they may use and administer."""
+    """Return the caller, and the resource groups that they may use and administer."""
     return objects.Me.of(viewer, banner=world.banner, simulated=world.simulated(groups_of(viewer, world)))
 
 
@@ -28,7 +28,7 @@ class Me(Api):
 
 
 class Metrics(Handler):
-    """For Prometheus, by the scope that opens the Hub's own."""
+    """For Prometheus, with the scope of the Hub's own metrics."""
 
     needs_scope = "read:metrics"
 
@@ -38,7 +38,7 @@ class Metrics(Handler):
 
 
 class Health(RequestHandler):
-    """For the Hub and for monitoring; needs no login and tells nothing else."""
+    """For the Hub and for monitoring, without a log-in; it tells nothing else."""
 
     def initialize(self, service: Service) -> None:
         self.service = service
@@ -52,7 +52,7 @@ class Health(RequestHandler):
             self.set_status(503)
             self.finish({"status": "unavailable"})
             return
-        # Nobody who asks here is known: that something is wrong, and not what.
+        # Without a log-in: only that something is wrong, not what.
         images, room = self.service.reader.images, self.service.reader.room()
         told = {"catalogue": "last good"} if images.problem or images.trouble else {}
         if room is not None and room.short:

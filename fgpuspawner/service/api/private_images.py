@@ -1,4 +1,4 @@
-"""The API's private images: the objects, saving sessions as such, and what becomes of these."""
+"""The API's private images: objects, and saving, sharing, renaming and deleting them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOR_MANAGERS = ("shared_users", "shared_groups", "accepted_by", "declined_by", "
 
 
 def image_object(image: PrivateImage, viewer: Viewer) -> objects.PrivateImage:
-    """Return one that the viewer may know of. With whom it is shared is for who may manage it."""
+    """Return an image that the viewer may know of; the users it is shared with only to those who may manage it."""
     managed = may_manage(image, viewer)
     return objects.PrivateImage.of(
         image,
@@ -47,7 +47,7 @@ def image_object(image: PrivateImage, viewer: Viewer) -> objects.PrivateImage:
 def images_object(
     images: Sequence[PrivateImage], viewer: Viewer, quota: ImageQuota, *, everybody: bool
 ) -> objects.PrivateImages:
-    """Return those that the viewer has, or that are shared with them; ``everybody``'s, for administrators."""
+    """Return the viewer's images and those shared with them; with ``everybody`` all, for administrators."""
     own = [image for image in images if is_mine(image, viewer)]
     shown = [
         image
@@ -65,16 +65,15 @@ def images_object(
 
 
 class ImageApi(Api):
-    """Answers about private images; a session's own token does not reach them unless an administrator lets it."""
+    """Answers about private images. A session's own token does not reach them unless an administrator lets it."""
 
     needs_scope = scopes.IMAGES
 
     def named(self) -> tuple[str, str | None]:
-        """Return the name and the tag that were sent."""
         return _named(self.body(("name", "tag")))
 
     def answer_image(self, image: PrivateImage | None, status: int = 200) -> None:
-        """Send an image; null where nothing of it is left."""
+        """Send an image; null if it is gone."""
         shown = None if image is None else image_object(image, self.viewer)
         self.answer(objects.OnePrivateImage.of(image=shown), status)
 

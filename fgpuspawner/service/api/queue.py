@@ -11,7 +11,7 @@ from fgpuspawner.text.sessions import amount_words, fgpu_of
 
 
 def queue_object(group: str, world: World, viewer: Viewer) -> objects.Queue:
-    """Return a resource group's queue, next one first; others are anonymous to ordinary users."""
+    """Return a resource group's queue, next one first; ordinary users see others without names."""
     entries = [_entry(*waiting, viewer) for waiting in world.queues.get(group, ())]
     simulated = world.simulated([group])
     return objects.Queue(group=group, length=len(entries), entries=entries, simulated=simulated)

@@ -1,4 +1,4 @@
-"""Receipts: what one session had, how long it waited for it, and what was measured of it. Pure."""
+"""Receipts: what one session had, its wait, and its measured use. Pure."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ COLUMNS = [
     "compute_borrowed_percent",
     "compute_lent_percent",
 ]
-"""Of the CSV file, in this order."""
+"""Columns of the CSV file, in order."""
 INSTANTS = ("submitted", "started", "ended")
-"""In UTC, as in the file of live sessions."""
+"""Columns with instants, in UTC, as in the file of live sessions."""
 
 
 def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Receipt:
-    """Return a session's receipt; of one that still runs it is as far as it has come. The viewer must be allowed."""
+    """Return a session's receipt, of a running one up to now. The viewer must be allowed to see it."""
     session, measured = past.session, past.measured
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
     known = measured if measured is not None and measured.samples else None
@@ -84,14 +84,14 @@ def cells(receipt: Receipt) -> list[Cell]:
 
 
 MOST_AMOUNTS = 4
-"""Amounts of a resized session that are told one by one."""
+"""Amounts of a resized session that are listed one by one."""
 
 Held = Sequence[tuple[int, Size]]
-"""For how many seconds a session held which amount, one after the other."""
+"""Seconds for which a session held each amount, in order."""
 
 
 def _held(past: Past, world: World, until_s: int) -> Held:
-    """Return what a session held, from its placement to its end; empty where it never had a share."""
+    """Return the amounts that a session held, from its placement to its end; empty if it never had a share."""
     session = past.session
     if session.placement is None or session.scheduled_at_s is None:
         return []
@@ -137,9 +137,9 @@ def _of_size(asked: Request, size: Size) -> Request:
 
 
 def gpus_of(past: Past, world: World) -> float:
-    """Return how many GPUs the shares that a session has now come to.
+    """Return the number of GPUs that a session's shares come to.
 
-    As it was measured while it ran; of one that was not, by what its GPUs are worth now, or else by its compute.
+    As measured while it ran; if unmeasured, by its GPUs' current worth, or else by its compute.
     """
     if past.measured is not None and past.measured.gpu_millionths:
         return past.measured.gpu_millionths / 1_000_000

@@ -48,7 +48,7 @@ from fgpuspawner.text.sessions import (
 
 
 def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> dict[str, object]:
-    """Return what a session and its receipt both say, but for what stands in the session and its request."""
+    """Return the fields that a session and its receipt share, except those read from the session and its request."""
     asked = session.request
     shares = session.placement.shares if session.placement else ()
     return {
@@ -62,7 +62,7 @@ def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> 
 
 
 def session_object(session: Session, world: World, viewer: Viewer, site: Site) -> objects.Session:
-    """Return one session with all that is known of it. The viewer must be allowed to see it."""
+    """Return one session. The viewer must be allowed to see it."""
     asked, live = session.request, meter_of(session, world)
     shares = session.placement.shares if session.placement else ()
     server = "/".join(quote(part, safe="@~") for part in (asked.user, asked.server_name) if part)
@@ -89,14 +89,14 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
 
 
 def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
-    """Return what a running session takes of the disk, for its owner and administrators: it names their folders."""
+    """Return a running session's use of the disk, for its owner and administrators: it names their folders."""
     if session.state is not SessionState.RUNNING or not (is_mine(session, viewer) or viewer.admin):
         return None
     return world.disks.sessions.get(session.id)
 
 
 def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, object]:
-    """Return why and for how long a session still waits; nothing of one that does not."""
+    """Return why and for how long a session still waits; nothing if it does not."""
     if session.state is not SessionState.PENDING:
         return {"wait_reason": None}
     found, sooner = world.forecasts.get(session.id), sooner_words(session, world, viewer) or None
@@ -122,13 +122,12 @@ def _withdrawn(session: Session, site: Site) -> str | None:
 
 
 def _saving(session: Session, world: World) -> PrivateImage | None:
-    """Return the image that a session is being saved as, if it is."""
     making = (ImageState.WISHED, ImageState.COMMITTING)
     return next((i for i in world.private if i.session_id == session.id and i.state in making), None)
 
 
 def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> objects.WaitsFor | None:
-    """Return with whose end a session starts. Only those that the viewer may know of are listed."""
+    """Return the sessions that must end before this one starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]
     text = ahead_words(ahead, [whose(s, viewer) for s in known])
@@ -142,10 +141,7 @@ MOST_NAMED = 3
 
 
 def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, str]:
-    """Return with whose end a waiting session starts, and whose end alone would start the first of a queue at once.
-
-    Either is empty where it is not known.
-    """
+    """Return the ends with which a session starts, and the single ends that would start it at once, or empty texts."""
     expected = world.forecasts.get(session.id)
     waits = waits_for(expected.ahead if expected else None, world, viewer)
     sooner = sooner_words(session, world, viewer)
@@ -166,7 +162,7 @@ def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, st
 
 
 def sooner_words(head: Session, world: World, viewer: Viewer) -> str:
-    """Return whose end alone would start the first of a queue, beside the end that is expected; empty for all others."""
+    """Return the single ends that would start the first of a queue sooner than expected; empty for all others."""
     found, forecast = world.unblockings.get(head.request.resource_group), world.forecasts.get(head.id)
     if found is None or found.head_id != head.id:
         return ""
@@ -174,7 +170,7 @@ def sooner_words(head: Session, world: World, viewer: Viewer) -> str:
     ends = [s for i in found.ids if (s := world.session(i)) is not None and (i,) != expected]
     if not ends:
         return ""
-    # One's own first: that is what somebody can do something about.
+    # The viewer's own first: these they can end themselves.
     ends.sort(key=lambda s: not is_mine(s, viewer))
     told = [_ending_words(s, world, viewer) for s in ends[:MOST_NAMED]]
     others = len(ends) - len(told)
@@ -193,7 +189,6 @@ def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
 
 
 def _pull(session: Session, world: World) -> dict[str, object] | None:
-    """Return how far the image is that a session waits for, in the queue or at its start."""
     state = world.pulls.get(session.id)
     if state is None or session.state not in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING):
         return None
@@ -201,7 +196,7 @@ def _pull(session: Session, world: World) -> dict[str, object] | None:
 
 
 def _end_fields(session: Session, world: World) -> dict[str, object]:
-    """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
+    """Return when and why a running session ends, if settled, and whether its owner can postpone it."""
     if session.state is not SessionState.RUNNING:
         return {"ends_at_s": None, "ends_cause": None}
     allowed = extension_of(session, world)

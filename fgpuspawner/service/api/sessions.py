@@ -1,4 +1,4 @@
-"""The API's sessions: those that are there, one of them, ending, keeping, extending and resizing it."""
+"""The API's sessions: listing, one of them, ending, keeping, extending and resizing it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class OneSession(Api):
         await self.answer_session(session, status=202)
 
     def _message(self) -> str:
-        """Return the message in the JSON object that was sent, if there is one."""
         try:
             found = sent_json(self.request.body)
             message = found.get("message", "") if isinstance(found, dict) else None
@@ -51,7 +50,7 @@ class OneSession(Api):
 
 
 class Keep(Api):
-    """Answers the warning to the owner of an idle session: keep it."""
+    """Answers the warning to an idle session's owner: keep it."""
 
     needs_scope = scopes.KEEP
 
@@ -60,7 +59,7 @@ class Keep(Api):
 
 
 class Extend(Api):
-    """Makes the time limit of a session longer."""
+    """Extends a session's time limit."""
 
     needs_scope = scopes.KEEP
 

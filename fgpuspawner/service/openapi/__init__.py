@@ -1,7 +1,7 @@
 """The REST API as an OpenAPI 3.1 document: ``docs/openapi.json``, and ``api/v1/openapi.json`` of a running service.
 
-Every route of the API is in `paths` or `admin`, with the object of `fgpuspawner.service.objects` that it answers with;
-tests hold both to what the service does. A new endpoint adds its lines there.
+Every route of the API is in `paths` or `admin`, with its answer's object from `fgpuspawner.service.objects`; tests
+compare both with the service. A new endpoint adds its lines there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words to say with what an endpoint is asked and what it answers."""
+"""Builders for the description of an endpoint: its arguments and its answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALWAYS = ("400", "401", "403", "429", "503")
 
 
 class Call(NamedTuple):
-    """One operation, and the type of its answer, whose schema is to come to ``answered``."""
+    """One operation, and the type of its answer. ``answered`` gets the schema."""
 
     path: str
     method: str
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 class _Schemas(GenerateJsonSchema):
-    """Without titles: names say the same. Of a dict that need not have all its keys none is required."""
+    """Leaves out titles, which repeat the names, and required keys of a dict that may lack some."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -53,7 +53,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 def sent(*required: str, **fields: Schema) -> Schema:
-    """Return an object that is sent: with no other fields, of which only the required ones have to be there."""
+    """Return a request's object: no other fields are allowed, and only some are required."""
     return {
         "type": "object",
         "properties": fields,
@@ -63,12 +63,11 @@ def sent(*required: str, **fields: Schema) -> Schema:
 
 
 def maybe(schema: Schema) -> Schema:
-    """Return a schema that null fits, too."""
+    """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def asks(name: str, schema: Schema, description: str) -> Schema:
-    """Return a parameter of the query."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
@@ -80,7 +79,7 @@ def number(name: str, most: int, description: str) -> Schema:
 ALL = asks("all", FLAG, "`1`: everybody's; for administrators")
 IN_PATH: dict[str, Schema] = {
     "id": {"schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}, "example": 1},
-    # No address has these parts: "." and ".." lead elsewhere.
+    # Addresses cannot contain the parts "." and "..", which browsers resolve.
     "name": {
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_-])?$"},
         "example": "local",
@@ -101,9 +100,9 @@ def call(
     errors: tuple[str, ...] = (),
     scope: str | None = scopes.QUEUE_READ,
 ) -> Call:
-    """Return one call, such as ``GET /sessions/{id}``: what it is asked, the type that it answers, and which errors.
+    """Return one call, such as ``GET /sessions/{id}``: its arguments, the type of its answer, and its errors.
 
-    What is named by its address may not be there; and where it is to be changed, that may be impossible now.
+    If the address names an object, 404 is possible; if the call changes it, 409.
     """
     method, path = address.split()
     own = [part for part in IN_PATH if f"{{{part}}}" in path]
@@ -136,7 +135,7 @@ def call(
 
 
 def described(calls: Sequence[Call]) -> tuple[Schema, Schema]:
-    """Return the calls by their paths and methods, and the schemas of what they answer, by name."""
+    """Return the calls by their paths and methods, and their answers' schemas by name."""
     answers = [call.answer for call in calls]
     schemas, found = TypeAdapter.json_schemas(
         [(number, "serialization", one) for number, one in enumerate([*answers, TypeAdapter(Error)])],

@@ -1,4 +1,4 @@
-"""The API's calls: what each is asked and what it answers; the administrators' are in `admin`."""
+"""The API's calls, with their arguments and answers; the administrators' are in `admin`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The pages that everybody may open, and what they show in words."""
+"""The pages for all users, and their texts."""

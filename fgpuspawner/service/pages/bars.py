@@ -23,7 +23,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a stacked bar, from ``x`` on, in percent as ``width`` is. ``words`` say how much of what it is."""
+    """One part of a stacked bar; ``x`` and ``width`` are in percent. ``words`` say the amount and its kind."""
 
     kind: str
     words: str
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All there is of a resource, as parts. ``own`` is the viewer's part of what they can use; empty: nothing."""
+    """All of a resource, as parts. ``own`` is the viewer's use of what is available to them, or empty."""
 
     label: str
     text: str
@@ -43,7 +43,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a running session uses now, or why that is not known."""
+    """A running session's current use, or why it is unknown."""
 
     memory: Bar | None
     compute: Bar | None
@@ -52,7 +52,7 @@ class Use:
 
 
 def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar | None:
-    """Return GPU memory of a session's limit; None where one of them is not known."""
+    """Return a bar of GPU memory against the session's limit; None if either is unknown."""
     if used_mib is None or not limit_mib:
         return None
     used, _ = numbers_of([used_mib, max(0, limit_mib - used_mib)], "memory_mib")
@@ -60,7 +60,7 @@ def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar |
 
 
 def use(meter: Meter | None) -> Use | None:
-    """Return what a session's meter says; None where nothing was measured yet."""
+    """Return a session's meter in words; None if nothing was measured yet."""
     if meter is None:
         return None
     compute = None
@@ -81,12 +81,12 @@ def use(meter: Meter | None) -> Use | None:
 
 
 def rounded(percent: float) -> int:
-    """Return a percent as it is shown: half of one is rounded up, as scripts do it; "12.5:.0f" would be 12."""
+    """Return a percent as shown, with halves rounded up as in the scripts; "12.5:.0f" would be 12."""
     return math.floor(percent + 0.5)
 
 
 def compute_words(computed: float, entitled: int | None) -> str:
-    """Return what of a GPU is computed with: of the share or beyond it, or of the GPU where compute is not limited."""
+    """Return the compute in use: against the share, or of the GPU if compute is not limited."""
     now = rounded(computed)
     if entitled is None:
         return f"{now} % of GPU"
@@ -94,9 +94,9 @@ def compute_words(computed: float, entitled: int | None) -> str:
 
 
 def lent_now(computed: float | None, entitled: int | None, lent: float | None) -> str:
-    """Return from where what is computed beyond the share comes, or who has what is left of it.
+    """Return how much compute is borrowed, or how much of the share is lent to others.
 
-    ``lent`` is None where compute is not lent: then nothing is said.
+    ``lent`` is None where compute is not lent: then the text is empty.
     """
     if computed is None or entitled is None or lent is None:
         return ""
@@ -106,16 +106,16 @@ def lent_now(computed: float | None, entitled: int | None, lent: float | None) -
 
 
 def context_words(mib: int) -> str:
-    """Return what of the memory is not the program's, to follow what is used."""
+    """Return how much of the memory in use is contexts and code, to follow that figure."""
     return f", {gib_words(mib)} of it contexts and code"
 
 
 HELD = ("mine", "others", "used")
-"""Of the kinds of parts."""
+"""Kinds of parts that are held."""
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a bar's length in percent, rounded down to a tenth; "0" where there is nothing at all."""
+    """Return a bar's length in percent, rounded down to a tenth; "0" for an empty whole."""
     if whole <= 0 or part <= 0:
         return "0"
     tenths = min(1000, part * 1000 // whole)
@@ -123,7 +123,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def part_of(part: int, whole: int, key: str, unit: str) -> str:
-    """Return "0.5 of 2 fGPU", "1 of 16 GiB" of thousandths, or of MiB of memory."""
+    """Return "0.5 of 2 fGPU" of thousandths, or "1 of 16 GiB" of MiB."""
     own, rest = numbers_of([part, whole - part], key)
     return f"{format_milli(own)} of {format_milli(own + rest)} {unit}"
 
@@ -131,7 +131,7 @@ def part_of(part: int, whole: int, key: str, unit: str) -> str:
 def numbers_of(amounts: Sequence[int], key: str) -> list[int]:
     """Return thousandths as they are, or MiB of memory in thousandths of a GiB.
 
-    These are rounded so that they add up, and as finely as it takes to show no amount as nothing.
+    Memory is rounded so that the parts add up, and finely enough that none is shown as 0.
     """
     if key != "memory_mib":
         return list(amounts)
@@ -147,8 +147,8 @@ def numbers_of(amounts: Sequence[int], key: str) -> list[int]:
 def stack(
     label: str, amounts: Sequence[tuple[str, str, int]], total: int, key: str, unit: str, own: str | None
 ) -> Stack:
-    """Return a stacked bar of these kinds, words and amounts; what holds nothing is left out, but for what is free."""
-    # An administrator may have made machines smaller since: then more is held than there is.
+    """Return a stacked bar of these kinds, words and amounts; empty parts are left out, except the free one."""
+    # After an administrator made machines smaller, more can be held than there is.
     whole = max(total, sum(amount for _, _, amount in amounts), 1)
     found, begin = [], 0
     numbers = numbers_of([amount for _, _, amount in amounts], key)

@@ -1,4 +1,4 @@
-"""What all pages share. Everything that is shown is escaped by tornado."""
+"""What all pages share. Tornado escapes everything that is shown."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fgpuspawner.text.times import moment
 
 
 class PageHandler(Handler):
-    """Answers with pages; who is not known is sent to log in."""
+    """Answers with pages; an unknown caller is sent to the log-in."""
 
     async def prepare(self) -> None:
         site = self.service.site
         if self.request.method == "GET" and self.request.host_name == urlparse(site.hub_host).hostname:
-            # Links lead to the Hub's host; who asks is known at the service's own.
+            # Links lead to the Hub's host; the caller is identified at the service's own.
             self.redirect(site.own_host + (self.request.uri or ""))
             return
         await super().prepare()
-        # So that the banner is today's; a page that needs the store says itself that it cannot be read.
+        # Read for the banner; a page that needs the store reports itself that it cannot be read.
         with contextlib.suppress(StoreUnavailable):
             await self.service.reader.recent_world()
 
@@ -46,7 +46,7 @@ class PageHandler(Handler):
         return namespace | {
             "prefix": self.service.prefix,
             "hub_url": f"{site.hub_base_url}hub/",
-            # The Hub answers there too, and of its own host pages are allowed no picture.
+            # At the service's own host, where the Hub answers too: the pages' policy allows pictures from there only.
             "hub_files": f"{site.base_url}hub/",
             "site_name": self.service.settings.site_name,
             "viewer": viewer,
@@ -63,7 +63,7 @@ class PageHandler(Handler):
         }
 
     def _alarms(self) -> list[str]:
-        """Return what an administrator has to see to now."""
+        """Return the problems that an administrator sees on every page."""
         reader, settings = self.service.reader, self.service.settings
         room = reader.room()
         found = [
@@ -83,12 +83,12 @@ class PageHandler(Handler):
 
     @property
     def xsrf(self) -> str:
-        """What a form sends back. Asked for while the page is made: it sets the cookie that this is compared with."""
+        """The form's token against forgery. Reading it sets the cookie with which it is compared."""
         token = self.xsrf_token
         return token.decode("ascii") if isinstance(token, bytes) else token
 
     def field(self, name: str) -> str:
-        """Return a field of the form, without the space around it."""
+        """Return a field of the form, without surrounding space."""
         return self.get_body_argument(name, "")
 
     def send_parts(self, found: Json) -> None:
@@ -98,13 +98,13 @@ class PageHandler(Handler):
 
     @property
     def wants_part(self) -> bool:
-        """Whether the page's own script asks, for what has changed."""
-        # Asked of refusals, too: of an argument that cannot be decoded as well.
+        """Whether the page's own script asks for the changed parts."""
+        # Also read when refusing an argument that cannot be decoded.
         return any(self.request.query_arguments.get("part", ()))
 
 
 class FormPage(PageHandler):
-    """A page with forms, which works without scripts: what is wrong with what was sent is said on it."""
+    """A page with forms that works without scripts: errors in a form are shown on the page."""
 
     async def get(self, *_: str) -> None:
         await self.show()
@@ -122,7 +122,7 @@ class FormPage(PageHandler):
 
     @abstractmethod
     async def submit(self) -> None:
-        """Do what the form asks for, and lead to where that is seen.
+        """Do what the form asks for, and redirect to the result.
 
         Raises:
             Problem: it cannot be done.
@@ -130,12 +130,12 @@ class FormPage(PageHandler):
 
 
 class NoPage(PageHandler):
-    """Whatever is not there; under the header that who asks has everywhere."""
+    """Every other address, with the caller's usual header."""
 
     needs_scope = None
 
     async def prepare(self) -> None:
-        # Also where the Hub does not answer, and for who may not open any page, there is none.
+        # Also if the Hub does not answer, and for callers who may open no page.
         with contextlib.suppress(Problem):
             model = await self.identify()
             if model is not None and self.hub_auth.check_scopes(self.hub_auth.access_scopes, model):

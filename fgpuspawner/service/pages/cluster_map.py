@@ -1,4 +1,4 @@
-"""The cluster map: every GPU with its slices, and who waits. Pure; what a viewer may know of others is decided here."""
+"""The cluster map: every GPU with its slices, and the queue. Pure; it decides what a viewer may know of others."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from fgpuspawner.service.pages.sessions_view import NODE_WORDS
 from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, server_words
 
 Beside = Callable[[str, int], tuple[int, int]]
-"""Of a resource group and an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
+"""For a resource group and fGPU x 1000: the CPU x 1000 and memory in MiB that go with them."""
 
 MOST_WAITING = 20
-"""Waiting requests drawn of one resource group; of the others it is said how many there are."""
+"""Waiting requests drawn of one resource group; the rest are counted."""
 MINUTE_S = 60
 WIDEST_BLOCK_GPUS = 4
 """A request for more GPUs than these is drawn as wide as these."""
 LETTERS = 22
-"""What a whole GPU's drawing has room for, where it is smallest; a slice has room for its part of them."""
+"""Letters that fit a whole GPU's drawing at its smallest; a slice fits its part of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a GPU, from ``x`` on, in percent of it as ``middle`` is.
+    """A part of a GPU; ``x``, ``width`` and ``middle`` are in percent of it.
 
     ``kind`` is mine, other, free, blocked (its machine lacks the CPU or memory that goes with it) or unusable.
     """
@@ -62,7 +62,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU and all of it in slices, from left to right. Administrators are told why it is ``cordoned``, if it is."""
+    """One GPU in slices, from left to right. ``cordoned`` is the reason, for administrators, or empty."""
 
     name: str
     node: str
@@ -77,7 +77,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One node and its GPUs. ``words`` say what is the matter with it; empty where nothing is."""
+    """One node and its GPUs. ``words`` describe its problem, or are empty."""
 
     name: str
     state: str
@@ -99,7 +99,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first who waits: with whose end it starts, when (about, or at the latest), and whose end alone would do."""
+    """The first waiting request: the ends with which it starts, the time (about, or at the latest), and single ends
+    that suffice.
+    """
 
     text: str
     expected_at_s: int | None
@@ -109,7 +111,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One resource group: its machines, its queue, and what stands in the way of who waits."""
+    """One resource group: its machines, its queue, and what blocks it."""
 
     name: str
     machines: tuple[Machine, ...]
@@ -151,7 +153,7 @@ def _group(
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """Of what is free of a GPU: what new sessions could have, and what the machine's CPU or memory keeps from them."""
+    """Of a GPU's free part: what new sessions could have, and what a lack of the machine's CPU or memory blocks."""
 
     milli: int
     blocked_milli: int
@@ -159,7 +161,7 @@ class _Usable:
 
 
 def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _Usable]:
-    """Return what new sessions could have of each GPU of a node, all of it at the same time.
+    """Return what new sessions could have of each GPU of a node, all at the same time.
 
     The largest piece comes first, so that it is the largest slice that starts here.
     """
@@ -183,7 +185,7 @@ def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _Usabl
 def _largest(
     left: NodeFree, device: DeviceFree, step_milli: int, beside: Callable[[int], tuple[int, int]]
 ) -> tuple[int, NodeFree] | None:
-    """Return the largest amount of fGPU x 1000 that a new session could have of a GPU, and what that leaves."""
+    """Return the largest fGPU x 1000 that a new session could have of a GPU, and what then remains."""
     alone = replace(left, devices=(device,))
     for steps in range(min(device.fgpu_milli, device.device.capacity_milli) // step_milli, 0, -1):
         cpu_milli, memory_mib = beside(steps * step_milli)
@@ -207,7 +209,7 @@ def _gpu(
     node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]], usable: _Usable, viewer: Viewer
 ) -> Gpu:
     device = left.device
-    # An administrator may have made the unit smaller since: then what is held is more than there is.
+    # After an administrator made the unit smaller, more can be held than there is.
     whole_milli = max(device.capacity_milli, sum(share.fgpu_milli for _, share in held), 1)
     found: list[Slice] = []
     at = 0
@@ -249,7 +251,7 @@ def _gpu(
 def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: str) -> Slice:
     room = LETTERS * milli // whole_milli
     if kind == "mine" and len(label) > room:
-        # Its colour says whose it is.
+        # Its colour already shows that it is the viewer's own.
         label = format_milli(milli)
     shown = label if len(label) <= room else f"{label[: room - 1]}…" if room > 2 else ""
     middle = percent(2 * at + milli, 2 * whole_milli)
@@ -258,7 +260,7 @@ def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: st
 
 
 def _label(session: Session, viewer: Viewer) -> str:
-    """Return what there is room for on a session's drawing; empty where the viewer may not know whose it is."""
+    """Return the text that fits a session's slice; empty if the viewer may not know the owner."""
     if is_mine(session, viewer):
         return server_words(session)
     return session.request.user if is_visible(session, viewer) else ""
@@ -284,7 +286,7 @@ def _why_unusable(node: Node, left: DeviceFree, held: Sequence[tuple[Session, Sh
 
 
 def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _Usable]) -> str:
-    """Return how what is free is cut up: the largest piece against the sum; then what is free in vain."""
+    """Return how free capacity is split: the largest piece, the sum, and what is blocked."""
     pieces = [own.milli for own in usable.values() if own.milli]
     blocked = sum(own.blocked_milli for own in usable.values())
     left = sum(max(0, d.fgpu_milli) for n in nodes for d in n.devices)
@@ -306,7 +308,7 @@ def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _Usable]) -> str:
 def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[NodeFree]) -> Block:
     share = _gpus_of(session.request, [d.device for n in nodes for d in n.devices])
     amount = amount_words(session.request)
-    # Why somebody else waits can name their quota.
+    # The reason why another user's request waits can name their quota.
     why = f": {found.text}" if is_visible(session, viewer) else ""
     return Block(
         position="next pass" if found.position == 0 else ordinal(found.position),
@@ -319,7 +321,7 @@ def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[No
 
 
 def _gpus_of(asked: Request, devices: Sequence[Device]) -> int:
-    """Return how many GPUs x 1000 a request comes to, on the first of those that it may have."""
+    """Return the GPUs x 1000 that a request comes to, by the first GPU that it may have."""
     device = next((d for d in devices if takes_model(asked, d.model)), None)
     if device is None:
         return 1000
@@ -347,7 +349,7 @@ def _head(group: str, world: World, viewer: Viewer) -> Head | None:
     at_s = None if expected is None else expected.expected_start_at_s
     return Head(
         f"{who}, {amount_words(head.request)}, {begins}",
-        # To the minute: it moves with the clock, and the map is not to be drawn again for that.
+        # To the minute: it moves with the clock, and the map should not be redrawn for that.
         None if at_s is None else at_s - at_s % MINUTE_S,
         f"It {sooner}." if sooner else "",
         about_words(expected.basis if expected else ""),

@@ -1,4 +1,4 @@
-"""The page of what has ended: receipts in words, their totals, what would have been enough, and the same as a file."""
+"""The page of ended sessions: receipts in words, totals, advice, and the same as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fgpuspawner.text.times import duration
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One session that has ended. ``memory`` is None, and ``usual`` empty, where nothing was measured."""
+    """One ended session. ``memory`` is None, and ``usual`` empty, if unmeasured."""
 
     receipt: Receipt
     name: str
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the sessions that were looked through. ``more``: there are older ones beside them."""
+    """Sums over the sessions that were read. ``more``: there are older ones."""
 
     sessions: int
     gpu_hours: str
@@ -47,11 +47,10 @@ class Totals:
 
 
 def line(receipt: Receipt) -> Line:
-    """Return a receipt in words."""
     limit_mib = receipt.gpu_memory_mib
     return Line(
         receipt=receipt,
-        name=receipt.server_name or "default server",
+        name=receipt.server_name or "default session",
         gpu_memory="" if limit_mib is None else memory_words(limit_mib),
         state=_state(receipt),
         why=end_words(receipt.end_cause, receipt.message),
@@ -66,7 +65,6 @@ def line(receipt: Receipt) -> Line:
 
 
 def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
-    """Return what was not exceeded for 95 % of the time."""
     told = "" if memory_mib is None else memory_words(memory_mib)
     if compute_percent is None:
         return f"p95 {told}" if told else ""
@@ -75,7 +73,7 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
 
 
 def _lent(receipt: Receipt) -> str:
-    """Return what it had of the compute on the mean, of its share and beyond; empty where none was lent."""
+    """Return the mean compute, of the share and beyond it; empty if none was lent."""
     borrowed, lent = receipt.compute_borrowed_percent, receipt.compute_lent_percent
     if borrowed is None or lent is None or not (rounded(borrowed) or rounded(lent)):
         return ""
@@ -88,7 +86,6 @@ def _lent(receipt: Receipt) -> str:
 
 
 def totals(receipts: Sequence[Receipt], *, more: bool) -> Totals:
-    """Return the sums of these receipts."""
     waits = [r.wait_s for r in receipts if r.started_at_s is not None]
     energy = [r.energy_wh for r in receipts if r.energy_wh is not None]
     return Totals(
@@ -101,7 +98,7 @@ def totals(receipts: Sequence[Receipt], *, more: bool) -> Totals:
 
 
 def hours(amount: float) -> str:
-    """Return GPU-hours so that something is never shown as nothing."""
+    """Return GPU-hours, with enough digits that a used amount is not shown as 0."""
     return "below 0.01" if 0 < amount < 0.005 else f"{amount:.2f}"
 
 
@@ -121,31 +118,31 @@ def _energy(wh: float | None, *, estimated: bool) -> str:
 
 SHOWN = 50
 LOOKED_THROUGH = 1000
-"""Of so many of the newest the totals are."""
+"""Number of newest sessions in the totals."""
 
 
 class PastPage(PageHandler):
-    """What the page and the file share: whose history it is."""
+    """Shared by the page and the file: the chosen history."""
 
     @property
     def everybody(self) -> bool:
-        """Whether everybody's history is shown."""
+        """Whether all users' history is shown."""
         return self.viewer.admin and self.get_query_argument("show", "all") != "mine"
 
     @property
     def of_user(self) -> str:
-        """Whose history was asked for, of everybody's; empty for all."""
+        """The user that an administrator asked for; empty for all."""
         return self.get_query_argument("user", "") if self.everybody else ""
 
     async def receipts(self, limit: int, before: int | None = None) -> tuple[list[Receipt], int | None]:
-        """Return the newest receipts below an id, and from where there are more; None where there are none."""
+        """Return the newest receipts below an id, and where older ones begin, or None."""
         user = (self.of_user or None) if self.everybody else self.viewer.user
         if user is None and not self.everybody:
             return [], None
         return await receipts_of(self, user, before=before, limit=limit)
 
     def query(self, **changes: str) -> str:
-        """Return the address of this page with other choices."""
+        """Return the query of this page with other choices."""
         kept = {name: v for name in ("show", "user") if (v := self.get_query_argument(name, ""))}
         found = urlencode({name: value for name, value in (kept | changes).items() if value})
         return f"?{found}" if found else ""
@@ -183,7 +180,7 @@ class HistoryPage(PastPage):
 
 
 class HistoryFile(PastPage):
-    """The newest sessions that have ended, as a CSV file."""
+    """The newest ended sessions, as a CSV file."""
 
     async def get(self) -> None:
         send_receipts(self, *await self.receipts(LARGEST_FILE, self.before()))

@@ -10,7 +10,7 @@ PARTS = ("drawing", "words", "read")
 
 
 class MapPage(PageHandler):
-    """Every GPU with its slices, and who waits; the last good reading, with its age, if there is none now."""
+    """Every GPU with its slices, and the queue; from the last good reading, with its age, if none is possible now."""
 
     async def get(self) -> None:
         reader, trouble = self.service.reader, None

@@ -1,4 +1,4 @@
-"""The page "My images", and saving a session, without scripts. Everything that is shown is escaped by tornado."""
+"""The page "My images", and saving a session, without scripts. Tornado escapes everything that is shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fgpuspawner.service.private_images import answer, delete, image_of, rename,
 from fgpuspawner.service.problems import Problem
 
 STATE_WORDS = {
-    "WISHED": "is going to be made",
+    "WISHED": "waits to be made",
     "COMMITTING": "is being made",
     "READY": "ready",
     "FAILED": "was not made",
@@ -24,8 +24,6 @@ IN_THE_MAKING = ("WISHED", "COMMITTING", "DELETING")
 
 
 class ImagePage(PageHandler):
-    """What the pages of private images share."""
-
     needs_scope = scopes.IMAGES
 
     @property
@@ -42,11 +40,9 @@ class ImagePage(PageHandler):
         }
 
     def named(self) -> tuple[str, str | None]:
-        """Return the name and the tag of the form."""
         return self.field("name"), self.field("tag") or None
 
     def back(self) -> None:
-        """Show the list again."""
         self.redirect(self.home, status=303)
 
 
@@ -82,7 +78,7 @@ class SavePage(ImagePage):
             self.back()
 
     async def _show(self, session_id: str, trouble: Problem | None = None) -> None:
-        """Show the form, as it was sent where there is trouble with it."""
+        """Show the form, with what was sent if there is an error."""
         session = await self.visible_session(session_id)
         world = await self.service.reader.world()
         if not may_save(session, world, self.viewer):
@@ -133,13 +129,13 @@ class DeletePage(ImagePage):
 
 
 def name_for(image: str) -> str:
-    """Return what a session of this image may be saved as: its own name for a private one, else one made of its slug."""
+    """Return a name to suggest: a private image's own name, else one made from the slug."""
     own = image.partition("/")[2].partition(":")[0]
     return own or f"{image}-saved"
 
 
 def _beside(message: str) -> tuple[str, str]:
-    """Return the field that a refusal is about, and the refusal."""
+    """Return the field of a refusal, and its text."""
     field, _, said = message.partition(": ")
     return (field, said) if field in ("name", "tag") else ("", message)
 

@@ -1,4 +1,4 @@
-"""Which sessions a list shows and in which order, as its address says. Pure: the page and its CSV file agree."""
+"""Which sessions a list shows and in which order, from its address. Pure; shared by the page and its CSV file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STATES = {
     "starting": LAUNCHING,
     "ending": ("TERMINATING",),
 }
-"""What can be chosen to be shown, and the states that it means."""
+"""Choices of the status filter, with the states that each means."""
 
 _ORDER = ("RUNNING", "PULLING", "PREPARING", "SCHEDULED", "PENDING", "TERMINATING")
 LONGEST_TEXT = 200
 
 Key = tuple[float | str, ...] | None
-"""What a session is sorted by; None is always last, whichever the direction."""
+"""The sort key of a session; None sorts last in both directions."""
 
 
 def _used(session: Session) -> Key:
@@ -34,7 +34,7 @@ def _used(session: Session) -> Key:
 def _amount(session: Session) -> Key:
     if session.fgpu is not None:
         return 0, parse_milli(session.fgpu, field="fgpu")
-    # What an exact amount comes to is known once it has its place.
+    # The fGPU of an exact amount is known once it is placed.
     return 1, session.gpu_memory_mib or 0, session.amount
 
 
@@ -47,12 +47,12 @@ SORTS: Mapping[str, Callable[[Session], Key]] = {
     "use": _used,
     "started": lambda s: None if s.started_at_s is None else (s.started_at_s,),
 }
-"""What can be sorted by."""
+"""Sortable columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen. Without ``sort`` the order is that of submission."""
+    """The filters and order of a list. Without ``sort`` the order is that of submission."""
 
     sort: str = ""
     descending: bool = False
@@ -66,7 +66,7 @@ class Choice:
         return bool(self.state or self.user or self.text)
 
     def query(self, **changes: str | bool) -> str:
-        """Return the part of an address that says this choice, with changes; empty for none."""
+        """Return an address's query for this choice, with changes; empty if nothing is chosen."""
         made = replace(self, **changes)  # type: ignore[arg-type]
         given = {"sort": made.sort, "state": made.state, "user": made.user, "q": made.text}
         if made.sort and made.descending:
@@ -74,23 +74,23 @@ class Choice:
         return urlencode({name: value for name, value in given.items() if value})
 
     def direction(self, name: str) -> str:
-        """Return what a column says of its order, as ``aria-sort`` does."""
+        """Return a column's ``aria-sort``."""
         if name != self.sort:
             return "none"
         return "descending" if self.descending else "ascending"
 
     def turned(self, name: str) -> str:
-        """Return the query that a column's title leads to: ascending first, then descending, then as submitted."""
+        """Return the query of a column's title: ascending first, then descending, then as submitted."""
         if name != self.sort:
             return self.query(sort=name, descending=False)
         return self.query(sort="", descending=False) if self.descending else self.query(descending=True)
 
 
 def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
-    """Return the choice of an address, whose arguments ``argument`` gives; empty for none.
+    """Return the choice of an address, read with ``argument``.
 
     Raises:
-        Problem: 400, what is chosen is not there, or the text is too long.
+        Problem: 400, an unknown choice, or too long a text.
     """
     for name, known in (
         ("sort", tuple(SORTS)),
@@ -113,7 +113,7 @@ def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
 
 
 def chosen(sessions: Sequence[Session], choice: Choice) -> list[Session]:
-    """Return what a choice shows, in its order; equal ones in order of submission."""
+    """Return the chosen sessions in order; equal ones in order of submission."""
     found = [s for s in sessions if _shown(s, choice)]
     if not choice.sort:
         return found

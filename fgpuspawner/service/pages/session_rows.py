@@ -1,4 +1,4 @@
-"""One line of the sessions page, and one of what has ended. Pure: from the API's objects, so both always agree."""
+"""One row of the sessions page, and one of the ended sessions. Pure: from the API's objects, so both always agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fgpu_scheduler import BASIS_LIMITS, memory_words
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.objects import Resize, Saving, Session
 from fgpuspawner.service.pages.bars import Use, use
-from fgpuspawner.text.sessions import about_words, end_words, ordinal
+from fgpuspawner.text.sessions import about_words, end_words, place_words
 from fgpuspawner.text.times import cell, duration
 
 STATE_WORDS = {
@@ -29,7 +29,7 @@ STATE_WORDS = {
 LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
 MINUTE_S = 60
 RANGE_GRAIN_S = 300
-"""Ends of a range are told to five minutes; one that is not longer than two of these is an instant."""
+"""Ends of a range are rounded to five minutes; one of at most two of these is shown as an instant."""
 
 
 IN_WORDS = {
@@ -41,13 +41,11 @@ IN_WORDS = {
     "waits_for",
     "resize",
 }
-"""Of a session's object: what moves more often than the words that a line has for it."""
+"""Fields of a session's object that change more often than their words in the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One session in the table."""
-
     session: Session
     gpu_memory: str
     state_words: str
@@ -74,11 +72,11 @@ class Row:
     wait_url: str | None
     power: str | None
     use: Use | None = None
-    """Not part of the digest: pages ask for it by itself, and often."""
+    """Not part of the digest: pages ask for it separately and often."""
 
     @property
     def digest(self) -> str:
-        """Return what is another once the line has to be shown again."""
+        """A text that changes when the row must be shown again."""
         shown = self.session.model_dump_json(exclude=IN_WORDS)
         values = json.dumps(
             [getattr(self, name) for name in self.__slots__ if name not in ("session", "use")]
@@ -87,7 +85,7 @@ class Row:
 
 
 def _between_s(session: Session) -> tuple[int, int] | None:
-    """Return the range in which a start probably lies; None where it is no range, or its latest instant is told."""
+    """Return the range in which a start probably lies; None for a narrow one, or if only the latest instant is known."""
     early_s, late_s = session.early_start_at_s, session.late_start_at_s
     latest = session.forecast_basis == BASIS_LIMITS
     if latest or early_s is None or late_s is None or late_s - early_s <= 2 * RANGE_GRAIN_S:
@@ -96,7 +94,7 @@ def _between_s(session: Session) -> tuple[int, int] | None:
 
 
 def row(session: Session, hub_host: str = "") -> Row:
-    """Return the line of a live session. ``hub_host`` is what its own paths are on, if that is another host."""
+    """Return the row of a live session. ``hub_host`` is the host of its own paths, if that is another one."""
     state = session.state
     running, waits = state == "RUNNING", state == "PENDING"
     expected, basis = session.expected_start_at_s, session.forecast_basis or ""
@@ -105,13 +103,13 @@ def row(session: Session, hub_host: str = "") -> Row:
         session=session,
         gpu_memory="" if session.gpu_memory_mib is None else memory_words(session.gpu_memory_mib),
         state_words=STATE_WORDS[state],
-        # A message of a session that runs is a warning to its owner.
+        # A message of a running session is a warning to its owner.
         why=(session.message or (session.wait_text if waits else "") or "")
         if waits or running
         else STATE_WORDS[state],
-        place=f"{ordinal(session['position'])} in the queue" if session.position else "",
+        place=place_words(session.position),
         ahead=ahead_words(session.ahead or 0) if session.position else "",
-        # To the minute: it moves with the clock, and nobody is to see the line made again for that.
+        # To the minute: it moves with the clock, and the row should not be redrawn for that.
         expected_at_s=expected - expected % MINUTE_S if waits and expected is not None else None,
         between_s=_between_s(session) if waits else None,
         basis=basis,
@@ -128,7 +126,7 @@ def row(session: Session, hub_host: str = "") -> Row:
         can_resize=session.resize is not None and session.resize.why_not is None,
         resizing=resizing_words(session.resize),
         room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
-        # Others' servers are not for an administrator to walk into from here.
+        # Administrators get no link to open other users' servers here.
         open_url=own_path + session.url if running and own_path is not None else None,
         wait_url=own_path + session.pending_url
         if (waits or state in LAUNCHING) and own_path is not None
@@ -139,13 +137,13 @@ def row(session: Session, hub_host: str = "") -> Row:
 
 
 def _interrupted_from_s(session: Session) -> int | None:
-    """Return from when on it may be ended for another, where that is not from its start; None once it is warned."""
+    """Return from when on it may be pre-empted, if not from its start; None once it is warned."""
     from_s = session.preemptible_from_s
     return None if session.warning or from_s == session.started_at_s else from_s
 
 
 def saving_words(saving: Saving | None) -> str:
-    """Return how far the image is that a session is being saved as; empty where it is not."""
+    """Return the progress of saving a session as an image; empty if it is not being saved."""
     if saving is None:
         return ""
     how_far = saving.message or "it waits for its turn"
@@ -153,7 +151,7 @@ def saving_words(saving: Saving | None) -> str:
 
 
 def resizing_words(resize: Resize | None) -> str:
-    """Return what became of the last wish to resize a session; empty where it has it, or nothing was wished."""
+    """Return the state of an open or failed resize request; empty if there is none."""
     if resize is None or resize.state in (None, "DONE"):
         return ""
     if resize.state == "ASKED":
@@ -163,8 +161,8 @@ def resizing_words(resize: Resize | None) -> str:
 
 
 def ahead_words(ahead: int) -> str:
-    """Return how many come before: "Nobody is ahead"."""
-    return "Nobody is ahead" if ahead == 0 else f"{ahead} {'is' if ahead == 1 else 'are'} ahead"
+    """Return how many requests come before: "No request is ahead"."""
+    return "No request is ahead" if ahead == 0 else f"{ahead} {'is' if ahead == 1 else 'are'} ahead"
 
 
 def _why(session: Session) -> str:
@@ -198,9 +196,8 @@ SESSION_COLUMNS: Mapping[str, Callable[[Session], Cell]] = {
     "ends": lambda session: cell(session.ends_at_s),
     "simulated": lambda session: "yes" if session.simulated else "no",
 }
-"""Of the CSV file, in this order, with what each says of a session. Instants are UTC."""
+"""Columns of the CSV file, in order. Instants are UTC."""
 
 
 def session_cells(session: Session) -> list[Cell]:
-    """Return a session's line of the CSV file."""
     return [read(session) for read in SESSION_COLUMNS.values()]

@@ -1,4 +1,4 @@
-"""The first page: sessions and resources, as a whole, in the parts that have changed, and as a CSV file."""
+"""The first page: sessions and resources, as a whole, in changed parts, and as a CSV file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fgpuspawner.text.times import cell
 
 PAST_SHOWN = 5
 MOST_AT_ONCE = 200
-"""Lines that the page's script may ask for at once."""
+"""Rows that the page's script may ask for at once."""
 
 LINES_AT_ONCE = 50
-"""Lines that are made before they are sent."""
+"""Rows that are made before they are sent."""
 
 MARK = "<!-- rows -->"
-"""Where the lines of the table come. No text of anybody can hold it: what is shown is escaped."""
+"""Marks the place of the table's rows. User text cannot contain it, as it is escaped."""
 
 PARTS = ("resources", "heading", "count", "columns", "foot")
-"""What changes on the page besides the lines: each a template, shown in the element of this id."""
+"""What changes on the page besides the rows: each a template, shown in the element of this id."""
 
 
 COLUMNS = {
@@ -41,29 +41,26 @@ COLUMNS = {
     "use": "In use now",
     "started": "Started",
 }
-"""Of the table: what it is sorted by, and what its cells are called on a phone."""
+"""The table's columns: sort keys, with titles, which label the cells on a phone."""
 
 
 class SessionsHandler(PageHandler):
-    """What the page and its file share."""
-
     @property
     def everybody(self) -> bool:
-        """Whether sessions of others are shown: everybody's, or of the groups that the viewer administers."""
+        """Whether sessions of others are shown: all, or those of the groups that the viewer administers."""
         return self.viewer.sees_others and self.get_query_argument("show", "all") != "mine"
 
     def choice(self) -> Choice:
-        """Return what the address chooses."""
         return read_choice(lambda name: self.get_query_argument(name, ""), admin=self.everybody)
 
     def objects(self, world: World) -> list[objects.Session]:
-        """Return the live sessions that are shown before anything is chosen."""
+        """Return the live sessions before the filters."""
         live = live_sessions(world, self.viewer, everybody=self.everybody)
         return sessions_object(live, world, self.viewer, self.service.site).sessions
 
 
 class SessionsPage(SessionsHandler):
-    """The sessions and the resources. It shows the last good reading, with its age, if there is none now."""
+    """The sessions and the resources, from the last good reading, with its age, if none is possible now."""
 
     async def get(self) -> None:
         choice = self.choice()
@@ -90,7 +87,7 @@ class SessionsPage(SessionsHandler):
             "choice": choice,
             "states": tuple(STATES),
             "columns": {n: title for n, title in COLUMNS.items() if self.everybody or n != "user"},
-            # Once for the page: every line has forms that send it.
+            # Once for the page: the forms of all rows use it.
             "xsrf": self.xsrf,
         }
         match self.get_query_argument("part", ""):
@@ -106,7 +103,9 @@ class SessionsPage(SessionsHandler):
                 )
 
     async def _stream(self, rows: Sequence[Row], more: dict[str, Any]) -> None:
-        """Send the page with its lines, some at a time: a browser shows what it has, and others are answered between."""
+        """Send the page with its rows in portions: a browser shows them early, and other requests are answered in
+        between.
+        """
         before, after = self.render_string("index.html", here_are_rows=MARK, **more).decode().split(MARK)
         make = self._line_maker(more)
         self.write(before)
@@ -124,7 +123,7 @@ class SessionsPage(SessionsHandler):
         return {str(i): make(row).decode() for row in rows if (i := row.session.id) in wanted}
 
     def _line_maker(self, more: dict[str, Any]) -> Any:
-        """Return what makes a line: the template with its names, looked up once and not for every line."""
+        """Return a function that makes a row: its template and names are looked up once."""
         template = self.application.settings["lines"].load("row.html")
         names = self.get_template_namespace() | more
         return lambda row: template.generate(**(names | {"row": row}))
@@ -146,14 +145,14 @@ class SessionsPage(SessionsHandler):
         )
 
     def _query(self, chosen: str | None = None, **changes: str) -> str:
-        """Return the address of this page with other choices; ``chosen`` is a `Choice`'s own query."""
+        """Return the query of this page with other choices; ``chosen`` is a `Choice`'s own query."""
         kept = {name: v for name in ("group", "show") if (v := self.get_query_argument(name, None))}
         own = self.choice().query() if chosen is None else chosen
         return "?" + "&".join(part for part in (urlencode(kept | changes), own) if part)
 
 
 class SessionsFile(SessionsHandler):
-    """What the page shows, as a CSV file."""
+    """The page's sessions as a CSV file."""
 
     async def get(self) -> None:
         world = await self.service.reader.world()

@@ -1,4 +1,4 @@
-"""Ending, keeping, extending and resizing a session without scripts: what the script does in a dialogue."""
+"""Ending, keeping, extending and resizing a session without scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EndPage(PageHandler):
 
 
 class ResizePage(FormPage):
-    """Asks which amount a running session is to have, and has the Hub give it that."""
+    """Asks for a running session's new amount, and has the Hub set it."""
 
     needs_scope = scopes.KEEP
 
@@ -62,8 +62,6 @@ class ResizePage(FormPage):
 
 
 class KeepPage(PageHandler):
-    """Keeps an idle session."""
-
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:
@@ -72,8 +70,6 @@ class KeepPage(PageHandler):
 
 
 class ExtendPage(PageHandler):
-    """Makes the time limit of a session longer."""
-
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:

@@ -14,12 +14,12 @@ from fgpuspawner.service.pages.session_rows import Row, row
 from fgpuspawner.text.sessions import end_words
 
 MOST_ROWS = 1000
-"""Lines of the table at most; whoever has more narrows what is shown."""
+"""Most rows of the table; filters find the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """One resource: in the group (product C1, C2), and in all groups where there are several (C3)."""
+    """One resource: in the group, and in all groups where there are several."""
 
     name: str
     levels: tuple[Stack, ...]
@@ -27,15 +27,13 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the first page shows."""
-
     rows: tuple[Row, ...]
     total: int
-    """Of the sessions that there are; ``found`` of those that were chosen, of which the first are shown."""
+    """Number of sessions; ``found`` counts those that the filters chose. The first of these are shown."""
     found: int
     users: tuple[str, ...]
     past: tuple[tuple[Session, str], ...]
-    """What has ended lately, and why."""
+    """Recently ended sessions, and why."""
     gauges: tuple[Gauge, ...]
     group: str
     groups: tuple[str, ...]
@@ -46,9 +44,9 @@ class Page:
     read_at_s: int
     new_url: str | None
     machines: tuple[tuple[NodeIsolation, str], ...]
-    """The nodes, for administrators, and what their states mean."""
+    """The nodes, for administrators, with their states in words."""
     lost: str
-    """What the viewer is told of machines in the group that do not answer; empty if all do."""
+    """Text about machines in the group that do not answer; empty if all do."""
 
 
 def page(
@@ -66,7 +64,7 @@ def page(
 ) -> Page:
     """Return the page for a viewer, with the bars of ``group``, or of their first one.
 
-    ``hub_host`` is what sessions' own paths are on, if that is not where the page is.
+    ``hub_host`` is the host of sessions' own paths, if it is not the page's.
     """
     groups = tuple(g.name for g in capacity.groups)
     own = group if group is not None and group in groups else next(iter(groups), "")
@@ -102,7 +100,7 @@ NODE_WORDS = {
 
 
 def lost_words(nodes: int, lost: int) -> str:
-    """Return what everybody is told of machines that do not answer."""
+    """Return the text for all users about machines that do not answer."""
     if not lost:
         return ""
     who = (
@@ -116,10 +114,10 @@ def lost_words(nodes: int, lost: int) -> str:
 
 
 def new_session_url(sessions: Sequence[Session], viewer: Viewer, base_url: str) -> str | None:
-    """Return where the Hub asks for a new session: the default server if it is unused, else a named one."""
+    """Return the Hub's address for a new session: the default server if it is unused, else a named one."""
     if viewer.user is None:
         return None
-    # A server whose last session still ends may be asked for again.
+    # A server may be started again while its last session is still ending.
     used = {s.server_name for s in sessions if s.mine and s.state != "TERMINATING"}
     if "" not in used:
         return f"{base_url}hub/spawn"

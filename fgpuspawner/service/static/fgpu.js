@@ -33,9 +33,9 @@
   });
 
   // Made once: a long page has a thousand instants.
-  const time = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit" });
-  const dayAndTime = new Intl.DateTimeFormat([], { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-  const yearToo = new Intl.DateTimeFormat([], { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+  const time = new Intl.DateTimeFormat([], { hour: "numeric", minute: "2-digit" });
+  const dayAndTime = new Intl.DateTimeFormat([], { day: "numeric", month: "short", hour: "numeric", minute: "2-digit" });
+  const yearToo = new Intl.DateTimeFormat([], { year: "numeric", month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
   const whole = new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "long" });
 
   /** Show instants in the reader's own time zone; the day, and the year, only where it is another one. */

@@ -47,7 +47,7 @@
         sessionStorage.setItem(key, String(Date.now()));
         location.reload();
       } else {
-        lost("You are not logged in any more; reload the page.");
+        lost("You are logged out; reload the page.");
       }
     }
 

@@ -82,7 +82,7 @@ function again() {
 /** Return local time; with the day, unless that is today. */
 function clock(at_s) {
   const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
-  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+  return at.toLocaleTimeString([], { hour: "numeric", minute: "2-digit", ...day });
 }
 function when(at_s) {
   const minutes = Math.max(1, Math.round((at_s - Date.now() / 1000) / 60));
@@ -216,7 +216,7 @@ function describeAnswer(f) {
     return " now";
   }
   const start = startWords(f);
-  const place = f.position ? nth(f.position) + " in the queue" : "";
+  const place = f.position === 1 ? "next in the queue" : f.position ? nth(f.position) + " in the queue" : "";
   if (f.count > 1) {
     add("strong", sentence(f.text));
     const who = f.count - f.startable_now > 1 ? "The last would be " : "It would be ";

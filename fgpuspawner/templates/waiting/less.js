@@ -67,7 +67,7 @@ async function takeLess(less) {
   const now = await forecastOf(less.options);
   if (!now || !now.starts_now) {
     by("fgpu-less").hidden = true;
-    lessFailed((now ? less.words + " would not start now any more." : "The queue's service does not answer.") + " You keep your place.");
+    lessFailed((now ? less.words + " can't start now." : "The queue's service does not answer.") + " You keep your place.");
     if (over) { askAgain(); }
     return;
   }

@@ -5,7 +5,7 @@ let cancelling = false, over = false, queued = false;
 /** Return local time; with the day, unless that is today. */
 function clock(at_s) {
   const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
-  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+  return at.toLocaleTimeString([], { hour: "numeric", minute: "2-digit", ...day });
 }
 // Nobody can do anything with a range of a few minutes.
 const NARROW_S = 600;
@@ -46,7 +46,7 @@ function show(event) {
   const said = waiting && f.position && f.text ? sentence(f.text) : event.message;
   if (said) { write(by("progress-message"), said); }
   if (!f) { return; }
-  const place = waiting && f.position ? nth(f.position) + " in the queue" : "";
+  const place = !waiting || !f.position ? "" : f.position === 1 ? "Next in the queue" : nth(f.position) + " in the queue";
   const name = root.dataset.server ? " \u2013 " + root.dataset.server : "";
   document.title = (place || (waiting ? "Waiting" : "Starting")) + name;
   write(by("fgpu-title"), waiting ? "Waiting in the queue" : "Your session is starting");

@@ -101,7 +101,7 @@ class Device:
 
     @property
     def cordoned(self) -> bool:
-        """Whether an administrator lets it take no more sessions."""
+        """Whether an administrator lets it take no new sessions."""
         return self.cordon_reason is not None
 
     @property

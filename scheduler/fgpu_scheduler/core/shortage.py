@@ -113,4 +113,6 @@ def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
             f"no GPU has {asked} fGPU free: {format_milli(total)} fGPU is free in all, "
             f"but at most {format_milli(most)} on one GPU"
         )
-    return f"{asked} fGPU is not free: at most {format_milli(most)} is" if most else "all GPUs are busy"
+    if not most:
+        return "all GPUs are busy"
+    return f"{asked} fGPU is not free: at most {format_milli(most)} fGPU is free on one GPU"

@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 CHANGES = {
-    NodeAction.CORDON: Change(NodeState.READY, NodeState.CORDONED, "takes no more sessions"),
+    NodeAction.CORDON: Change(NodeState.READY, NodeState.CORDONED, "takes no new sessions"),
     NodeAction.UNCORDON: Change(NodeState.CORDONED, NodeState.READY, "takes sessions again"),
     NodeAction.GONE: Change(NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
 }
@@ -107,7 +107,7 @@ def act_on_gpu(
         details=f"{device.uuid}: {reason}" if reason else device.uuid,
         now_s=now_s,
     )
-    return "takes no more sessions" if cordons else "takes sessions again"
+    return "takes no new sessions" if cordons else "takes sessions again"
 
 
 def _node(store: Store, node_id: str, now_s: int) -> Node:

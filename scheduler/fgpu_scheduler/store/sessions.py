@@ -122,7 +122,7 @@ class SessionStore(ABC):
 
     @abstractmethod
     def set_cordon(self, device_uuid: str, reason: str | None, *, now_s: int) -> str | None:
-        """Let a device take no more sessions, for this reason, or let it take them again; return the reason it had.
+        """Let a device take no new sessions, for this reason, or let it take them again; return the reason it had.
 
         Raises:
             BadSettings: there is no such device.

@@ -75,7 +75,7 @@ class Store(Durable, SessionStore):
                 raise BadSettings(f"there is no GPU {device_uuid!r}")
             if row.cordon_reason != reason:
                 write.connection.execute(update(device_rows).where(at).values(cordon_reason=reason))
-                became = "takes sessions again" if reason is None else "takes no more sessions"
+                became = "takes sessions again" if reason is None else "takes no new sessions"
                 write.event("nodes", reason=f"{row.node_id}: {device_uuid} {became}")
             old: str | None = row.cordon_reason
             return old

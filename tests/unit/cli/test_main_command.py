@@ -187,7 +187,7 @@ def test_what_a_command_says_is_in_the_json_and_so_is_an_error(
     config = write_config(tmp_path, db_url=url)
     words = ("node", "local", "cordon", "--config", config)
     _, out, _ = fgpu(capsys, *words, "--json")
-    assert json.loads(out) == {"lines": ["node local: takes no more sessions"]}
+    assert json.loads(out) == {"lines": ["node local: takes no new sessions"]}
     cases = [
         ((*words, "--json"), 1, "bad_settings"),
         (("node", "--json"), 2, "usage"),

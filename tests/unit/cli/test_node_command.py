@@ -18,7 +18,7 @@ def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
     (tmp_path / "data").mkdir()
     filled(url, node())
     assert (
-        fgpu(capsys, "node", "local", "cordon", "--config", path)[1] == "node local: takes no more sessions\n"
+        fgpu(capsys, "node", "local", "cordon", "--config", path)[1] == "node local: takes no new sessions\n"
     )
     status, _, said = fgpu(capsys, "node", "local", "cordon", "--config", path)
     assert (status, said) == (1, "fgpu: node 'local' is CORDONED; cordon is for a node that is READY\n")
@@ -47,7 +47,7 @@ def test_one_gpu_is_cordoned_by_its_index_with_a_reason_that_status_tells(
     filled(url, node())
     asked = ("node", "local", "cordon", "--gpu", "0", "--config", path)
     said = fgpu(capsys, *asked, "--reason", "the fan is\nbroken")[1]
-    assert said == "GPU 0 of node local: takes no more sessions\n"
+    assert said == "GPU 0 of node local: takes no new sessions\n"
     assert fgpu(capsys, *asked)[2] == "fgpu: GPU 0 of node 'local' is cordoned already\n"
     (line,) = [one for one in fgpu(capsys, "status", "--config", path)[1].splitlines() if "CORDONED" in one]
     assert line.endswith(" CORDONED: the fan is broken")

@@ -127,7 +127,7 @@ async def test_a_warning_is_told_with_the_instant_and_one_that_was_taken_back_is
     (told,) = lab.told
     assert (told["event"], told["cause"], told["ends_at"]) == ("ends_soon", "IDLE", "1970-01-01 00:00:10Z")
     assert told["text"] == (
-        "Your session (default server) will end soon. "
+        "Your session (default session) will end soon. "
         "It is idle: use it or keep it running. It ends at 1970-01-01 00:00:10Z."
     )
     lab.store.reclaim([Spare(session.id)], lab.store.version(), now_s=1)

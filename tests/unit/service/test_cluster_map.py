@@ -86,12 +86,12 @@ def test_slices_are_to_scale_and_others_are_anonymous_to_users() -> None:
     world = ((node(one),), runs(1, "ann", 500, one, "train"), runs(2, "ben", 1000, one))
     assert slices(seen(ANN, *world)) == [
         ("mine", "0", "25.0", "your train"),
-        ("other", "25.0", "50.0", "somebody else's"),
+        ("other", "25.0", "50.0", "another user's"),
         ("free", "75.0", "25.0", "free"),
     ]
     assert slices(seen(ROOT, *world))[:2] == [
         ("other", "0", "25.0", "train of ann"),
-        ("other", "25.0", "50.0", "default server of ben"),
+        ("other", "25.0", "50.0", "default session of ben"),
     ]
     assert "ben" not in repr(seen(ANN, *world))
 
@@ -101,8 +101,8 @@ def test_the_sum_of_a_gpus_slices_is_the_gpu_also_when_it_holds_more_than_its_un
     small = replace(one, capacity_milli=1000)
     group = seen(ROOT, (node(small),), runs(1, "ann", 800, one), runs(2, "ben", 700, one))
     assert slices(group) == [
-        ("other", "0", "53.3", "default server of ann"),
-        ("other", "53.3", "46.6", "default server of ben"),
+        ("other", "0", "53.3", "default session of ann"),
+        ("other", "53.3", "46.6", "default session of ben"),
     ]
 
 
@@ -177,7 +177,7 @@ def test_the_queue_is_in_its_order_with_sizes_and_bounded() -> None:
     assert (mine.amount, mine.label, mine.width) == ("1 fGPU", "next", "12.5")
     assert mine.text.startswith("your next, 1 fGPU: ")
     widest = next(block for block in group.blocks if block.amount == "4 fGPU")
-    assert (widest.width, widest.text) == ("50.0", "somebody else's, 4 fGPU")
+    assert (widest.width, widest.text) == ("50.0", "another user's, 4 fGPU")
     assert "user0" not in repr(group)
 
 
@@ -191,12 +191,12 @@ def test_which_end_would_start_the_head_is_told_with_names_to_those_who_may_know
         waits(4, "dora", 1000, "big"),
     )
     assert told(ANN, *world) == (
-        "The first in the queue, 1 fGPU, starts at once if one of these ends: your default server (1 fGPU on GPU 1 of "
+        "The first in the queue, 1 fGPU, starts at once if one of these ends: your default session (1 fGPU on GPU 1 of "
         "n1), or a session with 1 fGPU on GPU 1 of n1, or a session with 1.5 fGPU on GPU 0 of n1."
     )
     assert told(ROOT, *world) == (
-        "The first in the queue (big of dora), 1 fGPU, starts at once if one of these ends: default server of ann "
-        "(1 fGPU on GPU 1 of n1), or default server of cy (1 fGPU on GPU 1 of n1), or train of ben (1.5 fGPU on GPU 0 "
+        "The first in the queue (big of dora), 1 fGPU, starts at once if one of these ends: default session of ann "
+        "(1 fGPU on GPU 1 of n1), or default session of cy (1 fGPU on GPU 1 of n1), or train of ben (1.5 fGPU on GPU 0 "
         "of n1)."
     )
     own = told(Viewer("dora", groups=("default",)), *world)
@@ -208,10 +208,10 @@ def test_who_is_expected_to_end_comes_first_and_whose_end_alone_would_do_after_i
     ann, cy = runs(1, "ann", 1500, one), runs(2, "cy", 1500, two)
     dora = waits(4, "dora", 1000, "big")
     first = "The first in the queue (big of dora), 1 fGPU"
-    expected = f"{first}, starts when 1 session ends (1.5 fGPU: default server of ann)."
+    expected = f"{first}, starts when 1 session ends (1.5 fGPU: default session of ann)."
     assert told(ROOT, (node(one),), ann, dora, typical_length_s=7200) == expected
     assert told(ROOT, (node(one, two),), ann, cy, dora, typical_length_s=7200) == (
-        f"{expected} It starts at once if this ends: default server of cy (1.5 fGPU on GPU 1 of n1)."
+        f"{expected} It starts at once if this ends: default session of cy (1.5 fGPU on GPU 1 of n1)."
     )
 
 
@@ -220,9 +220,9 @@ def test_of_many_who_would_start_the_head_three_are_named() -> None:
     full = [runs(n, f"user{n}", 2000, one) for n, one in enumerate(gpus, 1)]
     waiting = waits(9, "dora", 2000)
     many = told(ROOT, (node(*gpus),), *full, waiting)
-    assert many.endswith("default server of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
+    assert many.endswith("default session of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
     four = told(ROOT, (node(*gpus[:4]),), *full[:4], waiting)
-    assert four.endswith("default server of user3 (2 fGPU on GPU 2 of n1), or another one.")
+    assert four.endswith("default session of user3 (2 fGPU on GPU 2 of n1), or another one.")
 
 
 def test_where_no_single_end_is_enough_that_is_said() -> None:
@@ -262,11 +262,11 @@ def test_the_map_the_queue_the_sessions_and_the_waiting_page_tell_one_story() ->
     own = waiting_event(snapshot.sessions[3], world, simulated=True)["fgpu"]
     session = session_object(snapshot.sessions[3], world, ROOT, Site())
     assert group.head is not None
-    text = "starts when 2 sessions end (2 fGPU: default server of ben, default server of carla)"
-    sooner = "starts at once if this ends: default server of ivy (2 fGPU on GPU 1 of n1)"
+    text = "starts when 2 sessions end (2 fGPU: default session of ben, default session of carla)"
+    sooner = "starts at once if this ends: default session of ivy (2 fGPU on GPU 1 of n1)"
     assert entry["waits_for"]["text"] == session["waits_for"]["text"] == text
     assert (group.head.text, group.head.sooner) == (
-        f"The first in the queue (default server of dora), 2 fGPU, {text}",
+        f"The first in the queue (default session of dora), 2 fGPU, {text}",
         f"It {sooner}.",
     )
     assert entry["sooner"] == session["sooner"] == sooner

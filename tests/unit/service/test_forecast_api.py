@@ -60,8 +60,8 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
         (1, 1, "starts now"),
         (3, 3, "all 3 start now"),
         (1, 0, "why"),
-        (3, 2, "2 start now, 1 waits: after those, why"),
-        (3, 1, "1 starts now, 2 wait: after those, why"),
+        (3, 2, "2 start now, 1 waits. Why"),
+        (3, 1, "1 starts now, 2 wait. Why"),
         (3, 0, "all 3 wait: why"),
     ],
 )

@@ -42,7 +42,7 @@ RECEIPT = Receipt(
 def test_a_receipt_says_what_was_held_and_used() -> None:
     found = line(RECEIPT)
     assert (found.name, found.waited, found.ran, found.gpu_hours) == (
-        "default server",
+        "default session",
         "1 min",
         "2 h",
         "0.50",

@@ -44,7 +44,7 @@ def test_a_node_that_its_cluster_has_closed_says_so_and_is_not_opened_here() -> 
     closed = replace(node("n1"), state=NodeState.CORDONED, closed=True)
     (shown,) = nodes_object(Build(closed).world(), [])["nodes"]
     assert (shown["state"], shown["closed"], shown["actions"]) == ("CORDONED", True, [])
-    assert shown["state_text"] == "takes no more sessions: its cluster has closed it"
+    assert shown["state_text"] == "takes no new sessions: its cluster has closed it"
     lost = replace(closed, state=NodeState.LOST)
     assert node_actions_of(lost) == (NodeAction.GONE,)
 

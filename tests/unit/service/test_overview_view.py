@@ -67,7 +67,7 @@ def test_what_is_wrong_leads_to_where_it_is_mended() -> None:
             "admin/audit?action=watchdog",
         ),
         ("warn", "Session 1 of ann: holds more than its share", "end/1"),
-        ("off", "GPU 1 of n2 takes no more sessions: the fan", "admin/nodes#node-n2"),
+        ("off", "GPU 1 of n2 takes no new sessions: the fan", "admin/nodes#node-n2"),
     ]
 
 

@@ -202,7 +202,7 @@ def test_a_drain_goes_on_after_one_end_failed_and_tells_of_it(
     monkeypatch.setattr(nodes, "end_session", end)
     found = asyncio.run(nodes.drain(asking(store), "n1", "repair"))
     assert sorted(asked) == [s.id for s in WORLD.world().snapshot.sessions]
-    assert found["text"] == "takes no more sessions; 2 of 3 sessions are being ended"
+    assert found["text"] == "takes no new sessions; 2 of 3 sessions are being ended"
     (failed,) = found["failed"]
     assert failed["session_id"] == BOBS.id
     assert "secret" not in failed["message"]
@@ -224,7 +224,7 @@ def test_a_drain_that_takes_long_is_answered_and_goes_on(
         monkeypatch.setattr(nodes, "end_session", end)
         monkeypatch.setattr(nodes, "ANSWER_AFTER_S", 0.5)
         found = await nodes.drain(asking(store), "n1", "repair")
-        assert found["text"] == "takes no more sessions; 2 of 3 sessions are being ended, and 1 follow"
+        assert found["text"] == "takes no new sessions; 2 of 3 sessions are being ended, and 1 follow"
         assert BOBS.id not in ended
         go_on.set()
         await asyncio.wait_for(all_ended.wait(), 30)

@@ -68,17 +68,17 @@ def names(choice: Choice, sessions: list[SessionObject] = SOME) -> list[str]:
 
 
 def test_without_a_choice_all_are_shown_in_order_of_submission() -> None:
-    assert names(Choice()) == ["Zeta", "alpha", "beta", "default server"]
+    assert names(Choice()) == ["Zeta", "alpha", "beta", "default session"]
 
 
 def test_each_column_sorts_both_ways_and_what_has_no_value_stays_last() -> None:
-    assert names(Choice("name")) == ["alpha", "beta", "default server", "Zeta"]
-    assert names(Choice("amount")) == ["default server", "beta", "Zeta", "alpha"]
-    assert names(Choice("amount", descending=True)) == ["alpha", "Zeta", "beta", "default server"]
-    assert names(Choice("status")) == ["Zeta", "alpha", "beta", "default server"]
+    assert names(Choice("name")) == ["alpha", "beta", "default session", "Zeta"]
+    assert names(Choice("amount")) == ["default session", "beta", "Zeta", "alpha"]
+    assert names(Choice("amount", descending=True)) == ["alpha", "Zeta", "beta", "default session"]
+    assert names(Choice("status")) == ["Zeta", "alpha", "beta", "default session"]
     # The one that waits has not started, whichever the direction.
-    assert names(Choice("started")) == ["default server", "alpha", "Zeta", "beta"]
-    assert names(Choice("started", descending=True)) == ["Zeta", "alpha", "default server", "beta"]
+    assert names(Choice("started")) == ["default session", "alpha", "Zeta", "beta"]
+    assert names(Choice("started", descending=True)) == ["Zeta", "alpha", "default session", "beta"]
 
 
 def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> None:
@@ -86,16 +86,16 @@ def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> N
         s.model_copy(update={"meter": replace(METER, memory_used_mib=used)})
         for s, used in zip(SOME, (30, None, 20, 10), strict=True)
     ]
-    assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default server", "alpha"]
+    assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default session", "alpha"]
 
 
 def test_sessions_are_chosen_by_status_user_and_any_part_of_what_is_shown() -> None:
     assert names(Choice(state="running")) == ["Zeta", "alpha"]
     assert names(Choice(state="waiting")) == ["beta"]
-    assert names(Choice(user="bob")) == ["Zeta", "default server"]
+    assert names(Choice(user="bob")) == ["Zeta", "default session"]
     assert names(Choice(text="ALPH")) == ["alpha"]
     assert names(Choice(text="0.3 fgpu")) == ["beta"]
-    assert names(Choice(text="python", state="ending")) == ["default server"]
+    assert names(Choice(text="python", state="ending")) == ["default session"]
     assert names(Choice(text="none of these")) == []
 
 

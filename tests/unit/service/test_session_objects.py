@@ -147,7 +147,7 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
 
     first = "starts when 2 sessions end (2 fGPU: "
     assert told(ALICE) == (f"{first}your mine and others)", 2, "2", ["alice"])
-    assert told(ADMIN) == (f"{first}default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+    assert told(ADMIN) == (f"{first}default session of bob, mine of alice)", 2, "2", ["bob", "alice"])
 
 
 @pytest.mark.parametrize(

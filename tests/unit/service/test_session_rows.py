@@ -28,7 +28,7 @@ def test_every_state_and_every_end_has_words() -> None:
 
 
 def test_a_place_in_the_queue_is_said_in_words() -> None:
-    assert [ahead_words(n) for n in (0, 1, 12)] == ["Nobody is ahead", "1 is ahead", "12 are ahead"]
+    assert [ahead_words(n) for n in (0, 1, 12)] == ["No request is ahead", "1 is ahead", "12 are ahead"]
     assert [ordinal(n) for n in (3, 4, 11, 21, 112)] == ["3rd", "4th", "11th", "21st", "112th"]
 
 
@@ -47,7 +47,7 @@ def test_a_row_offers_what_can_be_done_now() -> None:
         ("s3", False, False, None),
         ("p", False, True, "Cancel"),
     ]
-    assert (rows["p"].place, rows["p"].ahead) == ("1st in the queue", "Nobody is ahead")
+    assert (rows["p"].place, rows["p"].ahead) == ("Next in the queue", "No request is ahead")
     assert rows["p"].unexpected == "no estimate yet: too few sessions have ended"
 
 
