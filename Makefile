@@ -5,7 +5,7 @@
 # make docs    the documentation as a site, in build/docs
 # make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
 # make gpu-check  what only a GPU can say, in parts (PARTS="facts shares"; LIST=1 says which, and what to carry; SIMULATED=1)
-# make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
+# make isolation  build libfgpu, the probes and the simulated driver, into fgpuspawner/native
 # make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
 SHELL := /bin/bash

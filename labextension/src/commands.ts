@@ -81,7 +81,7 @@ export function addCommands(
       }
     }
   });
-  // Whether there is a Hub, and whose session it is, is known only after the first answer.
+  // The Hub and the session's owner are known only after the first answer.
   model.stateChanged.connect(() =>
     app.commands.notifyCommandChanged(CommandIDs.launchSession)
   );
@@ -231,7 +231,7 @@ async function endThisSession(
       );
       return;
     }
-    // The server that was asked is the one that ends: its answer may not come any more.
+    // This call ends the server that answers it, so the answer may be lost.
   }
   ended();
 }

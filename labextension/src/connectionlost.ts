@@ -13,12 +13,12 @@ const AGAIN_MS = 1000;
 const PATIENCE_MS = 5000;
 
 let shown = false;
-/** The session whose end was told already. */
+/** The session with an end that was reported already. */
 let told: number | null = null;
 /** The session that is being ended here. */
 let ending: number | null = null;
 
-/** Note that a session is being ended here: its connection may be lost before the answer comes. Null: not any more. */
+/** Note that a session is being ended here: its connection may be lost before the answer comes. Null: it is over. */
 export function noteEnding(id: number | null): void {
   ending = id;
 }
@@ -48,7 +48,7 @@ export async function showEnd(
       info.isConnected = is;
     }
   };
-  // JupyterLab polls and saves nothing meanwhile: each try would fail, with a dialog of its own.
+  // Until then JupyterLab does not poll or save: each try would fail with a dialog.
   connected(false);
   /** Go on where the session was started again in another tab. */
   const back = (): void => {
@@ -118,7 +118,7 @@ async function tell(
         ? trans.__('You ended it.')
         : endWords(end, trans),
     buttons,
-    // It comes up while somebody types.
+    // It may appear while the user types.
     defaultButton: 0
   });
   if (answer.button.label === sessions.label && page !== null) {
@@ -164,7 +164,7 @@ async function readEnd(ends: boolean): Promise<IEnd | 'runs' | 'away' | null> {
         };
       }
     } catch {
-      // Another site, or nobody answers.
+      // Another site, or no answer.
       away = false;
     }
     // It goes down: what is left of it, and why, is known in a moment.

@@ -35,7 +35,7 @@ export function amountText(
   return session.fgpu === null ? null : trans.__('%1 fGPU', session.fgpu);
 }
 
-/** Return what of the memory in use is not the program's, or null where that is not known. */
+/** Return the part of the memory in use that contexts and code take, or null where unknown. */
 export function contextText(
   meter: IMeter | null,
   trans: TranslationBundle
@@ -48,7 +48,7 @@ export function contextText(
     : null;
 }
 
-/** Return what is computed of a GPU now, of the share or with what of it is borrowed: it adds up. Null: not limited. */
+/** Return the compute in use: of the share, or share and borrowed, which add up. Null: not limited. */
 export function computeText(
   computed: number,
   entitled: number | null,
@@ -67,7 +67,7 @@ export function computeText(
     : trans.__('%1 % in use: %2 % share + %3 % borrowed', now, entitled, now - entitled);
 }
 
-/** Return what others have of a session's share while it needs less, or null where that is nothing, or not known. */
+/** Return what others use of a session's share, or null if nothing or unknown. */
 export function lentText(
   computed: number,
   entitled: number,
@@ -183,7 +183,7 @@ export function problem(
   return status.hub_message ?? trans.__('The fGPU service has a problem.');
 }
 
-/** Return how old what is shown is while nothing newer is to be had, else null. It changes all the time. */
+/** Return the age of what is shown while there is nothing newer, else null. It changes all the time. */
 export function staleText(
   reading: IReading,
   now: number,
@@ -294,7 +294,7 @@ function ordinal(n: number): string {
   return n + ((!teen && ['th', 'st', 'nd', 'rd'][n % 10]) || 'th');
 }
 
-/** Nobody can do anything with a range of a few minutes. */
+/** A shorter range is shown as one instant. */
 const NARROW_S = 600;
 
 function startText(
@@ -339,7 +339,7 @@ export function instantText(atS: number, now: number, locale?: string): string {
       });
 }
 
-/** Return whose process it is: a notebook's kernel by the notebook, another by its name and number. */
+/** Return a process in words: a notebook's kernel by the notebook, another by its name and number. */
 export function processText(
   process: IProcess,
   own: string | null,

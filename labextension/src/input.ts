@@ -2,11 +2,11 @@ import type { ServerConnection } from '@jupyterlab/services';
 
 import { requestAPI } from './request';
 
-/** So often the server is told at most. */
+/** Least time between two reports to the server. */
 const EVERY_MS = 20_000;
 
 /**
- * Tell the server that somebody is there, as they use the keyboard or a pointer.
+ * Tell the server that a user is there, by their keyboard or pointer.
  *
  * A tab that is only open does not keep an idle session.
  */

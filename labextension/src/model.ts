@@ -21,7 +21,7 @@ const HIDDEN_PERIOD_S = 60;
 
 /**
  * Polls the server extension once for all widgets of a tab. While the tab is hidden it asks once a minute where
- * the browser may notify, and else not at all: nobody would see what came.
+ * the browser may notify, and else not at all.
  */
 export class FGPUModel extends VDomModel implements IFGPUModel {
   constructor(settings: ServerConnection.ISettings) {

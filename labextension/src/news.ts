@@ -4,7 +4,7 @@
 import type { Kept } from './once';
 import type { ISession, IStatus } from './tokens';
 
-/** How long before a session's end it is told, where nobody has warned of it before. */
+/** Time before a session's end at which it is announced without an earlier warning. */
 export const TELL_BEFORE_S = 600;
 
 const WAITING = ['PENDING', 'SCHEDULED', 'PREPARING', 'PULLING'];

@@ -1,5 +1,5 @@
 /**
- * What somebody was told already, and what they wait for, kept beyond a reload and shared by a browser's tabs.
+ * What the user was told already, and what they wait for, kept over a reload and shared by a browser's tabs.
  */
 
 /** The part of the browser's storage that is used. */
@@ -26,7 +26,7 @@ export class Kept {
         return found.filter(item => typeof item === 'string');
       }
     } catch {
-      // Not readable, or somebody else's: as if nothing was kept.
+      // Not readable, or another program's: as if nothing was kept.
     }
     return this._memory;
   }

@@ -6,7 +6,7 @@ import { ProcessTable } from './details';
 import { useWish } from './resize';
 import type { IExplanation } from './tokens';
 
-/** What is under a cell whose program ran out of GPU memory. It is no output: no file holds it. */
+/** The notice under a cell that ran out of GPU memory. It is no output, so no file contains it. */
 export class OutOfMemoryNotice extends ReactWidget {
   constructor(
     private readonly _options: {
@@ -123,7 +123,7 @@ function sentence(text: string): string {
   return /[.!?]$/.test(text) ? text : `${text}.`;
 }
 
-/** Return the limit, what is held of it, and what was asked for, as far as each is known. */
+/** Return the limit, the memory held, and the request, each if known. */
 export function limitText(
   { limit_mib, used_mib, tried_mib }: IExplanation,
   trans: TranslationBundle

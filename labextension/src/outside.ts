@@ -1,5 +1,5 @@
 /**
- * Notifications of the browser itself, for a tab that nobody sees.
+ * Notifications of the browser itself, for a hidden tab.
  */
 
 /** Return whether the browser was told that this site may notify. */

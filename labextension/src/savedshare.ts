@@ -7,7 +7,7 @@ export interface ISavedShare {
   text: string;
   /** When that was, in UTC seconds; null where it does not say. */
   atS: number | null;
-  /** Whose it was; null for none, and where it does not say. */
+  /** Its owner; null if unknown. */
   session: number | null;
 }
 

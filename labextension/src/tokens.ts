@@ -56,7 +56,7 @@ export interface IBarRow {
   percent_overall: number;
 }
 
-/** A process of this session that holds GPU memory; `notebook` is the path of the one whose kernel it is of. */
+/** A process of this session that holds GPU memory; `notebook` is the path of its kernel's notebook. */
 export interface IProcess {
   pid: number;
   name: string | null;
@@ -123,7 +123,7 @@ export interface IStatus {
     length: number | null;
     reason: string | null;
   };
-  /** Whose sessions these are. */
+  /** The owner of these sessions. */
   user: string | null;
   banner: IBanner | null;
   bars: { group: string; rows: IBarRow[] } | null;

@@ -58,8 +58,8 @@
       event.preventDefault();
       asked = { id: form.dataset.id, name: form.dataset.name };
       const cancel = form.dataset.verb === "Cancel";
-      const whose = form.dataset.user ? " of " + form.dataset.user : "";
-      title.textContent = cancel ? "Cancel " + asked.name + whose + "?" : "End " + asked.name + whose + "?";
+      const owner = form.dataset.user ? " of " + form.dataset.user : "";
+      title.textContent = cancel ? "Cancel " + asked.name + owner + "?" : "End " + asked.name + owner + "?";
       text.textContent = cancel
         ? "It loses its place in the queue."
         : "Its programs stop, and what they have not saved is lost. Files in the home folder stay.";

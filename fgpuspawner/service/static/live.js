@@ -1,4 +1,4 @@
-/* Keeps a page up to date: the service's stream of events while somebody looks, and asking while there is none. */
+/* Keeps a page up to date: by the service's event stream while it is visible, else by polling. */
 (function () {
   "use strict";
 
@@ -12,7 +12,7 @@
    * Call `ask` whenever something may have changed, and never twice at a time.
    *
    * `ask` gets a function that fetches an address below the prefix, and says on the page what is wrong when that fails:
-   * it returns the answer, or null. `rest` is called once nobody looks. What happens to sessions is said aloud in #said.
+   * it returns the answer, or null. `rest` is called when the page is hidden. Changes of sessions are announced in #said.
    */
   function keepUpToDate(live, ask, rest) {
     const prefix = live.dataset.prefix;
@@ -39,7 +39,7 @@
       offline.hidden = false;
     }
 
-    /** The cookie is not valid any more: load the page again, which logs in again; but not for ever. */
+    /** The cookie has expired: reload the page, which logs in again; at most once in 30 s. */
     function logInAgain() {
       const key = "fgpu-reloaded-at";
       const last = Number(sessionStorage.getItem(key) || 0);
@@ -142,8 +142,8 @@
       source.addEventListener("queue", soon);
       source.addEventListener("change", function (event) {
         const session = JSON.parse(event.data).session;
-        const whose = session.mine ? "" : " of " + session.user;
-        say(session.display_name + whose + ": " + session.state);
+        const owner = session.mine ? "" : " of " + session.user;
+        say(session.display_name + owner + ": " + session.state);
       });
       source.addEventListener("error", function () {
         // While it reconnects by itself, and after it has given up, the page asks from time to time.
@@ -177,7 +177,7 @@
       listen();
     }
 
-    // Tabs that nobody looks at hold no connection; a browser has six for all of them.
+    // Hidden tabs hold no connection: a browser has six for all of them.
     document.addEventListener("visibilitychange", function () {
       if (document.hidden) {
         leave();
@@ -196,7 +196,7 @@
     return { say: say, soon: soon, now: refresh, headers: headers, prefix: prefix };
   }
 
-  /** Put new contents in an element if they are others than before; whoever is on a button in it stays on it. */
+  /** Replace an element's contents if they differ, and keep the focus. */
   function show(element, html) {
     const fresh = document.createElement("template");
     fresh.innerHTML = html;

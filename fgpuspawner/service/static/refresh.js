@@ -1,4 +1,4 @@
-/* Loads a page of the administrators again and again while somebody looks at it, and never under their hands. */
+/* Reloads an administrators' page regularly while it is visible, and never while it is in use. */
 (function () {
   "use strict";
 

@@ -71,7 +71,7 @@ async function send() {
   box.removeAttribute("aria-busy");
   show(answer);
 }
-/** Ask again from time to time, while somebody looks: others start and end sessions meanwhile. */
+/** Ask again from time to time while the page is visible: other sessions start and end. */
 function again() {
   if (document.hidden) {
     timer = setTimeout(again, AGAIN_MS);
@@ -102,7 +102,7 @@ function nth(n) {
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
 }
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
-// What is to be shown next is made beside what is there.
+// The next text is built before it replaces the current one.
 let next = document.createDocumentFragment();
 function add(tag, text, kind) {
   const part = document.createElement(tag);

@@ -13,7 +13,7 @@ function showWay() {
 }
 for (const way of ways) { way.addEventListener("change", showWay); }
 showWay();
-// A browser that comes back to this page puts in what was there, and tells nobody.
+// A browser that returns to this page restores the fields without an event.
 window.addEventListener("pageshow", showWay);
 
 // Models in order of liking: those that the chosen group has, each once. The first empty field ends the list.

@@ -1,4 +1,4 @@
-// What the amount of the GPU is, and the CPU and memory that go with it until somebody says how much.
+// The amount of the GPU in words, and the CPU and memory that follow it until the user changes them.
 const more = by("fgpu-more");
 const exactMemory = () => Number(field("gpu_memory_mib").value) || 0;
 /** Return the amount that is asked for, or the largest one below it; of exact memory that with the same part of a GPU. */

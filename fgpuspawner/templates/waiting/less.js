@@ -21,7 +21,7 @@ async function forecastOf(options) {
     return null;
   }
 }
-/** Return the options that would start now, and their amount in words; null where none would, or nobody knows. */
+/** Return the options that would start now, and their amount in words; null where none would, or that is unknown. */
 function lessOf(f) {
   const { memory_gib: typed, ...same } = asked;
   if (f && f.beside_now) {
@@ -59,7 +59,7 @@ const server = (how, options) => new Promise((success, error) => {
   }
 });
 const whyNot = (xhr) => (xhr.responseJSON && xhr.responseJSON.message) || xhr.statusText || "the Hub does not answer";
-/** Give the place up for what starts now: looked at once more, as it cannot be had back. */
+/** Give up the place for a smaller request that starts now. Ask once more first: the place cannot be restored. */
 async function takeLess(less) {
   cancelling = true;
   by("fgpu-less-take").disabled = by("stop-server-btn").disabled = true;

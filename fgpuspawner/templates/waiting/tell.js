@@ -1,7 +1,7 @@
 const root = document.getElementById("fgpu-waiting");
 const by = (id) => document.getElementById(id);
 
-// A notification of the browser, for whoever asks for it: it is of use while this page is hidden behind others.
+// A notification of the browser, for users who ask for it: for the time when this page is hidden.
 const WISH = "fgpu-tell:" + root.dataset.user + "/" + root.dataset.server;
 const tell = by("fgpu-tell");
 let wished = false;
@@ -16,7 +16,7 @@ function recall() {
 function wish(on) {
   wished = on;
   try {
-    // The page is loaded anew when the Hub restarts.
+    // The page reloads when the Hub restarts.
     sessionStorage.setItem(WISH, on ? "1" : "0");
   } catch (error) {
     // Then it is asked for again.

@@ -7,7 +7,7 @@ function clock(at_s) {
   const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
   return at.toLocaleTimeString([], { hour: "numeric", minute: "2-digit", ...day });
 }
-// Nobody can do anything with a range of a few minutes.
+// A range of a few minutes is shown as one instant.
 const NARROW_S = 600;
 function startWords(f) {
   if (f.basis === "time limits") { return "at the latest " + clock(f.expected_start_at_s); }
@@ -112,7 +112,7 @@ async function redirected() {
 }
 
 // The Hub may restart while this page is open: then the stream breaks and this page asks until the Hub has
-// taken the request up again (it renders this page), the session runs (it redirects), or has ended meanwhile.
+// taken the request up again (it renders this page), the session runs (it redirects), or has ended.
 function askAgain() {
   if (cancelling) { return; }
   const options = { credentials: "same-origin", cache: "no-store", redirect: "manual" };
@@ -136,7 +136,7 @@ function askAgain() {
   document.title = "The Hub is restarting";
 }
 
-/** Show that it has ended: it has no place in the queue any more, and there is nothing to cancel. */
+/** Show that the request has ended: it has no place in the queue, and cannot be cancelled. */
 function showEnd() {
   document.title = "Ended";
   write(by("fgpu-title"), "This request has ended");
@@ -145,7 +145,7 @@ function showEnd() {
   for (const id of ["fgpu-stays", "progress-bar"]) { by(id).parentElement.hidden = true; }
 }
 
-/** Wait until the Hub's page tells why, also where somebody else has cancelled it; a server that is gone has no page. */
+/** Wait until the Hub's page gives the reason, also after another user's cancel; a deleted server has no page. */
 function whatBecame(tries) {
   fetch(window.location.href, { credentials: "same-origin", cache: "no-store" }).then(async function (answer) {
     const text = await answer.text();
