@@ -158,7 +158,7 @@ class InputHandler(_Handler):
         await self.get()
 
 
-class _Wish(_Handler):
+class _SessionCall(_Handler):
     """Passes a user's request about a session on to the service.
 
     The answer is the session, or the service's own status and error object.
@@ -166,7 +166,7 @@ class _Wish(_Handler):
 
     done_status = 200
 
-    async def wish(self, session_id: int) -> Session:
+    async def ask(self, session_id: int) -> Session:
         """Ask the service for it; raises ServiceError."""
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class _Wish(_Handler):
     @authorized
     async def post(self, session_id: str) -> None:
         try:
-            session = await self.request(int(session_id))
+            session = await self.ask(int(session_id))
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}
@@ -186,36 +186,36 @@ class _Wish(_Handler):
         self.finish(json.dumps({"session": session}))
 
 
-class StopHandler(_Wish):
+class StopHandler(_SessionCall):
     """`POST fgpu/api/sessions/{id}/stop`: end or cancel one of the user's sessions."""
 
     done_status = 202
 
-    async def wish(self, session_id: int) -> Session:
+    async def ask(self, session_id: int) -> Session:
         return await self.status.reader.stop(session_id)
 
 
-class KeepHandler(_Wish):
+class KeepHandler(_SessionCall):
     """`POST fgpu/api/sessions/{id}/keep`: keep an idle session that is about to be ended."""
 
-    async def wish(self, session_id: int) -> Session:
+    async def ask(self, session_id: int) -> Session:
         return await self.status.reader.ask_for("keep", session_id)
 
 
-class ExtendHandler(_Wish):
+class ExtendHandler(_SessionCall):
     """`POST fgpu/api/sessions/{id}/extend`: extend a session's time limit."""
 
-    async def wish(self, session_id: int) -> Session:
+    async def ask(self, session_id: int) -> Session:
         return await self.status.reader.ask_for("extend", session_id)
 
 
-class ResizeHandler(_Wish):
+class ResizeHandler(_SessionCall):
     """`POST fgpu/api/sessions/{id}/resize` with the amount as the service takes it, in JSON.
 
     The answer comes within some seconds, once the session has the amount or keeps its old one.
     """
 
-    async def wish(self, session_id: int) -> Session:
+    async def ask(self, session_id: int) -> Session:
         amount = self.get_json_body()
         if not isinstance(amount, dict):
             raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
