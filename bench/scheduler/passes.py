@@ -75,7 +75,7 @@ def cluster(gpus: int) -> tuple[Node, ...]:
 
 
 def world(asked: list[Request], waiting: int, *, limits: bool, gpus: int = 8) -> Snapshot:
-    """Return a full cluster with so many waiting, an hour after the last of them came."""
+    """Return a full cluster with this number of waiting sessions, an hour after the last one came."""
     if not limits:
         asked = [replace(request, time_limit_s=None) for request in asked]
     users = sorted({request.user for request in asked})
