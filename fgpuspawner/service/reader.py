@@ -82,7 +82,7 @@ WRITTEN_ANEW = 4
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
 """Stands for any image, in questions that do not depend on it."""
 NO_SERVER = "/"
-"""A name that no server can have: of a hypothetical request."""
+"""The server of a request that is only forecast; no server can have this name."""
 MAX_EVENTS = 1000
 """A listener that missed more reads everything again."""
 
