@@ -43,10 +43,10 @@ async def forget(
     now_s = clock.now_s()
     before_s = now_s - days * DAY_S
     sessions = events = 0
-    while some := await asyncio.to_thread(retention.forget_sessions, before_s, now_s=now_s):
+    while some := await asyncio.to_thread(retention.delete_old_sessions, before_s, now_s=now_s):
         sessions += some
         await asyncio.sleep(pause_s)
-    while some := await asyncio.to_thread(retention.forget_events, before_s):
+    while some := await asyncio.to_thread(retention.delete_old_events, before_s):
         events += some
         await asyncio.sleep(pause_s)
     if sessions or events:

@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
     from fgpu_scheduler.store.claim import Claim, lock_file
     from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
-    from fgpu_scheduler.store.foretold import Foretold
+    from fgpu_scheduler.store.first_forecasts import FirstForecasts
     from fgpu_scheduler.store.history import History
     from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits, value_words
     from fgpu_scheduler.store.image_names import image_prefix_of

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fgpu_scheduler import Experience, Foretold, Policy, Snapshot, Store
+from fgpu_scheduler import Experience, FirstForecasts, Policy, Snapshot, Store
 from fgpu_scheduler.core.forecast import Outlook, outlook
 from fgpu_scheduler.service import forecasts, store_thread
 from lab import BEGAN_S, HOUR_S, NODE, Lab
@@ -99,7 +99,7 @@ async def test_what_each_who_waits_is_told_is_kept_once() -> None:
     await lab.scheduler.outlook()
     await lab.end(first)
     await lab.run(waits)
-    (found,) = Foretold(store).newest()
+    (found,) = FirstForecasts(store).newest()
     assert (found.told_at_s, found.told, found.at_s) == (BEGAN_S, told.told, BEGAN_S + 600)
     assert found.told.late_at_s == BEGAN_S + HOUR_S
     for task in lab.waiting.values():

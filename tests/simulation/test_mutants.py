@@ -339,7 +339,7 @@ def test_a_lost_session_is_noticed(monkeypatch):
     def forgetful(self, *, now_s):
         held = real(self, now_s=now_s)
         first = "(SELECT min(id) FROM fgpu_sessions WHERE state = 'PENDING')"
-        with self.faultless(), self.writing_beside() as connection:
+        with self.faultless(), self.writing_unversioned() as connection:
             connection.execute(text(f"DELETE FROM fgpu_foretold WHERE session_id = {first}"))
             connection.execute(text(f"DELETE FROM fgpu_sessions WHERE id = {first}"))
         self.forget()

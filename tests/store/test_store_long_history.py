@@ -18,7 +18,7 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, Sess
 from fgpu_scheduler.core.quota import Ledger, counted_of_each
 from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store import quotas as accounts
-from fgpu_scheduler.store.foretold import read_experience
+from fgpu_scheduler.store.first_forecasts import read_experience
 from fgpu_scheduler.store.history import _MEASURED_OF, History
 from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.rows import life_values, quota_key, request_values
@@ -80,7 +80,7 @@ def fill_with_other_runs(store: Store, count: int) -> None:
         }
         for number in range(first, first + count)
     ]
-    with store.writing_beside() as connection:
+    with store.writing_unversioned() as connection:
         connection.execute(insert(sessions), rows)
         connection.execute(
             insert(meters),

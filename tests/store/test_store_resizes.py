@@ -97,4 +97,4 @@ def test_resize_requests_of_ended_sessions_are_deleted(store: Store, running: Se
     other = run(store, ask("bob", fgpu_milli=100), now_s=201)
     wishes.ask(other.id, Amount(200), by="bob", now_s=202)
     assert [wish.session_id for wish in wishes.asked()] == [other.id]
-    assert Retention(store).forget_sessions(10**9, now_s=10**9) >= 0
+    assert Retention(store).delete_old_sessions(10**9, now_s=10**9) >= 0

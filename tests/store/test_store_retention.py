@@ -57,7 +57,7 @@ def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: 
         "started_at_s": 2,
     }
     share = {"position": 0, "device_uuid": "GPU-n1-0", "fgpu_milli": 500, "memory_mib": 4096}
-    with store.writing_beside() as connection:
+    with store.writing_unversioned() as connection:
         rows = [{**asked, "id": i, "ended_at_s": ended_at_s + i} for i in ids]
         connection.execute(insert(sessions), rows)
         connection.execute(
@@ -92,7 +92,7 @@ def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: S
     ended_long_ago(store, 10_000)
     retention = Retention(store)
     forgotten, steps, version = 0, 0, store.version()
-    while some := retention.forget_sessions(NOW_S - YEAR_S, now_s=NOW_S):
+    while some := retention.delete_old_sessions(NOW_S - YEAR_S, now_s=NOW_S):
         assert some <= BATCH
         forgotten, steps = forgotten + some, steps + 1
         if steps % 10 == 0:
@@ -104,7 +104,7 @@ def test_old_sessions_are_deleted_in_batches_between_which_others_write(store: S
     assert counts(store) == [TYPICAL_RUNS + steps // 10, TYPICAL_RUNS, TYPICAL_RUNS]
     assert len(store.snapshot(NOW_S).sessions) == steps // 10
     gone = 0
-    while some := retention.forget_events(NOW_S - YEAR_S):
+    while some := retention.delete_old_events(NOW_S - YEAR_S):
         assert some <= BATCH
         gone += some
     # Submitting and deleting made newer events.
@@ -161,7 +161,7 @@ def test_usage_survives_deletion_and_ids_are_not_reused(store: Store) -> None:
 
 def test_newest_session_is_never_deleted(store: Store) -> None:
     ids = ended_long_ago(store, 3)
-    with store.writing_beside() as connection:
+    with store.writing_unversioned() as connection:
         # Without a start they are no typical runs, which would be kept.
         connection.execute(sessions.update().values(started_at_s=None))
     assert forget_all(store)[0] == 2

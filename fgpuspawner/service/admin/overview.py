@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fgpu_scheduler import (
     Audit,
     AuditLine,
-    Foretold,
+    FirstForecasts,
     Hindsight,
     Store,
     StoreUnavailable,
@@ -42,7 +42,7 @@ async def overview(handler: Handler) -> Overview:
     try:
         world = await reader.world()
         strikes = await reader.read(lambda store: _strikes(store, now_s))
-        foretold = await reader.read(lambda store: hindsight(Foretold(store).newest()))
+        foretold = await reader.read(lambda store: hindsight(FirstForecasts(store).newest()))
         lately = await reader.lately()
     except TimeoutError:
         pass

@@ -14,7 +14,7 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.errors import StoreUnavailable
 from fgpu_scheduler.ports import Clock
 from fgpu_scheduler.service.store_thread import StoreThread
-from fgpu_scheduler.store.foretold import Foretold
+from fgpu_scheduler.store.first_forecasts import FirstForecasts
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -46,7 +46,7 @@ class Forecasts:
         self._is_behind = False
         self._looking_ahead: asyncio.Future[Outlook] | None = None
         self._look_ahead_again_at = 0.0
-        self._foretold = Foretold(store)
+        self._first_forecasts = FirstForecasts(store)
         self._told: set[int] = set()
         """Those who wait of whom it is kept what they were told first."""
         # Its own: who submits, starts or ends does not wait for a forecast. A process would be given the snapshot by
@@ -117,7 +117,7 @@ class Forecasts:
         new = [ahead.forecasts[i] for i in sorted(waiting - self._told)]
         self._told &= waiting
         try:
-            await self._call(self._foretold.note, new, now_s=ahead.snapshot.now_s)
+            await self._call(self._first_forecasts.record, new, now_s=ahead.snapshot.now_s)
         except StoreUnavailable as e:
             # What is told is worth more than how good it was.
             log.debug("What was told of %d starts is not kept: %s", len(new), e)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, or_, select
 
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import audit
 
 MOST_ACTOR = 255
@@ -35,7 +35,7 @@ class AuditLine:
 class Audit:
     """The audit log of the installation whose store this is. Thread-safe, as its store is."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def add(
@@ -52,7 +52,7 @@ class Audit:
 
         ``group``: the resource group whose it is, if it is one's.
         """
-        with self._store.writing_beside() as connection:
+        with self._store.writing_unversioned() as connection:
             record(
                 connection,
                 actor=actor,

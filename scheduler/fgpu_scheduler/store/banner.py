@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import record
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.edits import EditKind, delete_edit, read_edits, write_edits
 
 MOST_BANNER_TEXT = 500
@@ -40,7 +40,7 @@ class Notice:
 class Banner:
     """The banner of the installation whose store this is. Thread-safe, as its store is."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def at(self, now_s: int) -> Notice | None:
@@ -66,7 +66,7 @@ class Banner:
             raise BadSettings(f"text: {len(text)} characters; a banner has at most {MOST_BANNER_TEXT}")
         if notice.until_at_s is not None and notice.until_at_s <= now_s:
             raise BadSettings("until: this instant has passed; choose a later one, or none")
-        with self._store.writing_beside() as connection:
+        with self._store.writing_unversioned() as connection:
             fields = {"text": text, "level": notice.level.value, "until_at_s": notice.until_at_s}
             write_edits(connection, EditKind.BANNER, {NAME: fields}, by=by, now_s=now_s)
             record(
@@ -80,6 +80,6 @@ class Banner:
 
     def take_down(self, *, by: str, now_s: int) -> None:
         """Show nothing any more."""
-        with self._store.writing_beside() as connection:
+        with self._store.writing_unversioned() as connection:
             if delete_edit(connection, EditKind.BANNER, NAME):
                 record(connection, actor=by, action="banner.clear", target=NAME, now_s=now_s)

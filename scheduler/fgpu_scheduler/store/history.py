@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, exists, select
 
 from fgpu_scheduler.core.model import Session
 from fgpu_scheduler.core.records import Past
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.meters import measured_of
 from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.statements import ONE_SESSION, Sessions
@@ -21,7 +21,7 @@ NEWEST = 2**62
 class History:
     """What has ended in one store. Safe to use from several threads; every method raises `StoreUnavailable`."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fgpu_scheduler.store.audit import record
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.edits import Edit, EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.transaction import SqlWrite
 
@@ -36,7 +36,7 @@ FLAGS = ("default", "enabled", "hidden", "sudo")
 class ImageEdits:
     """The edits of one installation. Thread-safe, as its store is."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def all(self) -> tuple[ImageEdit, ...]:

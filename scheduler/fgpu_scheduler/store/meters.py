@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, select
 
 from fgpu_scheduler.core.records import Measured
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import meters as table
 from fgpu_scheduler.store.upsert import put
 
@@ -19,13 +19,13 @@ COLUMNS = [c.name for c in table.columns if c.name != "session_id"]
 class Meters:
     """What was measured of the sessions of one store. Safe to use from several threads."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def save(self, measured: Sequence[Measured]) -> None:
         """Write all of these in place of what was there, in one transaction. It is no change of the scheduler's."""
         if measured:
-            with self._store.writing_beside() as connection:
+            with self._store.writing_unversioned() as connection:
                 put(connection, table, [asdict(one) for one in measured])
 
     def of(self, session_ids: Collection[int]) -> dict[int, Measured]:

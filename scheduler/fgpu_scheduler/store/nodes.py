@@ -19,7 +19,7 @@ Rows = dict[str, dict[str, Any]]
 """Rows of a table by its key."""
 
 
-def become(configured: Sequence[Node], write: SqlWrite, *, keep_states: bool = False) -> None:
+def replace_nodes(configured: Sequence[Node], write: SqlWrite, *, keep_states: bool = False) -> None:
     """Make the stored nodes and devices the configured ones, with an event for each node that changes.
 
     With ``keep_states`` those of nodes that are known stay as they are.

@@ -18,11 +18,11 @@ class Prepared:
         """Take a statement; ``names`` are the columns that an INSERT or an UPDATE sets."""
         self._statement = statement
         self._names = tuple(names)
-        self._of: dict[str, tuple[str, Callable[[Row], Any]]] = {}
+        self._compiled: dict[str, tuple[str, Callable[[Row], Any]]] = {}
 
     def one(self, connection: Connection, row: Row) -> CursorResult[Any]:
         """Run it once."""
-        sql, taken = self._for(connection.dialect)
+        sql, taken = self._compiled_for(connection.dialect)
         return connection.exec_driver_sql(sql, taken(row))
 
     def all(self, connection: Connection, rows: Sequence[Row]) -> None:
@@ -30,19 +30,19 @@ class Prepared:
         if len(rows) == 1:
             self.one(connection, rows[0])
         elif rows:
-            sql, taken = self._for(connection.dialect)
+            sql, taken = self._compiled_for(connection.dialect)
             connection.exec_driver_sql(sql, [taken(row) for row in rows])
 
-    def _for(self, dialect: Dialect) -> tuple[str, Callable[[Row], Any]]:
-        found = self._of.get(dialect.name)
+    def _compiled_for(self, dialect: Dialect) -> tuple[str, Callable[[Row], Any]]:
+        found = self._compiled.get(dialect.name)
         if found is None:
             # None: those that the statement itself names.
             made = self._statement.compile(dialect=dialect, column_keys=self._names or None)
-            found = self._of[dialect.name] = str(made), _taken(made.positiontup)
+            found = self._compiled[dialect.name] = str(made), _value_getter(made.positiontup)
         return found
 
 
-def _taken(order: Sequence[str] | None) -> Callable[[Row], Any]:
+def _value_getter(order: Sequence[str] | None) -> Callable[[Row], Any]:
     """Return what takes the values out of a row in the order of the statement's marks; None: they have names."""
     if order is None:
         return dict

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, u
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.image_names import checked_name, checked_tag, is_private, reference_of
 from fgpu_scheduler.store.private_image import (
     ImageInUse,
@@ -37,7 +37,7 @@ MOST_FAILED = 10
 class PrivateImages:
     """The private images of the installation whose store this is. Safe to use from several threads."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     # -- reading --------------------------------------------------------------------------------------

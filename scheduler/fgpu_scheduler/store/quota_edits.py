@@ -18,7 +18,7 @@ from fgpu_scheduler.core.quota import quota_words
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.edits import Edit, EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.rows import quota_key
 
@@ -91,7 +91,7 @@ Change = tuple[str, Quota, QuotaEdit | None]
 class QuotaEdits:
     """The edits of one installation. Thread-safe, as its store is. ``file`` is always what the settings say."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def all(self) -> tuple[QuotaEdit, ...]:
@@ -182,7 +182,7 @@ class QuotaEdits:
                 )
             write_edits(write.connection, EditKind.QUOTA, written, by=by, now_s=now_s)
             # An event even where nothing in force changes: it is what commits the transaction.
-            if done and not accounts.become(in_force(file, edits.values()), write):
+            if done and not accounts.replace_quotas(in_force(file, edits.values()), write):
                 write.event(
                     "quotas", reason=f"{done[0] if len(done) == 1 else f'{len(done)} quotas'}: edited"
                 )

@@ -52,7 +52,7 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     return found
 
 
-def become(wanted: Iterable[Quota], write: SqlWrite) -> bool:
+def replace_quotas(wanted: Iterable[Quota], write: SqlWrite) -> bool:
     """Make the stored quotas these, with an event for each that changes; return whether any does.
 
     Raises:

@@ -11,7 +11,7 @@ from sqlalchemy import delete, select, update
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.resizing import Amount
 from fgpu_scheduler.errors import InvalidTransition
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import is_live, sessions
 from fgpu_scheduler.store.schema import resizes as table
 from fgpu_scheduler.store.upsert import put
@@ -42,7 +42,7 @@ class Resize:
 class Resizes:
     """The wishes of one installation. Thread-safe, as its store is."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def asked(self) -> tuple[Resize, ...]:
@@ -69,7 +69,7 @@ class Resizes:
             InvalidTransition: the wish before it is still to be acted on.
         """
         new = Resize(session_id, amount, ResizeState.ASKED, None, by, now_s)
-        with self._store.writing_beside() as connection:
+        with self._store.writing_unversioned() as connection:
             live = select(sessions.c.id).where(is_live)
             connection.execute(delete(table).where(table.c.session_id.not_in(live)))
             state = select(table.c.state).where(table.c.session_id == session_id)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_, select
 
 from fgpu_scheduler.core.asked import counted_ids
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import (
     end_messages,
     events,
@@ -33,10 +33,10 @@ KEPT_EVENTS = 2000
 class Retention:
     """Forgets what ended long ago. Safe to use from several threads."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
-    def forget_sessions(self, before_s: int, *, now_s: int, limit: int = BATCH) -> int:
+    def delete_old_sessions(self, before_s: int, *, now_s: int, limit: int = BATCH) -> int:
         """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many."""
         with self._store.reading() as connection:
             chosen = select(sessions.c.id).where(_deletable(connection, before_s))
@@ -50,11 +50,11 @@ class Retention:
                 write.event("history", reason=f"forgot {len(ids)} sessions")
         elif ids:
             # Without one: everybody would plan and read anew, for what they do not look at.
-            with self._store.writing_beside() as connection:
+            with self._store.writing_unversioned() as connection:
                 _delete_rows(connection, ids)
         return len(ids)
 
-    def forget_events(self, before_s: int, *, limit: int = BATCH) -> int:
+    def delete_old_events(self, before_s: int, *, limit: int = BATCH) -> int:
         """Forget at most so many events from before an instant, but those of live sessions; return how many."""
         with self._store.reading() as connection:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one() or 0
@@ -68,7 +68,7 @@ class Retention:
             )
             ids = connection.execute(chosen).scalars().all()
         if ids:
-            with self._store.writing_beside() as connection:
+            with self._store.writing_unversioned() as connection:
                 connection.execute(delete(events).where(events.c.id.in_(ids)))
         return len(ids)
 

@@ -29,7 +29,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.records import Event
 from fgpu_scheduler.store.schema import sessions
 
-NONE = "[]"
+EMPTY = "[]"
 
 Used = Mapping[tuple[str, str], tuple[float, int]]
 """Of each user and resource group what ended sessions have used, in fGPU x 1000 x seconds, decayed to an instant."""
@@ -96,19 +96,19 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
             life[name] = word(life[name])
     life["sizes"] = sizes_of(life["sizes"])
     refused = life["refused"]
-    life["refused"] = () if refused == NONE else tuple(RefusedNode(*n) for n in json.loads(refused))
+    life["refused"] = () if refused == EMPTY else tuple(RefusedNode(*n) for n in json.loads(refused))
     placement = None if node_id is None else Placement(node_id, tuple(held.get(id_, ())))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
 
 
 def sizes_of(column: str) -> tuple[Size, ...]:
     """Return what a session held before it was resized, of a column; almost none was, and is parsed."""
-    return () if column == NONE else tuple(Size(*size) for size in json.loads(column))
+    return () if column == EMPTY else tuple(Size(*size) for size in json.loads(column))
 
 
 def groups_of(column: str) -> tuple[str, ...]:
     """Return the Hub groups of a column; those without any are almost all, and are not parsed."""
-    return () if column == NONE else tuple(json.loads(column))
+    return () if column == EMPTY else tuple(json.loads(column))
 
 
 def models_of(column: str | None) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def life_values(session: Session, before: Session | None = None) -> dict[str, An
     for name in ("refused", "sizes"):
         if name in values:
             found = values[name]
-            values[name] = json.dumps([astuple(one) for one in found]) if found else NONE
+            values[name] = json.dumps([astuple(one) for one in found]) if found else EMPTY
     if before is not None and session.request is not before.request:
         asked, was_asked = session.request, before.request
         values |= {n: getattr(asked, n) for n in _SIZED if getattr(asked, n) != getattr(was_asked, n)}

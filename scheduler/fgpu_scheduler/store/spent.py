@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import or_, select
 
 from fgpu_scheduler.core.records import Spent
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.rows import groups_of, sizes_of
 from fgpu_scheduler.store.schema import devices, meters, sessions, shares
 
@@ -18,7 +18,7 @@ AT_ONCE = 1000
 """So many rows are in memory at a time: a year may have hundreds of thousands."""
 
 
-def spent_between(store: Durable, from_s: int, to_s: int) -> Iterator[Spent]:
+def spent_between(store: StoreConnection, from_s: int, to_s: int) -> Iterator[Spent]:
     """Yield every session that held shares at any time from one instant until before another, by id.
 
     All are of one instant: the store is being read until the last one.

@@ -18,9 +18,9 @@ from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
-from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.foretold import read_experience
-from fgpu_scheduler.store.nodes import become
+from fgpu_scheduler.store.connection import StoreConnection
+from fgpu_scheduler.store.first_forecasts import read_experience
+from fgpu_scheduler.store.nodes import replace_nodes
 from fgpu_scheduler.store.quota_edits import in_force, read_quota_edits
 from fgpu_scheduler.store.rows import event_of
 from fgpu_scheduler.store.schema import devices as device_rows
@@ -39,19 +39,19 @@ from fgpu_scheduler.store.statements import (
 )
 
 
-class Store(Durable, SessionStore):
+class Store(StoreConnection, SessionStore):
     """The store of one installation. Thread-safe; other processes may use the same database."""
 
     def __init__(self, url: str, *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
-        """Take the database's URL and how fast what was used is forgotten: see `Durable` and `SessionStore`."""
-        Durable.__init__(self, url)
+        """Take the database's URL and how fast what was used is forgotten: see `StoreConnection` and `SessionStore`."""
+        StoreConnection.__init__(self, url)
         SessionStore.__init__(self, half_life_s=half_life_s)
 
     # --- Nodes ---
 
     def set_nodes(self, nodes: Sequence[Node], *, now_s: int, keep_states: bool = False) -> None:
         with self.writing(now_s=now_s) as write:
-            become(nodes, write, keep_states=keep_states)
+            replace_nodes(nodes, write, keep_states=keep_states)
 
     def set_node_state(
         self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
@@ -106,7 +106,7 @@ class Store(Durable, SessionStore):
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         with self.writing(now_s=now_s) as write:
             given = accounts.checked(quotas)
-            accounts.become(in_force(given, read_quota_edits(write.connection)), write)
+            accounts.replace_quotas(in_force(given, read_quota_edits(write.connection)), write)
 
     def set_priority(self, session_id: int, priority: int, *, by: str, now_s: int) -> Session:
         """Give a waiting session another priority, as an administrator wishes; the next plan goes by it.

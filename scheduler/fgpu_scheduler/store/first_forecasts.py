@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, bindparam, insert, or_, select
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.hindsight import NEWEST_TOLD, Experience, Range, Told, stretch_of
 from fgpu_scheduler.core.lengths import LEAST, Lengths
-from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import foretold as table
 from fgpu_scheduler.store.schema import sessions
 from fgpu_scheduler.store.statements import read_all_runs, read_runs
@@ -26,18 +26,18 @@ _told = (
 _TOLD_OF = _told.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
-class Foretold:
+class FirstForecasts:
     """What was told of the starts of one store. Safe to use from several threads."""
 
-    def __init__(self, store: Durable) -> None:
+    def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
-    def note(self, forecasts: Iterable[Forecast], *, now_s: int) -> None:
+    def record(self, forecasts: Iterable[Forecast], *, now_s: int) -> None:
         """Keep what is told now of each session of which nothing was told before. It is no change of the scheduler's."""
         found = {f.session_id: _row(f, now_s) for f in forecasts if f.told is not None}
         if not found:
             return
-        with self._store.writing_beside() as connection:
+        with self._store.writing_unversioned() as connection:
             chosen = select(table.c.session_id).where(table.c.session_id.in_(sorted(found)))
             there = set(connection.execute(chosen).scalars())
             new = [row for i, row in sorted(found.items()) if i not in there]

@@ -9,7 +9,7 @@ from store_worlds import S, ask, end, node, schedule
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.hindsight import LEAST_WAIT_S, TAUGHT_BY, Range, Stretch, Told
 from fgpu_scheduler.core.model import EndCause, WaitReason
-from fgpu_scheduler.store.foretold import Foretold
+from fgpu_scheduler.store.first_forecasts import FirstForecasts
 from fgpu_scheduler.store.retention import Retention
 from fgpu_scheduler.store.store import Store
 
@@ -30,30 +30,30 @@ def waiting(store: Store, user: str) -> int:
 
 def test_first_forecast_is_compared_with_the_start(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
-    foretold = Foretold(store)
+    forecasts = FirstForecasts(store)
     session_id = waiting(store, "alice")
-    foretold.note([told(session_id)], now_s=10)
-    foretold.note([told(session_id, Range(900, 901, 902))], now_s=20)
-    assert foretold.newest() == ()
+    forecasts.record([told(session_id)], now_s=10)
+    forecasts.record([told(session_id, Range(900, 901, 902))], now_s=20)
+    assert forecasts.newest() == ()
     schedule(store, now_s=250)
-    assert foretold.newest() == (Told(10, PLANNED, PLANNED, 250),)
+    assert forecasts.newest() == (Told(10, PLANNED, PLANNED, 250),)
 
 
 def test_cancelled_session_counts_as_not_started(store: Store) -> None:
-    foretold = Foretold(store)
+    forecasts = FirstForecasts(store)
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
-    foretold.note([told(session_id)], now_s=10)
+    forecasts.record([told(session_id)], now_s=10)
     store.move(session_id, S.CANCELLED, now_s=400, cause=EndCause.USER)
-    assert foretold.newest() == (Told(10, PLANNED, PLANNED, 400, started=False),)
+    assert forecasts.newest() == (Told(10, PLANNED, PLANNED, 400, started=False),)
 
 
 def test_unknown_start_is_not_stored_and_changes_no_version(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
     version = store.version()
-    Foretold(store).note([replace(told(session_id), expected_start_at_s=None)], now_s=10)
-    Foretold(store).note([told(session_id)], now_s=10)
+    FirstForecasts(store).record([replace(told(session_id), expected_start_at_s=None)], now_s=10)
+    FirstForecasts(store).record([told(session_id)], now_s=10)
     assert store.version() == version
 
 
@@ -61,7 +61,7 @@ def test_late_starts_move_the_next_forecasts_of_their_group(store: Store) -> Non
     store.set_nodes([node()], now_s=0)
     for number in range(TAUGHT_BY):
         session_id = waiting(store, f"user{number}")
-        Foretold(store).note([told(session_id)], now_s=10)
+        FirstForecasts(store).record([told(session_id)], now_s=10)
         schedule(store, now_s=400)
         store.move(session_id, S.PREPARING, now_s=400)
         end(store, session_id, now_s=401)
@@ -73,8 +73,8 @@ def test_late_starts_move_the_next_forecasts_of_their_group(store: Store) -> Non
 def test_stored_forecast_is_deleted_with_its_session(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     session_id = waiting(store, "alice")
-    Foretold(store).note([told(session_id)], now_s=10)
+    FirstForecasts(store).record([told(session_id)], now_s=10)
     store.move(session_id, S.CANCELLED, now_s=400, cause=EndCause.USER)
     waiting(store, "bob")
-    assert Retention(store).forget_sessions(1000, now_s=2000) == 1
-    assert Foretold(store).newest() == ()
+    assert Retention(store).delete_old_sessions(1000, now_s=2000) == 1
+    assert FirstForecasts(store).newest() == ()

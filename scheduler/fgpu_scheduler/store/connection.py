@@ -12,7 +12,7 @@ from fgpu_scheduler.store.schema import meta
 from fgpu_scheduler.store.transaction import Newest, SqlWrite, writing
 
 
-class Durable:
+class StoreConnection:
     """The database of one installation. Thread-safe; other processes may use the same one.
 
     Whatever reads or writes it, here or in a class that is given it, raises `StoreUnavailable` where the database does
@@ -85,6 +85,6 @@ class Durable:
         """Begin a write transaction: another version, with an event for each change. One without any is undone."""
         return writing(self._database, self._newest, now_s=now_s)
 
-    def writing_beside(self) -> AbstractContextManager[Connection]:
+    def writing_unversioned(self) -> AbstractContextManager[Connection]:
         """Begin a write transaction on what no plan is made of: the store's version stays, and nothing is logged."""
         return self._database.writing()
