@@ -23,16 +23,20 @@ from fgpuspawner.images.model import FoundImage, Image, state_words
 from fgpuspawner.images.pinning import pinned
 from fgpuspawner.images.values import shown
 
-DONE = {
-    Action.ENABLE: "may be started again",
-    Action.DISABLE: "nobody may start it; running sessions go on",
-    Action.HIDE: "is not shown any more; who knows its slug may start it",
-    Action.SHOW: "is shown again",
-    Action.DEFAULT: "is the default",
-    Action.UP: "is one place further up",
-    Action.DOWN: "is one place further down",
-    Action.BACK: "is as the file has it",
+ACTIONS = {
+    Action.ENABLE: ("Let users start an image again.", "may be started again"),
+    Action.DISABLE: ("Let no user start an image.", "nobody may start it; running sessions go on"),
+    Action.HIDE: (
+        "Hide an image in the launch form.",
+        "is not shown any more; who knows its slug may start it",
+    ),
+    Action.SHOW: ("Show a hidden image again.", "is shown again"),
+    Action.DEFAULT: ("Make an image the default.", "is the default"),
+    Action.UP: ("Move an image up by one place.", "is one place further up"),
+    Action.DOWN: ("Move an image down by one place.", "is one place further down"),
+    Action.BACK: ("Undo all changes to an image.", "is as the file has it"),
 }
+"""Each action with its help, and its result."""
 
 
 @click.group(cls=Group)
@@ -46,7 +50,10 @@ def images_command() -> None:
 @images_command.command("list")
 @config_option
 def list_images(config: str) -> list[str]:
-    """List the images: their state, where file and database differ, and which machines have them."""
+    """List the images, their state and their machines.
+
+    It also says where file and database differ.
+    """
     with opened(config) as own, own.stores() as stores:
         found = [_listed(one, own, stores) for one in own.images.listed.listed]
         problems = own.problems()
@@ -84,7 +91,10 @@ def _found(image: Image, stores: Sequence[ImageStore]) -> dict[str, FoundImage]:
 @click.argument("file", required=False, type=FILE)
 @config_option
 def check(file: str | None, config: str) -> list[str]:
-    """Check whether the catalogue can be used, and what of it has no effect; or only the catalogue in FILE."""
+    """Check the catalogue, or the one in FILE.
+
+    Of the installation's own catalogue it also names what has no effect.
+    """
     if file is not None:
         where, images = file, load_catalogue(file).images
     else:
@@ -116,12 +126,12 @@ def _act(action: Action, slug: str, config: str) -> list[str]:
         own.images.refresh()
         image = own.catalogue.entry(slug)
         unfit = own.unfit(image) if image is not None and action is Action.ENABLE else None
-    return [f"image {slug} {DONE[action]}", *([f"problem: {unfit}"] if unfit else [])]
+    return [f"image {slug} {ACTIONS[action][1]}", *([f"problem: {unfit}"] if unfit else [])]
 
 
-for _action, _said in DONE.items():
+for _action, (_help, _) in ACTIONS.items():
     _one = config_option(click.argument("slug")(partial(_act, _action)))
-    images_command.add_command(command(_action.value, help=f"The image {_said}.")(_one))
+    images_command.add_command(command(_action.value, help=_help)(_one))
 
 
 @images_command.command()
@@ -138,7 +148,7 @@ def file_order(config: str) -> list[str]:
 @click.option("--add", is_flag=True, help="add these to the catalogue; without a slug all new ones")
 @config_option
 def scan(slugs: tuple[str, ...], add: bool, config: str) -> list[str]:
-    """Print what the labels of the engines' images propose for the catalogue."""
+    """Propose new images by the labels that engines have."""
     if slugs and not add:
         raise UsageError(f"{slugs[0]}: name images only with --add")
     with opened(config) as own, own.stores() as stores:

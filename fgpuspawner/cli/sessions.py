@@ -48,7 +48,7 @@ ASKED = {
     "cpu": ("CORES", "CPU, such as 2"),
     "memory_mib": ("MIB", "memory; --memory-gib is the same in GiB"),
     "memory_gib": ("GIB", "memory, such as 4"),
-    "count": ("NUMBER", "so many sessions at once"),
+    "count": ("NUMBER", "how many sessions to start"),
     "time_limit": ("H:MM", "how long it may run, such as 2:30"),
     "time_limit_s": ("SECONDS", "the same in seconds"),
     "priority": ("NUMBER", "higher ones go first"),
@@ -165,7 +165,7 @@ def end_command(api: Api, session: int) -> list[str]:
 @users_command("run")
 @fields
 @click.option("--accept-image", metavar="DIGEST", help="accept somebody else's image, by its digest")
-@click.option("--name", help="the server's name; default: the first free one")
+@click.option("--name", metavar="NAME", help="the server's name; default: the first free one")
 @click.option("--wait", is_flag=True, help="wait until all run; 1 if one does not")
 def run_command(
     api: Api, accept_image: str | None, name: str | None, wait: bool, **fields: str | None
