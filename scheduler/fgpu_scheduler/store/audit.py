@@ -1,4 +1,4 @@
-"""The audit log: what administrators did, when, and to what. Lines are added and never changed."""
+"""The audit log: what administrators did, when and to what. Lines are added and never changed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fgpu_scheduler.store.schema import audit
 MOST_ACTOR = 255
 MOST_TARGET = 500
 MOST_DETAILS = 2000
-"""So many characters are kept of each; they are other people's words in part."""
+"""The longest text of each column: users write parts of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` what it was done to.
+    """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` is what it was done to.
 
-    ``resource_group`` is whose that was at the time; None of what is no group's, such as the banner.
+    ``resource_group`` is the target's group at that time, None if it had none, such as the banner.
     """
 
     id: int
@@ -33,7 +33,7 @@ class AuditLine:
 
 
 class Audit:
-    """The audit log of the installation whose store this is. Thread-safe, as its store is."""
+    """The audit log of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
@@ -48,10 +48,7 @@ class Audit:
         details: str = "",
         now_s: int,
     ) -> None:
-        """Add a line, in a transaction of its own: after what it tells of was done.
-
-        ``group``: the resource group whose it is, if it is one's.
-        """
+        """Add a line in its own transaction, after the action. ``group`` is the target's resource group."""
         with self._store.writing_unversioned() as connection:
             record(
                 connection,
@@ -73,10 +70,10 @@ class Audit:
         text: str = "",
         groups: Collection[str] | None = None,
     ) -> tuple[AuditLine, ...]:
-        """Return the newest lines before an id, newest first, of this actor and this action.
+        """Return the newest lines before an id, newest first, filtered by each argument that is given.
 
-        ``action`` also names all actions that begin with it and a dot; ``text`` is looked for in target and details,
-        without regard to case. Lines of these resource groups only, where ``groups`` is not None.
+        ``action`` also matches actions that begin with it and a dot; ``text`` is searched in target and details, ignoring
+        case.
         """
         found = select(audit).order_by(audit.c.id.desc()).limit(limit)
         if before_id is not None:
@@ -90,7 +87,7 @@ class Audit:
         if groups is not None:
             found = found.where(audit.c.resource_group.in_(groups))
         if text:
-            # SQLite lowers ASCII only: other letters are found as they were written.
+            # SQLite lowers only ASCII letters, so others are also searched as they were written.
             found = found.where(
                 or_(
                     *(
@@ -114,7 +111,7 @@ def record(
     details: str = "",
     now_s: int,
 ) -> None:
-    """Add a line in the transaction of what it tells of."""
+    """Add a line in the action's transaction."""
     connection.execute(
         insert(audit).values(
             at_s=now_s,
@@ -128,6 +125,6 @@ def record(
 
 
 def _clean(text: str, most: int) -> str:
-    """Return the text in one line, cut where it is long; PostgreSQL takes no zero characters."""
+    """Return the text as one line of at most ``most`` characters, without zero characters, which PostgreSQL refuses."""
     line = " ".join(text.replace("\0", " ").split())
     return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,7 +1,7 @@
-"""The banner: one announcement of the administrators, which every page shows until it is taken down or its time is over.
+"""The banner: one announcement of the administrators on every page, until it expires or is taken down.
 
-The service gives it as ``banner`` of ``GET me`` and shows it in its pages. The Hub's pages ask
-`fgpuspawner.hub.banner.banner_of_hub`, which neither fails nor keeps a page waiting.
+The service returns it as ``banner`` of ``GET me`` and shows it in its pages. The Hub's pages get it from
+`fgpuspawner.hub.banner.banner_of_hub`, which never fails and never delays a page.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from fgpu_scheduler.store.edits import EditKind, delete_edit, read_edits, write_
 
 MOST_BANNER_TEXT = 500
 NAME = "banner"
-"""There is one."""
+"""The name of its only row."""
 
 
 class BannerLevel(StrEnum):
-    """How a banner looks."""
-
     INFO = "info"
     WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the banner says, as plain text, and until when; None: until it is taken down."""
+    """The banner's plain text, and when it expires; None: when it is taken down."""
 
     text: str
     level: BannerLevel = BannerLevel.INFO
@@ -38,13 +36,13 @@ class Notice:
 
 
 class Banner:
-    """The banner of the installation whose store this is. Thread-safe, as its store is."""
+    """The banner of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def at(self, now_s: int) -> Notice | None:
-        """Return what is shown at this instant, or None."""
+        """Return the banner shown at this time, or None."""
         with self._store.reading() as connection:
             found = read_edits(connection, EditKind.BANNER)
         for edit in found:
@@ -54,10 +52,10 @@ class Banner:
         return None
 
     def put(self, notice: Notice, *, by: str, now_s: int) -> None:
-        """Show this in place of what was shown before, and write it into the audit log.
+        """Show this banner instead of any other, and write it to the audit log.
 
         Raises:
-            BadSettings: it says nothing or too much, or its time is over.
+            BadSettings: the text is empty or too long, or the banner has expired.
         """
         text = " ".join(notice.text.replace("\0", " ").split())
         if not text:
@@ -79,7 +77,7 @@ class Banner:
             )
 
     def take_down(self, *, by: str, now_s: int) -> None:
-        """Show nothing any more."""
+        """Delete the banner."""
         with self._store.writing_unversioned() as connection:
             if delete_edit(connection, EditKind.BANNER, NAME):
                 record(connection, actor=by, action="banner.clear", target=NAME, now_s=now_s)

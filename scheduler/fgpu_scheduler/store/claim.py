@@ -1,4 +1,4 @@
-"""One Hub for the sessions of a database: a second one would end what it does not know of."""
+"""The claim of a Hub on its database: a second Hub would end sessions that it did not launch."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fgpu_scheduler.store.database import TIMEOUTS, UNAVAILABLE, Database, one_l
 from fgpu_scheduler.store.schema import meta
 
 HUB_LOCK = 0x66677068
-"""PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
+"""PostgreSQL's advisory lock of a database's Hub: "fgph" in ASCII."""
 TRY_LOCK = f"""
 SELECT pg_try_advisory_lock(:key, hashtext(coalesce(
     (SELECT nspname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
      WHERE pg_class.oid = to_regclass('{meta.name}')), current_schema())))
 """
-"""Several installations may share a database, each in a schema of its own. URLs with different search paths may lead to
-the same tables, so the lock is that of the schema in which they are found."""
+"""Several installations can share a database, each in its own schema. URLs with different search paths can lead to the
+same tables, so the lock is for the schema in which the tables are found."""
 LOCK_WAIT_S = 15.0
-"""Seconds that PostgreSQL may take to notice the end of the process that held the lock."""
+"""Seconds that PostgreSQL may take to notice that the process with the lock has ended."""
 SERVER_KEEPALIVES = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
-"""What its server is told, so that the lock of a Hub whose machine is cut off is free after half a minute."""
+"""Settings of the connection: if a Hub's machine is cut off, the server frees its lock after half a minute."""
 
 
 class Claim:
-    """The claim of a Hub on a database. It ends with the process that holds it. To be used in one thread at a time.
+    """The claim of a Hub on a database, which ends with the process. Use it in one thread at a time.
 
-    On SQLite it is a lock on the database's file itself, whichever link or path leads to it; on PostgreSQL an advisory
-    lock of one connection, which must therefore lead to the server, not to a pool of connections by transaction.
+    On SQLite it is a lock on the database's file itself, so links and other paths lead to the same lock. On PostgreSQL it
+    is an advisory lock of one connection, which must lead to the server and not to a transaction pool.
     """
 
     def __init__(self, url: str) -> None:
-        """Read the URL of a database, without I/O.
+        """Parse the URL, without I/O.
 
         Raises:
-            BadSettings: it cannot be read, or names a database that is not supported.
+            BadSettings: the URL is invalid, or its database is not supported.
         """
         Database(url)
         self._url = make_url(url)
@@ -51,11 +51,11 @@ class Claim:
         self._connection: Connection | None = None
 
     def take(self) -> None:
-        """Take the claim, or keep it. After a restart of PostgreSQL it is taken again.
+        """Take the claim, keep it, or take it again after a restart of PostgreSQL.
 
         Raises:
             BadSettings: another process holds it, or the database's driver is not installed.
-            StoreUnavailable: it is not known, as the database does not answer.
+            StoreUnavailable: the database does not answer.
         """
         if self._url.get_backend_name() == "sqlite":
             if self._url.database not in (None, "", ":memory:"):
@@ -66,7 +66,7 @@ class Claim:
         with one_line(self._url, *UNAVAILABLE, DBAPIError):
             if self._connection is not None:
                 try:
-                    # Once more, as the tables may be in another schema since they were made.
+                    # Again: when the tables are created, they may be in another schema than before.
                     if self._connection.execute(text(TRY_LOCK), {"key": HUB_LOCK}).scalar_one():
                         return
                     raise BadSettings(self._taken())
@@ -77,7 +77,7 @@ class Claim:
     def close(self) -> None:
         """Give the claim back. Idempotent."""
         if self._file is not None:
-            # Not closed before the process ends: that would drop the locks of SQLite's own connections to this file.
+            # Do not close the file: that would release the locks of SQLite's own connections to it (POSIX locks).
             fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._connection is not None:
             with contextlib.suppress(DBAPIError):
@@ -86,7 +86,7 @@ class Claim:
 
     def _take_lock(self) -> None:
         arguments = {name: value for name, value in TIMEOUTS.items() if name not in self._url.query}
-        # A lock belongs to its connection, so no pool may hand that on, and no transaction stays open on it.
+        # The lock belongs to the connection: no pool may reuse that, and no transaction may stay open on it.
         with requiring_driver():
             engine = create_engine(
                 self._url, connect_args=arguments, poolclass=NullPool, isolation_level="AUTOCOMMIT"
@@ -113,11 +113,11 @@ class Claim:
 
 
 def lock_file(path: Path, taken: str) -> IO[str]:
-    """Return a file with a lock that is held until it is closed, or this process ends.
+    """Return an open file with a lock, which is held until the file is closed or this process ends.
 
     Raises:
-        BadSettings: another process holds it; its message is ``taken``.
-        StoreUnavailable: there can be no such file.
+        BadSettings: another process holds the lock; the message is ``taken``.
+        StoreUnavailable: the file cannot be created or locked.
     """
     file = os.fdopen(_private(path), "w")
     try:
@@ -129,7 +129,7 @@ def lock_file(path: Path, taken: str) -> IO[str]:
 
 
 def _private(path: Path) -> int:
-    """Open a file for its owner and group; it is made if it is not there. SQLite gives its files beside it that mode."""
+    """Open or create a file, closed to other users than owner and group. SQLite copies the mode to its journals."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as e:

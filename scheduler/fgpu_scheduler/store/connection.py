@@ -1,4 +1,4 @@
-"""A database with the scheduler's tables: connecting to it, and its transactions."""
+"""The connection of an installation to its database, and transactions on it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from fgpu_scheduler.store.transaction import Newest, SqlWrite, writing
 
 
 class StoreConnection:
-    """The database of one installation. Thread-safe; other processes may use the same one.
+    """The database of one installation. Thread-safe; other processes may use the same database.
 
-    Whatever reads or writes it, here or in a class that is given it, raises `StoreUnavailable` where the database does
-    not answer; then nothing was written.
+    Every read or write through it raises `StoreUnavailable` if the database does not answer; nothing was written then.
     """
 
     def __init__(self, url: str) -> None:
-        """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
+        """Parse the URL, without I/O: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
         Raises:
-            BadSettings: the URL cannot be read, or names another kind of database. No I/O happens here.
+            BadSettings: the URL is invalid, or its database is not supported.
         """
         self._database = Database(url)
         self._newest = Newest()
         self._installation_id = ""
 
     def tell_transactions(self, told: Callable[[str, float], None]) -> None:
-        """Have ``told`` know of each transaction: ``read`` or ``write``, and the seconds from asking to its end."""
+        """Call ``told`` after each transaction: ``read`` or ``write``, and the seconds from request to end."""
         self._database.on_transaction = told
 
     def open(self) -> None:
@@ -42,26 +41,26 @@ class StoreConnection:
         self._installation_id = self._database.open(migrate=True)
 
     def connect_readonly(self) -> None:
-        """Connect for reading, without migrating. What writes then raises `StoreUnavailable`.
+        """Connect for reading, without migrating. Writes then raise `StoreUnavailable`.
 
         Raises:
-            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+            StoreUnavailable: unreachable, or not of this version; one line, without the password.
         """
         self._installation_id = self._database.open(migrate=False)
 
     def connect(self) -> None:
-        """Connect for reading and writing, without migrating: for others than the process that schedules.
+        """Connect for reading and writing, without migrating: for processes other than the Hub.
 
         Raises:
-            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+            StoreUnavailable: unreachable, or not of this version; one line, without the password.
         """
         self._installation_id = self._database.open(migrate=False, write=True)
 
     def check_writable(self) -> None:
-        """Return if a transaction could be written now; it changes nothing.
+        """Try a write and roll it back.
 
         Raises:
-            StoreUnavailable: it could not; one line, without the password.
+            StoreUnavailable: writing is impossible; one line, without the password.
         """
         with self._database.writing() as connection:
             connection.execute(update(meta).values(version=meta.c.version))
@@ -74,17 +73,17 @@ class StoreConnection:
 
     @property
     def installation_id(self) -> str:
-        """Twelve random hex digits, made with the database: they mark what this installation launches."""
+        """Twelve random hex digits, created with the database, that mark what this installation launches."""
         return self._installation_id
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Begin a transaction that sees one instant. What goes wrong is raised as `StoreUnavailable`."""
+        """Begin a read transaction, which sees one instant."""
         return self._database.reading()
 
     def writing(self, *, now_s: int) -> AbstractContextManager[SqlWrite]:
-        """Begin a write transaction: another version, with an event for each change. One without any is undone."""
+        """Begin a write transaction: a new version with an event for each change, undone if nothing changes."""
         return writing(self._database, self._newest, now_s=now_s)
 
     def writing_unversioned(self) -> AbstractContextManager[Connection]:
-        """Begin a write transaction on what no plan is made of: the store's version stays, and nothing is logged."""
+        """Begin a write transaction on data that no plan uses: it changes no version and logs nothing."""
         return self._database.writing()

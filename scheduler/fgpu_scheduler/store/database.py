@@ -1,7 +1,7 @@
-"""One database, SQLite or PostgreSQL: connections, transactions, and errors as one plain line.
+"""A SQLite or PostgreSQL database: connections, transactions, and errors as one plain line.
 
-Transactions are the same on both. A reading one sees one instant. Writing ones run one after another:
-on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL because each begins with an UPDATE of the meta row.
+Transactions behave the same on both. A read transaction sees one instant. Write transactions run one after another: on
+SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL because each begins with an UPDATE of the meta row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fgpu_scheduler.store import migrations
 from fgpu_scheduler.store.schema import meta
 
 LOCK_TIMEOUT_S = 10
-"""So long a transaction waits for another's lock, and a connection for its server."""
+"""How long a transaction waits for another's lock, and a connection for its server."""
 
 TIMEOUTS = {
     "connect_timeout": LOCK_TIMEOUT_S,
@@ -43,33 +43,33 @@ TIMEOUTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 1000 * 25,
 }
-"""What PostgreSQL's client is told, so that a server whose machine is cut off is known to be after half a minute."""
+"""Arguments of PostgreSQL's client: if the server's machine is cut off, the client notices after half a minute."""
 
 UNAVAILABLE = OperationalError, InterfaceError, InternalError, NotSupportedError, PoolTimeout
-"""What is raised while the server is away. A write to a standby is no OperationalError to the driver; and where every
-connection of the pool hangs, and none becomes free, no driver says anything."""
+"""The errors while the server is away. For a write to a standby the driver raises no OperationalError, and a pool without
+a free connection raises SQLAlchemy's own timeout."""
 
 READ_ONLY_SQLSTATES = "0A000", "25006"
-"""PostgreSQL's codes for a write that a standby refuses: to begin it, or in a transaction that only reads."""
+"""PostgreSQL's codes for a write on a standby: for beginning it, and in a read-only transaction."""
 
 MIGRATION_LOCK = 0x66677075
 """PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
 
 
 class Database:
-    """The database behind a URL. Safe to use from several threads."""
+    """The database of a URL. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Read the URL, without I/O.
+        """Parse the URL, without I/O.
 
         Raises:
-            BadSettings: it cannot be read, or names a database that is not supported.
+            BadSettings: the URL is invalid, or its database is not supported.
         """
         try:
             self._url = make_url(url)
             self._backend = self._url.get_backend_name()
         except (ArgumentError, NoSuchModuleError, ValueError):
-            # The text itself may hold the password.
+            # Do not quote the text: it may contain the password.
             raise BadSettings("the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite") from None
         if self._backend not in ("sqlite", "postgresql"):
             meant = "; write postgresql+psycopg://" if self._backend == "postgres" else ""
@@ -85,10 +85,10 @@ class Database:
             )
         self._reader: Engine | None = None
         self._writer: Engine | None = None
-        # In memory there is one connection, so one transaction at a time.
+        # A database in memory has one connection, so one transaction at a time.
         self._turn: AbstractContextManager[Any] = threading.Lock() if self._in_memory else nullcontext()
         self.on_transaction: Callable[[str, float], None] = lambda kind, took_s: None
-        """Told of each transaction that went well, in its thread: ``read`` or ``write``, and the seconds that it took."""
+        """Called in its thread after each successful transaction: ``read`` or ``write``, and its seconds."""
 
     @property
     def _is_sqlite(self) -> bool:
@@ -99,9 +99,9 @@ class Database:
         return self._is_sqlite and self._url.database in (None, "", ":memory:")
 
     def open(self, *, migrate: bool, write: bool = False) -> str:
-        """Connect, migrate or else only check the schema, and return the installation's id.
+        """Connect, migrate or only check the schema, and return the installation's id.
 
-        What was not migrated here is for reading, unless ``write``.
+        Without ``migrate`` the database is opened for reading, unless ``write``.
 
         Raises:
             StoreUnavailable: unreachable, or of another schema; one line, without the password.
@@ -116,7 +116,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close every connection. Idempotent; the database can be opened again."""
+        """Close every connection; `open` opens the database again. Idempotent."""
         for engine in (self._reader, self._writer):
             if engine is not None:
                 engine.dispose()
@@ -124,21 +124,21 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Run a transaction that sees one instant and changes nothing."""
+        """Run a read transaction, which sees one instant."""
         began_s = time.monotonic()
         with self._turn, one_line(self._url, *UNAVAILABLE):
             if self._reader is None:
                 raise StoreUnavailable(f"{shown(self._url)} is not open")
             with self._reader.connect() as connection:
                 if not self._in_memory:
-                    # There it is the turn that keeps others from writing meanwhile.
+                    # In memory the lock keeps writers out.
                     self._begin(connection, "BEGIN")
                 yield connection
         self.on_transaction("read", time.monotonic() - began_s)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Run a transaction that ends in a commit, or in a rollback if its body raised or rolled back."""
+        """Run a write transaction: it is committed unless the body raises or rolls back."""
         began_s = time.monotonic()
         with self._turn, one_line(self._url, *UNAVAILABLE):
             if self._writer is None:
@@ -151,7 +151,7 @@ class Database:
 
     def _begin(self, connection: Connection, statement: str) -> None:
         if self._is_sqlite:
-            # And no listener of SQLAlchemy's event for this: each statement would look for more of them.
+            # Not in a listener of SQLAlchemy's "begin" event: with one, every statement looks for listeners.
             connection.exec_driver_sql(statement)
 
     def _prepared(self) -> str:
@@ -172,7 +172,7 @@ class Database:
         return str(found)
 
     def _checked(self, *, write: bool) -> str:
-        # To connect would create it, empty.
+        # Connecting would create an empty file.
         if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
             raise StoreUnavailable(f"{shown(self._url)} does not exist yet; the Hub makes it when it starts")
         engine = self._new_engine()
@@ -187,7 +187,7 @@ class Database:
         return found
 
     def _new_engine(self) -> Engine:
-        """Make the engine (which connects when first used) and the reading side of it."""
+        """Create the engine, which connects on first use, and its reading side."""
         with requiring_driver():
             engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
         self._reader = self._with_mode(engine, write=False)
@@ -195,8 +195,8 @@ class Database:
 
     def _with_mode(self, engine: Engine, *, write: bool) -> Engine:
         if self._is_sqlite:
-            return engine  # There it is said as each transaction begins.
-        # Writers queue for the meta row and must then see what the one before them committed.
+            return engine  # `_begin` chooses the mode of each transaction.
+        # Writers wait for the lock on the meta row, and must then see what the previous writer committed.
         level = "READ COMMITTED" if write else "REPEATABLE READ"
         return engine.execution_options(isolation_level=level, postgresql_readonly=not write)
 
@@ -212,16 +212,16 @@ class Database:
         return engine
 
     def _postgresql_engine(self) -> Engine:
-        # The URL's own come first, as of the server's "connect_timeout" and "keepalives_idle".
+        # Arguments in the URL's query, such as "connect_timeout", take precedence.
         arguments = {name: value for name, value in TIMEOUTS.items() if name not in self._url.query}
-        # Pinged before use: a restart of the server must not fail the next spawn.
+        # Test each connection before use: a restart of the server must not fail the next spawn.
         engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
         event.listen(engine, "connect", _set_up_postgresql)
         event.listen(engine, "handle_error", _disconnect_from_standby)
         return engine
 
     def _use_wal(self, engine: Engine) -> None:
-        """Let readers go on while one writes. Kept in the file, so only the first open changes it."""
+        """Use a write-ahead log, so that writers do not block readers. The file keeps this mode."""
         with engine.connect() as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
         if mode != "wal":
@@ -231,7 +231,7 @@ class Database:
 
     @contextmanager
     def _known_schema(self) -> Iterator[None]:
-        """Turn a schema that this code does not know into `StoreUnavailable`, which says what to do."""
+        """Turn `UnknownSchema` into `StoreUnavailable` with the remedy."""
         try:
             yield
         except migrations.UnknownSchema as e:
@@ -245,7 +245,7 @@ class Database:
 
 @contextmanager
 def requiring_driver() -> Iterator[None]:
-    """Turn the lack of a database's driver into `BadSettings`."""
+    """Turn a missing database driver into `BadSettings`."""
     try:
         yield
     except ImportError as e:
@@ -256,7 +256,7 @@ def requiring_driver() -> Iterator[None]:
 
 @contextmanager
 def one_line(url: URL, *errors: type[SQLAlchemyError]) -> Iterator[None]:
-    """Turn errors of a database into `StoreUnavailable`: one line, which names it, without its password."""
+    """Turn a database's errors into a one-line `StoreUnavailable` that names the database without its password."""
     try:
         yield
     except errors as e:
@@ -267,18 +267,18 @@ def one_line(url: URL, *errors: type[SQLAlchemyError]) -> Iterator[None]:
 
 
 def shown(url: URL) -> str:
-    """Name a database. The query part stays out: it may hold a password too."""
+    """Return a database's URL without its password and without its query, which may have a password too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    # The driver would open transactions late and only for writes; `Database._begin` does it instead.
+    # The driver begins transactions late and only for writes, so `Database._begin` does it instead.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
-    # In WAL mode a commit is in the kernel's hands when it returns, so it survives a SIGKILL of this
-    # process. Only a crash of the machine can take the last ones back (never corrupt the file), and
-    # that also ends every session they allocated. FULL would wait for the disk at each commit.
+    # In WAL mode the kernel has a commit when it returns, so it survives a SIGKILL of this process. Only a crash of the
+    # machine can lose the last commits (it never corrupts the file), and it also ends the sessions that they allocated.
+    # FULL would wait for the disk at each commit.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
 
@@ -291,6 +291,6 @@ def _set_up_postgresql(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
 
 
 def _disconnect_from_standby(context: ExceptionContext) -> None:
-    # Its connections would be good for ever, though the address may lead to the server that writes by now.
+    # Drop the pool's connections to a standby: the same address may lead to the new primary by now.
     if getattr(context.original_exception, "sqlstate", None) in READ_ONLY_SQLSTATES:
         context.is_disconnect = True

@@ -1,4 +1,4 @@
-"""What administrators change by page, API or command: one row for each thing, with who changed it last and when."""
+"""The table of administrators' edits: one row for each edited thing, with its last author and time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fgpu_scheduler.store.upsert import put
 
 
 class EditKind(StrEnum):
-    """The kinds of things that can be changed."""
-
     BANNER = "banner"
     IMAGE = "image"
     QUOTA = "quota"
@@ -24,7 +22,7 @@ class EditKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The fields of one thing, as JSON has them, and who changed it last."""
+    """The edited fields of one thing, as in JSON, with the last author and time."""
 
     name: str
     fields: dict[str, Any]
@@ -33,10 +31,10 @@ class Edit:
 
 
 def read_edits(connection: Connection, kind: EditKind) -> tuple[Edit, ...]:
-    """Return what was changed of this kind, by name."""
+    """Return the edits of this kind, by name."""
     columns = edits.c.name, edits.c.fields, edits.c.changed_by, edits.c.changed_at_s
     found = connection.execute(select(*columns).where(edits.c.kind == kind.value))
-    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    # Sorted here: the order of texts depends on a PostgreSQL database's collation.
     return tuple(Edit(row[0], json.loads(row[1]), row[2], row[3]) for row in sorted(found))
 
 
@@ -48,7 +46,7 @@ def write_edits(
     by: str,
     now_s: int,
 ) -> None:
-    """Write the fields of things, by name, in place of what was changed of them before."""
+    """Write the fields of things, by name, and replace their earlier edits."""
     known = {"kind": kind.value, "changed_by": by, "changed_at_s": now_s}
     rows = [{**known, "name": name, "fields": json.dumps(fields)} for name, fields in fields_of.items()]
     if rows:
@@ -56,6 +54,6 @@ def write_edits(
 
 
 def delete_edit(connection: Connection, kind: EditKind, name: str) -> bool:
-    """Forget what was changed of a thing; return whether anything was."""
+    """Delete the edit of a thing; return whether there was one."""
     at = (edits.c.kind == kind.value) & (edits.c.name == name)
     return bool(connection.execute(delete(edits).where(at)).rowcount)

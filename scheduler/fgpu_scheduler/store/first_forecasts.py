@@ -1,4 +1,4 @@
-"""What was told of each start, first of all, and what became of it; and what that teaches the next forecasts."""
+"""The first forecast of each session's start, compared with the start to correct later forecasts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TOLD_OF = _told.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
 class FirstForecasts:
-    """What was told of the starts of one store. Safe to use from several threads."""
+    """The stored first forecasts of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def record(self, forecasts: Iterable[Forecast], *, now_s: int) -> None:
-        """Keep what is told now of each session of which nothing was told before. It is no change of the scheduler's."""
+        """Store the forecast of each session that has none stored. This changes no version."""
         found = {f.session_id: _row(f, now_s) for f in forecasts if f.told is not None}
         if not found:
             return
@@ -45,13 +45,13 @@ class FirstForecasts:
                 connection.execute(insert(table), new)
 
     def newest(self, limit: int = NEWEST_TOLD) -> tuple[Told, ...]:
-        """Return what was told of the newest sessions that have started or left the queue, of all resource groups."""
+        """Return the first forecasts of the newest sessions that have started or left the queue, of all groups."""
         with self._store.reading() as connection:
             return _all_told(connection, _told, limit=limit)
 
 
 def read_experience(connection: Connection, resource_group: str) -> Experience:
-    """Return how long sessions ran and where in their ranges they started; of all groups, where this one has too few."""
+    """Return the run lengths and forecast errors of a group; lengths of all groups if this one has too few runs."""
     runs = read_runs(connection, [resource_group]).get(resource_group, ())
     lengths = Lengths(resource_group, runs if len(runs) >= LEAST else read_all_runs(connection))
     told = _all_told(connection, _TOLD_OF, resource_group=resource_group, limit=NEWEST_TOLD)

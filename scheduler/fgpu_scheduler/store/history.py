@@ -1,4 +1,4 @@
-"""What has ended, and what was measured of it: newest first, in pages."""
+"""Ended sessions and their measurements: newest first, in pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.statements import ONE_SESSION, Sessions
 
 NEWEST = 2**62
-"""A bound above every id."""
+"""A number above every id."""
 
 
 class History:
-    """What has ended in one store. Safe to use from several threads; every method raises `StoreUnavailable`."""
+    """The history of an installation. Thread-safe; every method may raise `StoreUnavailable`."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
-        """Return the newest sessions that have ended, of one user or of all, with ids below ``before_id``."""
+        """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
         values = {"before": NEWEST if before_id is None else before_id, "limit": limit}
         with self._store.reading() as connection:
             if user is None:
@@ -39,7 +39,7 @@ class History:
         return next(iter(found), None)
 
     def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
-        """Return a user's newest sessions that have ended and of which something was measured."""
+        """Return a user's newest ended sessions that were measured."""
         with self._store.reading() as connection:
             return _with_measured(connection, _MEASURED_OF.read(connection, user=user, limit=limit))
 
@@ -64,7 +64,7 @@ _ENDED_OF = Sessions(_newest.where(sessions.c.id < bindparam("before"), _of_user
 _MEASURED_OF = Sessions(
     _newest.where(
         _of_user,
-        # Asked of each of theirs: a list of everybody's would be made anew each time.
+        # Correlated, one lookup for each of the user's sessions: IN would first list the meters of all users.
         exists().where(meters.c.session_id == sessions.c.id, meters.c.samples > 0),
     )
 )

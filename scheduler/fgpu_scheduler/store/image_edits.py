@@ -1,4 +1,4 @@
-"""What administrators changed of the catalogue, in the store. What an entry means is not known here."""
+"""Administrators' edits of the image catalogue. The store does not interpret the entries."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from fgpu_scheduler.store.transaction import SqlWrite
 
 @dataclass(frozen=True, slots=True)
 class ImageEdit:
-    """What was changed of one image.
+    """The edit of one image.
 
-    ``entry`` is the whole entry of an image that is not in the file, as a table; None of one that is.
-    ``changes`` are keys of the entry with what stands there in place of it; None: the key is left out.
-    ``position`` is its place in the order, None: that of the file.
+    ``entry`` is the whole entry of an image that is not in the file, else None. ``changes`` are the changed keys of the
+    entry with their values; None removes a key. ``position`` is its place in the order; None is that of the file.
     """
 
     slug: str
@@ -30,11 +29,11 @@ class ImageEdit:
 
 
 FLAGS = ("default", "enabled", "hidden", "sudo")
-"""The keys of an entry that say yes or no; of these only ``enabled`` is yes where it is left out."""
+"""The boolean keys of an entry. By default ``enabled`` is true and the others are false."""
 
 
 class ImageEdits:
-    """The edits of one installation. Thread-safe, as its store is."""
+    """The image edits of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
@@ -45,7 +44,7 @@ class ImageEdits:
             return tuple(map(_edit, read_edits(connection, EditKind.IMAGE)))
 
     def put(self, edits: Sequence[ImageEdit], *, drop: Collection[str] = (), by: str, now_s: int) -> None:
-        """Write these edits in place of what was edited of their images, and forget those of ``drop``."""
+        """Replace the edits of these images, and delete those of the images in ``drop``."""
         with self._store.writing(now_s=now_s) as write:
             for slug in sorted(drop):
                 if delete_edit(write.connection, EditKind.IMAGE, slug):
@@ -74,7 +73,7 @@ def _put(edit: ImageEdit, old: ImageEdit | None, write: SqlWrite, by: str, now_s
 
 
 def _difference(before: ImageEdit, edit: ImageEdit) -> str:
-    """Return what is written over the file now, and was not before, in words for the audit log."""
+    """Return the difference between two edits of an image, in words for the audit log."""
     old = {**(before.entry or {}), **before.changes}
     new = {**(edit.entry or {}), **edit.changes}
     changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
@@ -86,7 +85,7 @@ def _difference(before: ImageEdit, edit: ImageEdit) -> str:
 
 
 def value_words(key: str, value: object) -> str:
-    """Return the value of a key of an image's entry in words; None: the key is left out."""
+    """Return the value of an entry's key in words; None is an absent key."""
     if key in FLAGS:
         return "yes" if (key == "enabled" if value is None else value) else "no"
     if isinstance(value, Mapping):

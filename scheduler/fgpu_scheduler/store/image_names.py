@@ -1,7 +1,7 @@
-"""Names of private images: ``OWNER/NAME:TAG`` as people write them, and what an engine calls them. Pure.
+"""Names of private images: ``OWNER/NAME:TAG`` for people, and the reference for an engine. Pure.
 
-An engine takes fewer characters than JupyterHub does in a user's name. What it does not take is written as ``__`` and
-two hex digits for each byte, so that no two users have one name there.
+An engine allows fewer characters than JupyterHub allows in user names. Each byte of a character that it does not allow is
+written as ``__`` and two hex digits, so that two users never have the same name.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from fgpu_scheduler.errors import BadImageName
 
 PART = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
-"""An engine's grammar of what is between two slashes of a name."""
+"""An engine's grammar of a name's component between slashes."""
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 MOST_REFERENCE = 255
-"""Characters that an engine takes before the tag, with what it puts in front itself: ``docker.io/``."""
+"""An engine's limit on the characters before the tag, including its own prefix, ``docker.io/``."""
 ENGINES_OWN = "docker.io/"
 MOST_OWNER = 64
 
@@ -23,9 +23,9 @@ _AS_IT_IS = re.compile(r"[a-z0-9]|(?<=[a-z0-9])(?:[._]|-+)(?=[a-z0-9])")
 
 
 def owner_part(user: str) -> str:
-    """Return a user's part of the names of their images; another one for every user.
+    """Return the owner component of a user's image names, unique for each user.
 
-    ``alice@lab.org`` is ``alice__40lab.org``. One that is too long for an engine becomes a digest.
+    ``alice@lab.org`` gives ``alice__40lab.org``. A name that is too long for an engine becomes a digest.
     """
     found, at = "", 0
     while at < len(user):
@@ -37,26 +37,26 @@ def owner_part(user: str) -> str:
             found += "".join(f"__{byte:02x}" for byte in user[at].encode("utf-8", "surrogatepass"))
             at += 1
     if len(found) > MOST_OWNER:
-        # "__h" begins no byte, so nobody's name is written so otherwise.
+        # No byte is written as "__h", so no other user's name gives this.
         return "x__h" + hashlib.sha256(user.encode("utf-8", "surrogatepass")).hexdigest()
     if not PART.fullmatch(found):
-        # It would begin with a separator.
+        # It would begin with a separator, which the grammar does not allow.
         return "x__x" + user.encode("utf-8", "surrogatepass").hex()
     return found
 
 
 def image_prefix_of(installation_id: str) -> str:
-    """Return how the names of all private images of an installation begin, on every engine."""
+    """Return the prefix of the references of an installation's private images."""
     return f"fgpu-{installation_id}/"
 
 
 def reference_of(installation_id: str, full_name: str) -> str:
-    """Return what an engine calls a private image. Its first part is no host: nobody is asked for it elsewhere."""
+    """Return an engine's reference of a private image. It has no host, so no engine pulls it from a registry."""
     return image_prefix_of(installation_id) + full_name
 
 
 def is_private(name: str) -> bool:
-    """Return whether this is the full name of a private image, and no slug of the catalogue: these have no /."""
+    """Return whether this is the full name of a private image: slugs of the catalogue have no slash."""
     return "/" in name
 
 
@@ -64,7 +64,7 @@ def checked_name(installation_id: str, owner: str, name: str) -> str:
     """Return ``OWNER/NAME``, without a tag.
 
     Raises:
-        BadImageName: an engine does not take such a name; with the limit.
+        BadImageName: no engine accepts the name; the message has the limit.
     """
     part = owner_part(owner)
     room = MOST_REFERENCE - len(ENGINES_OWN) - len(image_prefix_of(installation_id)) - len(part) - 1
@@ -82,10 +82,10 @@ def checked_name(installation_id: str, owner: str, name: str) -> str:
 
 
 def checked_tag(tag: str) -> str:
-    """Return a tag.
+    """Return the tag.
 
     Raises:
-        BadImageName: an engine does not take it; with the limit.
+        BadImageName: no engine accepts it; the message has the limit.
     """
     if len(tag) > 128:
         raise BadImageName(f"tag: {len(tag)} characters; at most 128 are possible")

@@ -1,4 +1,4 @@
-"""What sessions held and used of their GPUs, as it was measured: one row for each, written beside the scheduler."""
+"""The measured GPU use of sessions: one row for each session."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ COLUMNS = [c.name for c in table.columns if c.name != "session_id"]
 
 
 class Meters:
-    """What was measured of the sessions of one store. Safe to use from several threads."""
+    """The measurements of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def save(self, measured: Sequence[Measured]) -> None:
-        """Write all of these in place of what was there, in one transaction. It is no change of the scheduler's."""
+        """Write or replace these measurements in one transaction. This changes no version."""
         if measured:
             with self._store.writing_unversioned() as connection:
                 put(connection, table, [asdict(one) for one in measured])
 
     def of(self, session_ids: Collection[int]) -> dict[int, Measured]:
-        """Return what was measured of these sessions, by id; of which there is nothing, nothing."""
+        """Return the measurements of these sessions, by id; sessions without any are left out."""
         if not session_ids:
             return {}
         with self._store.reading() as connection:
@@ -38,5 +38,5 @@ class Meters:
 
 
 def measured_of(row: Row[Any]) -> Measured:
-    """Return what a row of the table says."""
+    """Return the measurement of a row."""
     return Measured(**{name: getattr(row, name) for name in ("session_id", *COLUMNS)})

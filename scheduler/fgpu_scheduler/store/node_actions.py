@@ -1,4 +1,4 @@
-"""What administrators do with a node or one of its GPUs: the same on the page, through the API and by ``fgpu node``."""
+"""Administrators' actions on a node or a GPU, shared by the page, the API and ``fgpu node``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from fgpu_scheduler.store.store import Store
 
 
 class NodeAction(StrEnum):
-    """What may become of a node."""
-
     CORDON = "cordon"
     UNCORDON = "uncordon"
     GONE = "gone"
@@ -33,30 +31,30 @@ CHANGES = {
     NodeAction.GONE: Change(NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
 }
 MOST_REASON = 200
-"""Characters of the reason for which a GPU is cordoned."""
+"""The longest reason for cordoning a GPU, in characters."""
 
 
 def gpu_action_of(device: Device) -> NodeAction:
-    """Return what may be done with a GPU as it is."""
+    """Return the action that is possible on a GPU now."""
     return NodeAction.UNCORDON if device.cordoned else NodeAction.CORDON
 
 
 def node_actions_of(node: Node) -> tuple[NodeAction, ...]:
-    """Return what may be done with a node as it is; nothing here opens what its cluster has closed."""
+    """Return the actions that are possible on a node now; only its cluster can open a node that it closed."""
     if node.closed and node.state is NodeState.CORDONED:
         return ()
     return tuple(action for action, change in CHANGES.items() if change.was is node.state)
 
 
 def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_s: int) -> str:
-    """Do this with a node, write it into the audit log, and return in words what follows.
+    """Act on a node, write it to the audit log, and return the effect in words.
 
     Raises:
-        BadSettings: there is no such node, or this is not for a node of its state.
+        BadSettings: the node does not exist, or its state does not allow the action.
     """
     node = _node(store, node_id, now_s)
     change = CHANGES[action]
-    # What it is at that instant: one that has just come back is not gone.
+    # Decide by its state at this moment: a node that has just come back is not gone.
     was = store.set_node_state(node_id, change.to, now_s=now_s, only=change.was)
     if was is NodeState.READY and node.closed and action is NodeAction.UNCORDON:
         raise BadSettings(f"node {node_id!r} was closed by its cluster; open it there")
@@ -77,12 +75,12 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
 def act_on_gpu(
     store: Store, node_id: str, gpu: str, action: NodeAction, *, reason: str, by: str, now_s: int
 ) -> str:
-    """Cordon or uncordon one GPU of a node, which is named by its index or UUID; return in words what follows.
+    """Cordon or uncordon a node's GPU, given by index or UUID; return the effect in words.
 
-    It is written into the audit log, with the reason.
+    The action and its reason are written to the audit log.
 
     Raises:
-        BadSettings: there is no such node or GPU, this is not for a GPU as it is, or the reason is too long.
+        BadSettings: the node or GPU does not exist, its state does not allow the action, or the reason is too long.
     """
     node = _node(store, node_id, now_s)
     device = next((d for d in node.devices if gpu in (d.uuid, str(d.index))), None)

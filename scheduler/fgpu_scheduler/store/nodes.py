@@ -1,4 +1,4 @@
-"""What is configured becomes what is stored, and nothing that a session holds is forgotten."""
+"""Stores the configured nodes and devices, and keeps removed ones while sessions hold them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fgpu_scheduler.store.transaction import SqlWrite
 from fgpu_scheduler.store.upsert import put
 
 Rows = dict[str, dict[str, Any]]
-"""Rows of a table by its key."""
+"""Rows of a table, by key."""
 
 
 def replace_nodes(configured: Sequence[Node], write: SqlWrite, *, keep_states: bool = False) -> None:
-    """Make the stored nodes and devices the configured ones, with an event for each node that changes.
+    """Replace the stored nodes and devices, with an event for each node that changes.
 
-    With ``keep_states`` those of nodes that are known stay as they are.
+    With ``keep_states`` known nodes keep their states.
 
     Raises:
         BadSettings: a node or a device is configured twice.
@@ -35,7 +35,7 @@ def replace_nodes(configured: Sequence[Node], write: SqlWrite, *, keep_states: b
     new_devices = _devices(configured, old_devices, {uuid for _, uuid in held}, lost=new_nodes)
     changed = {row["node_id"] for row in _differing(old_devices, new_devices)}
     changed |= {row["id"] for row in _differing(old_nodes, new_nodes)}
-    # Devices lead to nodes: those go first and come last.
+    # Devices have a foreign key to nodes: delete them first, and add them last.
     _delete(write, devices, devices.c.uuid, old_devices, new_devices)
     _put(write, nodes, old_nodes, new_nodes)
     _put(write, devices, old_devices, new_devices)
@@ -53,13 +53,13 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
 def _nodes(configured: Sequence[Node], old: Rows, held: set[str], *, keep_states: bool) -> Rows:
     new = {}
     for node in configured:
-        # An administrator's word; a restart of the Hub does not take it back.
+        # An administrator set these states: a restart of the Hub keeps them.
         before = NodeState(old[node.id]["state"]) if node.id in old else None
         kept = keep_states or before in (NodeState.GONE, NodeState.CORDONED)
         new[node.id] = node_values(node, before if before is not None and kept else node.state)
     for node_id, row in old.items():
         if node_id not in new and node_id in held:
-            # Whether it answers is still found out by looking; it takes nothing even if it does.
+            # Reconciliation still finds out whether it answers; closed, it takes no sessions even then.
             state = row["state"] if row["closed"] and keep_states else NodeState.LOST.value
             new[node_id] = {**row, "state": state, "closed": True}
     return new
@@ -70,10 +70,10 @@ def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Row
     for node in configured:
         for device in node.devices:
             row = old.get(device.uuid)
-            # Elsewhere it would look free: what is held counts on the node of the session.
+            # A held device stays on the session's node, where its shares count: on another node it would look free.
             stays = row is not None and device.uuid in held and row["node_id"] != node.id
             if not stays:
-                # An administrator's word, like a node's cordon.
+                # Keep an administrator's cordon.
                 reason = device.cordon_reason if row is None else row["cordon_reason"]
                 new[device.uuid] = {**device_values(device, node.id), "cordon_reason": reason}
     names = {node.id for node in configured}
@@ -83,7 +83,7 @@ def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Row
         if row["node_id"] in lost and row["node_id"] not in names:
             new[uuid] = row
         elif uuid in held or (row["cordon_reason"] is not None and row["node_id"] in names):
-            # A broken GPU that is not seen for a while has not been mended by that.
+            # A cordoned GPU stays cordoned if it disappears for a while.
             new[uuid] = {**row, "retired": True}
     return new
 
