@@ -1,4 +1,4 @@
-"""A private image, what is becoming of it, and how many of them a user may have. Pure."""
+"""A private image, its states, and the quota on a user's private images. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MIB = 2**20
 
 
 class ImageState(StrEnum):
-    """What is becoming of a private image."""
+    """The state of a private image."""
 
     WISHED = "WISHED"
-    """Asked for; the worker has not begun. A crash leaves it so."""
+    """Requested; the worker has not begun. A crash leaves this state."""
     COMMITTING = "COMMITTING"
-    """The worker makes it. A crash leaves it so, and the worker begins anew."""
+    """The worker saves it. A crash leaves this state, and the worker begins again."""
     READY = "READY"
-    """Sessions can be started from it, under ``reference``. If that is not its name's, the worker tags it anew."""
+    """Sessions can start from ``reference``. After a rename the worker tags the image with its new reference."""
     FAILED = "FAILED"
-    """It was not made; ``message`` says why. There is nothing on any engine."""
+    """It was not saved, and ``message`` says why. No engine has anything of it."""
     DELETING = "DELETING"
-    """The worker removes it from the engines, and then the row."""
+    """The worker deletes it from the engines, and then its row."""
 
 
 HELD_IMAGES = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY, ImageState.DELETING)
@@ -33,14 +33,14 @@ HELD_IMAGES = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY, Image
 
 @dataclass(frozen=True, slots=True)
 class PrivateImage:
-    """One row. ``size_bytes`` is what it has beyond its ``base``; ``message`` is how far it is, or why it failed.
+    """A private image.
 
-    ``made_from`` is what the session ran (perhaps private itself), ``base`` the image of the catalogue under that, and
-    ``facts`` a JSON object of what the catalogue said of it. ``accepted_by`` and ``declined_by`` are the answers of those
-    whom this very image was offered to, under whatever name.
+    ``made_from`` is the session's image (perhaps private itself), ``base`` the catalogue's image under it, and ``facts``
+    a JSON object of what the catalogue says about the base. ``size_bytes`` is the size beyond the base. ``message`` is
+    the progress or the reason of a failure. ``accepted_by`` and ``declined_by`` are the users who answered its offer.
 
-    ``server_kept``: the server of its sessions is the administrator's, as no program that it was made with could become
-    root. ``owners_alone``: all that it was made with was started by its owner, from images of the catalogue or their own.
+    ``server_kept``: its sessions run the administrator's server, because no program that made it could become root.
+    ``owners_alone``: its owner started every session that it was made with, from the catalogue or their own images.
     """
 
     id: int
@@ -68,13 +68,13 @@ class PrivateImage:
     declined_by: tuple[str, ...] = ()
 
     def is_visible_to(self, user: str, groups: Collection[str]) -> bool:
-        """Return whether this user of these Hub groups may start it, once they accept what is not their own."""
+        """Return whether a user with these Hub groups may start it, after accepting it if it is another user's."""
         shared = user in self.shared_users or any(g in groups for g in self.shared_groups)
         return user == self.owner or (shared and self.server_kept)
 
 
 class ImageInUse(ImageRefused):
-    """Sessions run, or wait to run, from the image: ``sessions``. The message names nobody."""
+    """``sessions`` run from the image or wait to. The message names no user."""
 
     code = "image_in_use"
 
@@ -87,17 +87,17 @@ class ImageInUse(ImageRefused):
 
 @dataclass(frozen=True, slots=True)
 class ImageQuota:
-    """How many private images a user may have, and how many MiB in all beyond the catalogue's; None: no limit."""
+    """A user's limit on the number of private images, and on their total MiB beyond the catalogue's; None: no limit."""
 
     images: int | None = None
     mib: int | None = None
 
 
 def check_count(known: Sequence[PrivateImage], owner: str, quota: ImageQuota) -> None:
-    """Refuse one more image of a user who may have no more.
+    """Refuse another image of a user whose quota is used up.
 
     Raises:
-        OverImageQuota: with the limit, and what is taken.
+        OverImageQuota: with the limit and the usage.
     """
     count = sum(i.owner == owner and i.state in HELD_IMAGES for i in known)
     if quota.images is not None and count >= quota.images:
@@ -114,10 +114,10 @@ def check_count(known: Sequence[PrivateImage], owner: str, quota: ImageQuota) ->
 def check_size(
     known: Sequence[PrivateImage], image: PrivateImage, size_bytes: int, quota: ImageQuota
 ) -> None:
-    """Refuse one that would make its owner's images larger than they may be.
+    """Refuse an image that would exceed its owner's quota on size.
 
     Raises:
-        OverImageQuota: with the limit, and what is taken.
+        OverImageQuota: with the limit and the usage.
     """
     if quota.mib is None:
         return
@@ -130,12 +130,12 @@ def check_size(
 
 
 def shown_mib(size_bytes: int) -> int:
-    """Return a size in whole MiB, rounded up: what is there is never 0."""
+    """Return a size in whole MiB, rounded up, so that no image has 0."""
     return -(-size_bytes // MIB)
 
 
 def in_use_words(name: str, sessions: Sequence[Session], *, user: str | None, admin: bool) -> str:
-    """Return who uses an image, as far as whoever asks may know."""
+    """Return who uses an image: sessions by name for an administrator, numbers for others."""
     if admin:
         each = ", ".join(f"{s.request.user}/{s.request.server_name} ({s.state}, {s.id})" for s in sessions)
         return f"{name} is in use: {each}"

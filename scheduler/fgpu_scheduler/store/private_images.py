@@ -1,7 +1,7 @@
-"""Private images: what sessions were saved as, whose they are, who may see them, and what is to become of them.
+"""The table of private images: saved sessions with their owners, sharing and states.
 
-The Hub's image worker alone moves one on; owners and administrators write wishes. Each write is one transaction with
-an event in the log. What a crash leaves is said with each state.
+Owners and administrators write requests; only the Hub's image worker carries them out. Each write is one transaction with
+an event in the log. `ImageState` says what a crash leaves in each state.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fgpu_scheduler.store.transaction import SqlWrite
 MOST_SHARED = 100
 MOST_NAME = 255
 MOST_FAILED = 10
-"""So many of a user's failures are kept for them to read."""
+"""How many failed images of a user are kept for the user to read."""
 
 
 class PrivateImages:
-    """The private images of the installation whose store this is. Safe to use from several threads."""
+    """The private images of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
@@ -43,12 +43,12 @@ class PrivateImages:
     # -- reading --------------------------------------------------------------------------------------
 
     def all(self) -> tuple[PrivateImage, ...]:
-        """Return every one, in the order in which they were asked for."""
+        """Return all private images in the order of their requests."""
         with self._store.reading() as connection:
             return _rows(connection)
 
     def get(self, image_id: int) -> PrivateImage:
-        """Return the one with this id.
+        """Return the image with this id.
 
         Raises:
             UnknownImage: there is none.
@@ -60,14 +60,14 @@ class PrivateImages:
         return found[0]
 
     def recipe(self, image_id: int) -> str | None:
-        """Return an image's Dockerfile; None where there is none, or no such image."""
+        """Return an image's Dockerfile, or None without a Dockerfile or an image."""
         with self._store.reading() as connection:
             return connection.execute(
                 select(table.c.recipe).where(table.c.id == image_id)
             ).scalar_one_or_none()
 
     def by_name(self, name: str) -> PrivateImage:
-        """Return the one of this full name, such as ``alice/torch-more:2``.
+        """Return the image with this full name, such as ``alice/torch-more:2``.
 
         Raises:
             UnknownImage: there is none.
@@ -78,7 +78,7 @@ class PrivateImages:
             raise UnknownImage(f"there is no private image {name!r}")
         return found[0]
 
-    # -- wishes ---------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     def request(
         self,
@@ -90,12 +90,12 @@ class PrivateImages:
         quota: ImageQuota,
         now_s: int,
     ) -> PrivateImage:
-        """Ask that a running session be saved as its owner's image; without a tag it takes the next number.
+        """Request that a running session be saved as its owner's image; without a tag it gets the next number.
 
         Raises:
             UnknownSession: no session has this id.
-            BadImageName: an engine takes no such name or tag.
-            ImageRefused: the session does not run, or is being saved already; the name is taken; over the quota.
+            BadImageName: no engine accepts the name or tag.
+            ImageRefused: the session does not run or is already being saved, the name is taken, or the quota is used up.
         """
         with self._store.writing(now_s=now_s) as write:
             session = write.one(session_id)
@@ -118,7 +118,7 @@ class PrivateImages:
                 _forget(write, old)
             under = next((i for i in known if i.name == session.request.image), None)
             if under is None and is_private(session.request.image):
-                # Nobody knows any more what is in it.
+                # Without the image's row, its base and trust are unknown.
                 raise ImageRefused(
                     f"the image {session.request.image} of session {session_id} was renamed or deleted; start the"
                     " session again to save it"
@@ -145,12 +145,12 @@ class PrivateImages:
             return _one(write, made)
 
     def rename(self, image_id: int, *, name: str, tag: str | None, now_s: int) -> PrivateImage:
-        """Give it another name; without a tag the next number of that name. The worker tells the engines.
+        """Give the image another name; without a tag it gets that name's next number. The worker retags it later.
 
         Raises:
             UnknownImage: there is none.
-            BadImageName: an engine takes no such name or tag.
-            ImageRefused: it is not ready; sessions use it; the name is taken.
+            BadImageName: no engine accepts the name or tag.
+            ImageRefused: it is not ready, sessions use it, or the name is taken.
         """
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
@@ -164,7 +164,7 @@ class PrivateImages:
             if full == old.name:
                 return old
             _refuse_in_use(write, old)
-            # What it is still called from before a renaming is its own.
+            # The reference of its own earlier name is not taken by another.
             self._free_reference(write, [other for other in known if other.id != image_id], full)
             _change(write, image_id, name=full)
             write.event("images", reason=f"{old.name}: is now {full}")
@@ -173,12 +173,12 @@ class PrivateImages:
     def share(
         self, image_id: int, *, users: Sequence[str], groups: Sequence[str], now_s: int
     ) -> PrivateImage:
-        """Offer it to these users and Hub groups, and no others: each of them may start it once they have accepted it.
+        """Offer the image to exactly these users and Hub groups; each user may start it after accepting it.
 
         Raises:
             UnknownImage: there is none.
-            BadImageName: a name is none, or there are too many.
-            ImageRefused: it may have another server than the administrator's.
+            BadImageName: a name is invalid, or there are too many.
+            ImageRefused: the image may not have the administrator's server.
         """
         wanted = _names("users", users), _names("groups", groups)
         with self._store.writing(now_s=now_s) as write:
@@ -198,7 +198,10 @@ class PrivateImages:
             return _one(write, image_id)
 
     def answer(self, engines_id: str, *, user: str, accepted: bool, now_s: int) -> None:
-        """Keep whether a user accepts what the engines have under this id, whatever its name; nothing of what is gone."""
+        """Store whether a user accepts the image with this id on the engines; ignore a deleted image.
+
+        The answer is to this content: another image that gets the same name is offered again.
+        """
         with self._store.writing(now_s=now_s) as write:
             image = next(iter(_rows(write.connection, table.c.image_id == engines_id)), None)
             if image is None or user in (image.accepted_by if accepted else image.declined_by):
@@ -210,12 +213,12 @@ class PrivateImages:
             write.event("images", reason=f"{image.name}: {'accepted' if accepted else 'declined'} by {user}")
 
     def delete(self, image_id: int, *, now_s: int) -> PrivateImage | None:
-        """Ask that it be removed; return it as it is then, or None where nothing was left to remove.
+        """Request that the image be deleted; return it, or None if no engine has anything to delete.
 
         Raises:
             UnknownImage: there is none.
-            ImageInUse: sessions run, or wait to run, from it.
-            ImageRefused: it is being made.
+            ImageInUse: sessions run from it, or wait to.
+            ImageRefused: it is being saved.
         """
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
@@ -233,7 +236,7 @@ class PrivateImages:
     # -- for the worker -------------------------------------------------------------------------------
 
     def begin(self, image_id: int, *, facts: str, now_s: int) -> PrivateImage | None:
-        """Begin to make it; ``facts`` are those of the catalogue, "" to leave them. None: it is not wished any more."""
+        """Begin to save the image, with the catalogue's ``facts`` unless ""; None if the request was withdrawn."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is None or old.state not in _UNFINISHED:
@@ -242,7 +245,7 @@ class PrivateImages:
             return _one(write, image_id)
 
     def note(self, image_id: int, message: str, *, now_s: int) -> None:
-        """Keep how far the making of it is."""
+        """Store the progress of saving."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.state is ImageState.COMMITTING and old.message != message:
@@ -260,11 +263,11 @@ class PrivateImages:
         quota: ImageQuota,
         now_s: int,
     ) -> PrivateImage:
-        """Have it be ready: its engine has it, as ``engines_id``. ``server_kept`` is what its session alone says of that.
+        """Mark the image READY: its engine has it as ``engines_id``. ``server_kept`` is the session's own value.
 
         Raises:
-            UnknownImage: there is no such row any more.
-            OverImageQuota: with it its owner's images are larger than they may be.
+            UnknownImage: the row was deleted.
+            OverImageQuota: its owner's images would exceed the quota on size.
         """
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
@@ -282,14 +285,14 @@ class PrivateImages:
             return _one(write, image_id)
 
     def fail(self, image_id: int, message: str, *, now_s: int) -> None:
-        """Keep why it was not made."""
+        """Mark the image FAILED with the reason."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.state in _UNFINISHED:
                 _set_state(write, old, ImageState.FAILED, message=message)
 
     def tagged(self, image_id: int, reference: str, *, now_s: int) -> None:
-        """Keep what the engines call it from now on, if it is still to be called so."""
+        """Store the engines' new reference, if it still belongs to the image's name."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.reference != reference == self.wanted_reference(old):
@@ -297,23 +300,23 @@ class PrivateImages:
                 write.event("images", reason=f"{old.name}: the engines know it by that name")
 
     def removed(self, image_id: int, *, now_s: int) -> None:
-        """Forget one that was asked to be removed: no engine that answers has it any more."""
+        """Delete the row of a DELETING image, which no engine that answers has now."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.state is ImageState.DELETING:
                 _forget(write, old)
 
     def wanted_reference(self, image: PrivateImage) -> str:
-        """Return what the engines are to call it, by its name."""
+        """Return the reference that belongs to the image's name."""
         return reference_of(self._store.installation_id, image.name)
 
     def _free_reference(
         self, write: SqlWrite, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
     ) -> str:
-        """Return the reference of a name that is free.
+        """Return the reference of a free name.
 
         Raises:
-            ImageNameTaken: another has the name, or still the reference.
+            ImageNameTaken: another image has the name, or still has its reference.
         """
         reference = reference_of(self._store.installation_id, full)
         for other in known:
@@ -327,12 +330,12 @@ class PrivateImages:
 
 
 _UNFINISHED = (ImageState.WISHED, ImageState.COMMITTING)
-# Without the recipes: all rows are read every other second, and of these each may be long.
+# Without the recipes, which may be long: all rows are read every two seconds.
 _ROWS = select(*(c for c in table.c if c.name != "recipe"), table.c.recipe.is_not(None).label("has_recipe"))
 
 
 def _rows(connection: Connection, *which: ColumnElement[bool]) -> tuple[PrivateImage, ...]:
-    """Return those that are asked for, in the order in which they were asked for, each with what was answered."""
+    """Return the images that match, with their answers, in the order of their requests."""
     said: dict[str, dict[bool, list[str]]] = {}
     for answer in connection.execute(select(answers).order_by(answers.c.user_name)):
         said.setdefault(answer.image_id, {}).setdefault(answer.accepted, []).append(answer.user_name)

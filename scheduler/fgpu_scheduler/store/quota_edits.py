@@ -1,7 +1,7 @@
-"""What administrators changed of the quotas by page. It lies over the file's quotas, whole quota by whole quota.
+"""Administrators' edits of quotas. An edit replaces or removes a whole quota of the settings' file, or adds one.
 
-The table of quotas holds what is in force: it is put together anew when the Hub starts with its file, and in the
-transaction of each edit.
+The table of quotas has those in force. It is rebuilt when the Hub starts with its file, and in the transaction of each
+edit.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ MOST_NAME = 255
 
 
 class QuotaSource(StrEnum):
-    """Where a quota in force comes from, or that the file's is not in force."""
+    """Where a listed quota comes from."""
 
     FILE = "file"
     EDITED = "edited"
-    """The file has one for the same, with other limits or the same."""
+    """It replaces the file's quota for the same users and resource group."""
     ADDED = "added"
     REMOVED = "removed"
+    """It is in the file, but not in force."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaEdit:
-    """A quota in place of the file's, or beside them; ``removed``: the file's is not in force."""
+    """A quota that replaces the file's or adds to it; ``removed``: the file's quota is not in force."""
 
     quota: Quota
     removed: bool = False
@@ -48,7 +49,7 @@ class QuotaEdit:
 
 @dataclass(frozen=True, slots=True)
 class ListedQuota:
-    """A quota, where it comes from, and what the file says if that is something else."""
+    """A quota with its source, the file's quota for the same, and the edit."""
 
     quota: Quota
     source: QuotaSource
@@ -57,7 +58,7 @@ class ListedQuota:
 
 
 def listed_quotas(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[ListedQuota, ...]:
-    """Return the file's quotas with the edits over them, by whom and what they are for."""
+    """Return the file's quotas with the edits applied, by `quota_key`."""
     given, changed = {quota_key(q): q for q in file}, {quota_key(e.quota): e for e in edits}
     found: list[ListedQuota] = []
     for key in sorted({*given, *changed}):
@@ -74,41 +75,41 @@ def listed_quotas(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[Li
 
 
 def in_force(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[Quota, ...]:
-    """Return the quotas that count."""
+    """Return the quotas in force."""
     return tuple(one.quota for one in listed_quotas(file, edits) if one.source is not QuotaSource.REMOVED)
 
 
 def read_quota_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
-    """Return every edit, by whom and what it is for."""
+    """Return every edit, by `quota_key`."""
     found = map(_edit, read_edits(connection, EditKind.QUOTA))
     return tuple(sorted(found, key=lambda edit: quota_key(edit.quota)))
 
 
 Change = tuple[str, Quota, QuotaEdit | None]
-"""An action of the audit log, the quota that it is done to, and its edit afterwards; None: there is none."""
+"""An action of the audit log, its quota, and the quota's edit afterwards; None: no edit."""
 
 
 class QuotaEdits:
-    """The edits of one installation. Thread-safe, as its store is. ``file`` is always what the settings say."""
+    """The quota edits of an installation. Thread-safe. ``file`` is always the quotas in the settings."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def all(self) -> tuple[QuotaEdit, ...]:
-        """Return every edit, by whom and what it is for."""
+        """Return every edit, by `quota_key`."""
         with self._store.reading() as connection:
             return read_quota_edits(connection)
 
     def put(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
-        """Put this quota in force, in place of one for the same.
+        """Put this quota in force, instead of one for the same users and resource group.
 
         Raises:
-            BadSettings: it limits nothing, has an impossible limit, or is for nobody; one line.
+            BadSettings: it has no limit, an impossible limit, or no name; one line.
         """
         self.put_all([quota], file=file, by=by, now_s=now_s)
 
     def remove(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
-        """Let no quota be in force for whom and what this one is for; also where the file has one.
+        """Remove the quota for the same users and resource group, even if the file has it.
 
         Raises:
             BadSettings: there is none.
@@ -116,10 +117,10 @@ class QuotaEdits:
         self.put_all([], without=[quota], file=file, by=by, now_s=now_s)
 
     def back_to_file(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
-        """Forget what was changed of a quota: what the file says is in force again, or nothing.
+        """Delete the edit of a quota, so that the file's quota is in force again, if there is one.
 
         Raises:
-            BadSettings: nothing was changed of it.
+            BadSettings: it has no edit.
         """
         self._change([("quota.back", quota, None)], file=file, by=by, now_s=now_s)
 
@@ -132,10 +133,10 @@ class QuotaEdits:
         by: str,
         now_s: int,
     ) -> None:
-        """Put quotas in force, and take those in ``without`` out of force: all of it, or nothing.
+        """Put quotas in force and remove those in ``without``, all or nothing.
 
         Raises:
-            BadSettings: as of `put`, one in ``without`` is not in force, or too many were changed; nothing is written.
+            BadSettings: as in `put`; or one in ``without`` is not in force; or there are too many edits.
         """
         accounts.checked(wanted)
         given = {quota_key(quota) for quota in file}
@@ -181,7 +182,7 @@ class QuotaEdits:
                     f"{len(edits)} quotas would be changed from the file; at most {MOST_EDITS} can be"
                 )
             write_edits(write.connection, EditKind.QUOTA, written, by=by, now_s=now_s)
-            # An event even where nothing in force changes: it is what commits the transaction.
+            # Log an event even if no quota in force changes: without one the transaction is rolled back.
             if done and not accounts.replace_quotas(in_force(file, edits.values()), write):
                 write.event(
                     "quotas", reason=f"{done[0] if len(done) == 1 else f'{len(done)} quotas'}: edited"

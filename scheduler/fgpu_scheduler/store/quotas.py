@@ -1,4 +1,4 @@
-"""What is stored about users rather than sessions: their quotas, and what they have used."""
+"""Quotas: their limits, their table, and the refusal of submissions that exceed them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LARGEST = {
     "max_pending": 10**9,
     "max_lifetime_s": 10**10,
 }
-"""What a limit of a quota may be at the most: the database's columns hold it."""
+"""The largest value of each limit, which fits its column in the database."""
 
 LEAST = {"max_fgpu_milli": 0, "max_sessions": 0, "max_pending": 0, "max_lifetime_s": 60}
 
 
 def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
-    """Return quotas in order of whom and what they are for.
+    """Return the quotas by `quota_key`.
 
     Raises:
-        BadSettings: one is there twice, has no limit or an impossible one, or is for nobody.
+        BadSettings: one is there twice, has no limit, an impossible limit, or no name.
     """
     found = tuple(sorted(wanted, key=quota_key))
     for before, quota in zip((None, *found), found, strict=False):
@@ -53,10 +53,10 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
 
 
 def replace_quotas(wanted: Iterable[Quota], write: SqlWrite) -> bool:
-    """Make the stored quotas these, with an event for each that changes; return whether any does.
+    """Replace the stored quotas, with an event for each that changes; return whether any changed.
 
     Raises:
-        BadSettings: as of `checked`.
+        BadSettings: as in `checked`.
     """
     new, old = checked(wanted), write.world.quotas
     if new == old:
@@ -73,7 +73,7 @@ def replace_quotas(wanted: Iterable[Quota], write: SqlWrite) -> bool:
 
 
 def quota_values(quota: Quota) -> dict[str, Any]:
-    """Return the columns of a quota."""
+    """Return the row of a quota."""
     scope, name, resource_group = quota_key(quota)
     limits = {name: getattr(quota, name) for name in LARGEST}
     return {"scope": scope, "name": name, "resource_group": resource_group, **limits}
@@ -92,12 +92,12 @@ def limits_words(quota: Quota) -> str:
 
 
 def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: Groups) -> None:
-    """Refuse a submission that would go over a pending quota beside what waits, or could never be inside a quota.
+    """Refuse a submission that exceeds a pending quota, or could never start under a quota.
 
-    ``groups`` are those of the sessions that count.
+    ``groups`` are the live sessions that count.
 
     Raises:
-        OverQuota: naming the quota, its limit, and how many wait already or what was asked for.
+        OverQuota: with the quota, its limit, and the number of pending requests or the requested amount.
     """
     if not world.quotas:
         return

@@ -1,4 +1,4 @@
-"""What owners wish of the slices of running sessions, and what became of it: the service writes, the Hub acts."""
+"""Owners' requests to resize running sessions: the service writes them, the Hub carries them out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_WORDS = 500
 
 
 class ResizeState(StrEnum):
-    """Where a wish is: the Hub is to act on it, or it came to its end."""
+    """The state of a resize request: pending (ASKED), carried out, or refused."""
 
     ASKED = "ASKED"
     DONE = "DONE"
@@ -29,7 +29,7 @@ class ResizeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The last wish for a session's slice, and of one that was refused, why."""
+    """The last resize request of a session; ``message`` is why it was refused."""
 
     session_id: int
     amount: Amount
@@ -40,13 +40,13 @@ class Resize:
 
 
 class Resizes:
-    """The wishes of one installation. Thread-safe, as its store is."""
+    """The resize requests of an installation. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def asked(self) -> tuple[Resize, ...]:
-        """Return the wishes that are to be acted on, the oldest first."""
+        """Return the pending requests, oldest first."""
         with self._store.reading() as connection:
             rows = connection.execute(
                 select(table)
@@ -56,17 +56,17 @@ class Resizes:
             return tuple(_resize(row) for row in rows)
 
     def of_live(self) -> tuple[Resize, ...]:
-        """Return the last wish for each live session that was ever wished something, by session."""
+        """Return the last request of each live session that has one, by session id."""
         with self._store.reading() as connection:
             live = select(sessions.c.id).where(is_live)
             chosen = select(table).where(table.c.session_id.in_(live)).order_by(table.c.session_id)
             return tuple(_resize(row) for row in connection.execute(chosen))
 
     def ask(self, session_id: int, amount: Amount, *, by: str, now_s: int) -> Resize:
-        """Keep what is wished; the last wish of before is forgotten, and those of sessions that have ended are.
+        """Store a request instead of the session's last one, and delete the requests of ended sessions.
 
         Raises:
-            InvalidTransition: the wish before it is still to be acted on.
+            InvalidTransition: the session's last request is still pending.
         """
         new = Resize(session_id, amount, ResizeState.ASKED, None, by, now_s)
         with self._store.writing_unversioned() as connection:
@@ -81,7 +81,7 @@ class Resizes:
         return new
 
     def answer(self, session_id: int, state: ResizeState, message: str | None = None, *, now_s: int) -> None:
-        """Keep what became of a wish, and log it, so that all who follow the session look again."""
+        """Store and log the result of a request, so that followers of the session look again."""
         with self._store.writing(now_s=now_s) as write:
             own = table.c.session_id == session_id
             values = {"state": state.value, "message": None if message is None else message[:MOST_WORDS]}

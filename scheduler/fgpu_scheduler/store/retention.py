@@ -1,6 +1,7 @@
-"""Forgetting what ended long ago, a few sessions at a time, so that nobody waits for it.
+"""Deletion of old sessions and events, in small batches, so that other writers hardly wait.
 
-What live sessions refer to is left, and the runs that say how long sessions take. What was used is summed elsewhere.
+These are kept: sessions that live ones refer to, and the newest runs of each group, from which forecasts take the lengths
+of runs. Usage is summed in its own table.
 """
 
 from __future__ import annotations
@@ -23,39 +24,43 @@ from fgpu_scheduler.store.schema import (
 )
 
 BATCH = 200
-"""So many rows are forgotten in one transaction."""
+"""How many rows one transaction deletes."""
 TYPICAL_RUNS = 50
-"""So many of the newest runs of each resource group say how long sessions take; see `Store.experience`."""
+"""How many of the newest runs of each resource group are kept for `Store.experience`."""
 KEPT_EVENTS = 2000
-"""So many of the newest events stay however old they are: more than anybody is told who missed some."""
+"""How many of the newest events are kept at any age: more than a client that missed some can ask for."""
 
 
 class Retention:
-    """Forgets what ended long ago. Safe to use from several threads."""
+    """Deletes old sessions and events. Thread-safe."""
 
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
     def delete_old_sessions(self, before_s: int, *, now_s: int, limit: int = BATCH) -> int:
-        """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many."""
+        """Delete at most ``limit`` sessions that ended before ``before_s``, with their shares and receipts.
+
+        Return how many were deleted.
+        """
         with self._store.reading() as connection:
             chosen = select(sessions.c.id).where(_deletable(connection, before_s))
             ids = connection.execute(chosen.order_by(sessions.c.ended_at_s).limit(limit)).scalars().all()
             counted = counted_ids(connection.execute(select(func.max(sessions.c.id))).scalar_one() or 0)
-        # What was chosen ended long ago: nothing has come to need it since.
+        # The chosen sessions ended long ago, so no new session refers to them by now.
         if any(session_id in counted for session_id in ids):
-            # With a version of its own: what people asked for is counted, and all have to count alike.
+            # With a new version: these sessions are in the counts of requested amounts, and all processes must count
+            # the same.
             with self._store.writing(now_s=now_s) as write:
                 _delete_rows(write.connection, ids)
                 write.event("history", reason=f"forgot {len(ids)} sessions")
         elif ids:
-            # Without one: everybody would plan and read anew, for what they do not look at.
+            # Without one: it would make every process read and plan again, for data that plans do not use.
             with self._store.writing_unversioned() as connection:
                 _delete_rows(connection, ids)
         return len(ids)
 
     def delete_old_events(self, before_s: int, *, limit: int = BATCH) -> int:
-        """Forget at most so many events from before an instant, but those of live sessions; return how many."""
+        """Delete at most ``limit`` events before ``before_s``, except those of live sessions; return how many."""
         with self._store.reading() as connection:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one() or 0
             live = select(sessions.c.id).where(is_live)
@@ -80,7 +85,7 @@ def _delete_rows(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def _deletable(connection: Connection, before_s: int) -> ColumnElement[bool]:
-    """Return the condition of the sessions that nothing needs any more."""
+    """Return the condition for old sessions that nothing needs."""
     old = and_(sessions.c.ended_at_s.is_not(None), sessions.c.ended_at_s < before_s)
     named = {
         session_id
@@ -88,7 +93,7 @@ def _deletable(connection: Connection, before_s: int) -> ColumnElement[bool]:
         for session_id in row
         if session_id is not None
     }
-    # The newest stays: on no database is an id given twice.
+    # Keep the newest session, so that no database gives its id again.
     newest = select(func.max(sessions.c.id)).scalar_subquery()
     found = [old, sessions.c.id < newest, sessions.c.id.not_in(sorted(named))]
     for (group,) in connection.execute(select(sessions.c.resource_group).where(old).distinct()):

@@ -1,4 +1,4 @@
-"""How rows of the tables become the scheduler's values, and back."""
+"""Conversion between rows of the tables and the scheduler's values."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from fgpu_scheduler.store.schema import sessions
 EMPTY = "[]"
 
 Used = Mapping[tuple[str, str], tuple[float, int]]
-"""Of each user and resource group what ended sessions have used, in fGPU x 1000 x seconds, decayed to an instant."""
+"""The usage of ended sessions by user and resource group, in fGPU x 1000 x seconds, decayed to a time."""
 
 
 def event_of(row: Sequence[Any]) -> Event:
-    """Return the event of a row of `events`, columns in the table's order."""
+    """Return the event of a row with columns in the table's order."""
     id_, at_s, session_id, kind, from_state, to_state, reason, user = row
     return Event(
         id_,
@@ -62,12 +62,12 @@ def sessions_of(
 
 
 _REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(Request)}
-"""Of each field of a request its column."""
+"""The column of each field of a request."""
 _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
-"""The fields of a session that are columns of the same names, and change in its life."""
+"""The fields of a session that change in its life, which are columns of the same names."""
 _life = attrgetter(*_LIFE)
 _SIZED = ("fgpu_milli", "gpu_memory_mib", "compute_percent")
-"""What changes of a request when its session is resized."""
+"""The fields of a request that a resize changes."""
 _ENUMS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
@@ -77,7 +77,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
 
 
 def _columns(names: Iterable[str]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return what takes these columns out of a row of `sessions`."""
+    """Return a function from a row of `sessions` to these columns."""
     places = {column.name: place for place, column in enumerate(sessions.columns)}
     return itemgetter(*(places[name] for name in names))
 
@@ -102,29 +102,28 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
 
 
 def sizes_of(column: str) -> tuple[Size, ...]:
-    """Return what a session held before it was resized, of a column; almost none was, and is parsed."""
+    """Return what a session held before each resize. Almost none was resized, so "[]" is not parsed."""
     return () if column == EMPTY else tuple(Size(*size) for size in json.loads(column))
 
 
 def groups_of(column: str) -> tuple[str, ...]:
-    """Return the Hub groups of a column; those without any are almost all, and are not parsed."""
+    """Return the Hub groups of a column. Most sessions have none, so "[]" is not parsed."""
     return () if column == EMPTY else tuple(json.loads(column))
 
 
 def models_of(column: str | None) -> tuple[str, ...]:
-    """Return the GPU models of a column."""
     return () if column is None else tuple(json.loads(column))
 
 
 def request_values(request: Request) -> dict[str, Any]:
-    """Return the columns that a session has from its request."""
+    """Return the columns of a session's request."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
     models = json.dumps(request.gpu_models) if request.gpu_models else None
     return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
 
 
 def life_values(session: Session, before: Session | None = None) -> dict[str, Any]:
-    """Return the columns that change in the life of a session; of one that is known as it was before, those that did."""
+    """Return the columns that change in a session's life; given ``before``, only those that differ from it."""
     if before is None:
         values = dict(zip(_LIFE, _life(session), strict=True))
     else:
@@ -146,7 +145,7 @@ def life_values(session: Session, before: Session | None = None) -> dict[str, An
 
 
 def share_values(session: Session) -> list[dict[str, Any]]:
-    """Return the rows of `shares` that the session's placement is."""
+    """Return the rows of `shares` for the session's placement."""
     found = session.placement.shares if session.placement else ()
     return [
         {
@@ -163,17 +162,17 @@ def share_values(session: Session) -> list[dict[str, Any]]:
 
 
 def quotas_of(quota_rows: Iterable[Sequence[Any]]) -> tuple[Quota, ...]:
-    """Return the quotas of rows in the table's column order, by whom and what they are for."""
+    """Return the quotas of rows in the table's column order, by `quota_key`."""
     found = (
         Quota(QuotaScope(scope), name, resource_group or None, *limits)
         for scope, name, resource_group, *limits in quota_rows
     )
-    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    # Sorted here: the order of texts depends on a PostgreSQL database's collation.
     return tuple(sorted(found, key=quota_key))
 
 
 def quota_key(quota: Quota) -> tuple[str, str, str]:
-    """Return what only one quota is for: whom, and which resource group; "" is all of them."""
+    """Return the scope, name and resource group of a quota, unique among quotas; group "" is all groups."""
     return quota.scope.value, quota.name, quota.resource_group or ""
 
 
@@ -195,12 +194,12 @@ def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[
         )
         for id_, group, cpu_milli, memory_mib, state, closed in node_rows
     ]
-    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    # Sorted here, as above.
     return tuple(sorted(found, key=lambda node: node.id))
 
 
 def node_values(node: Node, state: NodeState) -> dict[str, Any]:
-    """Return the row of `nodes` that the node is in ``state``."""
+    """Return the row of a node in this state."""
     return {
         "id": node.id,
         "resource_group": node.resource_group,
@@ -212,7 +211,7 @@ def node_values(node: Node, state: NodeState) -> dict[str, Any]:
 
 
 def device_values(device: Device, node_id: str) -> dict[str, Any]:
-    """Return the row of `devices` that the device is on this node."""
+    """Return the row of a device on this node."""
     return {
         "uuid": device.uuid,
         "node_id": node_id,

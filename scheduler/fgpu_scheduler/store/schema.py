@@ -1,7 +1,7 @@
 """The tables.
 
-Columns say their unit as the values do. No foreign key leads to nodes or devices from a session: what
-an ended session held stays on record after its node is gone.
+Names of columns end in their units. Sessions have no foreign key to nodes or devices, so that ended sessions keep what
+they held after their node is deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fgpu_scheduler.core.model import SessionState
 
 metadata = MetaData()
 
-# SQLite numbers rows by itself only in a column that is declared INTEGER.
+# SQLite generates ids only in a column declared INTEGER.
 Id = BigInteger().with_variant(Integer(), "sqlite")
 
 meta = Table(
@@ -40,7 +40,7 @@ meta = Table(
     Column("installation_id", Text, nullable=False),
     CheckConstraint("id = 1", name="fgpu_meta_one_row"),
 )
-"""One row. Every write adds 1 to its ``version``, first of all: on PostgreSQL that serialises writers."""
+"""One row. Every write first adds 1 to its ``version``, which serialises writers on PostgreSQL."""
 
 nodes = Table(
     "fgpu_nodes",
@@ -49,8 +49,8 @@ nodes = Table(
     Column("resource_group", Text, nullable=False),
     Column("cpu_milli", BigInteger, nullable=False),
     Column("memory_mib", BigInteger, nullable=False),
-    # What is found by looking, and what administrators said. What its cluster says is beside it, so that neither undoes
-    # the other.
+    # Observed, or set by an administrator. Whether its cluster closed the node is a column of its own, so that neither
+    # overwrites the other.
     Column("state", Text, nullable=False),
     Column("closed", Boolean, nullable=False),
 )
@@ -65,10 +65,10 @@ devices = Table(
     Column("memory_mib", BigInteger, nullable=False),
     Column("capacity_milli", BigInteger, nullable=False),
     Column("simulated", Boolean, nullable=False),
-    # No longer configured, but a session holds a share: kept on record, and not offered.
+    # No longer configured, but held by a session: not offered.
     Column("retired", Boolean, nullable=False),
     Column("max_shares", Integer, nullable=False),
-    # Why it is cordoned, in an administrator's words; null where it is not.
+    # An administrator's reason for cordoning it; null: not cordoned.
     Column("cordon_reason", Text),
 )
 
@@ -76,7 +76,7 @@ sessions = Table(
     "fgpu_sessions",
     metadata,
     Column("id", Id, primary_key=True),
-    # Not "user": on PostgreSQL that word, unquoted, is the database's own user.
+    # Not "user": in PostgreSQL the unquoted word is the database's own user.
     Column("user_name", Text, nullable=False),
     Column("server_name", Text, nullable=False),
     Column("image", Text, nullable=False),
@@ -99,7 +99,7 @@ sessions = Table(
     Column("replaces", BigInteger),
     Column("gpu_memory_mib", BigInteger),
     Column("compute_percent", Integer),
-    # A JSON array, the most liked first; null: any.
+    # A JSON array, most preferred first; null: any.
     Column("gpu_models", Text),
     Column("time_limit_s", BigInteger),
     Column("priority", Integer, nullable=False),
@@ -111,16 +111,16 @@ sessions = Table(
     Column("idle_since_s", BigInteger),
     Column("kept_until_s", BigInteger),
     Column("place_of", BigInteger),
-    # Where an administrator has given it another priority: the one that was asked for.
+    # The requested priority, if an administrator changed it.
     Column("asked_priority", Integer),
     Column("queued_at_s", BigInteger),
-    # What its owner has added to its time limit.
+    # Seconds that its owner added to the time limit.
     Column("extended_s", BigInteger, nullable=False),
-    # A JSON array of the nodes that it was placed on and not given.
+    # A JSON array of the nodes that refused it after placement.
     Column("refused", Text, nullable=False),
-    # A JSON array of what it held before it was resized.
+    # A JSON array of what it held before each resize.
     Column("sizes", Text, nullable=False),
-    # Ids are never reused, even after the newest row were deleted: they name containers.
+    # AUTOINCREMENT: ids are never reused, even if the newest row is deleted, because they name containers.
     sqlite_autoincrement=True,
 )
 
@@ -134,7 +134,7 @@ shares = Table(
     Column("memory_mib", BigInteger, nullable=False),
     Column("compute_percent", Integer, nullable=False),
     Column("mode", Text, nullable=False),
-    # Shares of memory only have no compute.
+    # A share of memory only has no compute.
     CheckConstraint("fgpu_milli > 0 AND memory_mib > 0 AND compute_percent >= 0", name="fgpu_shares_amounts"),
 )
 
@@ -143,7 +143,7 @@ usage = Table(
     metadata,
     Column("user_name", Text, primary_key=True),
     Column("resource_group", Text, primary_key=True),
-    # fGPU x 1000 x seconds of ended sessions, decayed to the instant beside it.
+    # fGPU x 1000 x seconds of ended sessions, decayed to ``at_s``.
     Column("fgpu_milli_s", Double, nullable=False),
     Column("at_s", BigInteger, nullable=False),
 )
@@ -153,7 +153,7 @@ quotas = Table(
     metadata,
     Column("scope", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    # Empty: of all together.
+    # Empty: all groups together.
     Column("resource_group", Text, primary_key=True),
     Column("max_fgpu_milli", BigInteger),
     Column("max_sessions", Integer),
@@ -164,7 +164,7 @@ quotas = Table(
 edits = Table(
     "fgpu_edits",
     metadata,
-    # What administrators changed: see `EditKind` for the kinds. ``fields`` is a JSON object.
+    # See `EditKind` for the kinds. ``fields`` is a JSON object.
     Column("kind", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("fields", Text, nullable=False),
@@ -175,7 +175,7 @@ edits = Table(
 resizes = Table(
     "fgpu_resizes",
     metadata,
-    # The last wish for a session's slice, and what became of it.
+    # The last resize request of a session, and its result.
     Column("session_id", BigInteger, primary_key=True, autoincrement=False),
     Column("fgpu_milli", BigInteger, nullable=False),
     Column("gpu_memory_mib", BigInteger),
@@ -189,7 +189,7 @@ resizes = Table(
 end_messages = Table(
     "fgpu_end_messages",
     metadata,
-    # What its owner is told, should the session be ended by a user's wish: written before the Hub is asked.
+    # The message for the owner if the session ends by a user's wish, written before the Hub is asked to end it.
     Column("session_id", BigInteger, primary_key=True, autoincrement=False),
     Column("message", Text, nullable=False),
     Column("said_at_s", BigInteger, nullable=False),
@@ -198,8 +198,8 @@ end_messages = Table(
 foretold = Table(
     "fgpu_foretold",
     metadata,
-    # No key to the sessions: a row is written beside them, and never in their way. What was told of a start first of all,
-    # and the range that was planned before earlier starts had stretched it.
+    # No foreign key to the sessions, so that writes of one do not wait for the other. The first forecast of a start, and
+    # the planned range before it was corrected by earlier starts.
     Column("session_id", BigInteger, primary_key=True, autoincrement=False),
     Column("told_at_s", BigInteger, nullable=False),
     Column("early_at_s", BigInteger, nullable=False),
@@ -228,16 +228,16 @@ private_images = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("owner", Text, nullable=False),
-    # As it is asked for and shown, and as the engines know it.
+    # The name for users, and the reference for engines.
     Column("name", Text, nullable=False, unique=True),
     Column("reference", Text, nullable=False, unique=True),
     Column("state", Text, nullable=False),
     Column("message", Text),
-    # Which engine has it, and what it is there.
+    # The node of the engine that has it, and its id there.
     Column("node_id", Text, nullable=False),
     Column("image_id", Text),
     Column("size_bytes", BigInteger),
-    # The session, what that ran, and the image of the catalogue under it, with a JSON object of what that was then.
+    # The session, its image, the catalogue's image under that, and a JSON object of what the catalogue says about it.
     Column("session_id", BigInteger, nullable=False),
     Column("made_from", Text, nullable=False),
     Column("base", Text, nullable=False),
@@ -254,7 +254,7 @@ private_images = Table(
     sqlite_autoincrement=True,
 )
 
-# By what the image is on its engines, whatever its name: of another one with its name the user is asked anew.
+# By the image's id on its engines, not by name: another image with the same name needs another answer.
 image_answers = Table(
     "fgpu_image_answers",
     metadata,
@@ -267,10 +267,10 @@ image_answers = Table(
 meters = Table(
     "fgpu_meters",
     metadata,
-    # No key to the sessions: a row is written beside them, and never in their way.
+    # No foreign key to the sessions, so that writes of one do not wait for the other.
     Column("session_id", Id, primary_key=True, autoincrement=False),
     Column("at_s", BigInteger, nullable=False),
-    # Thousandths of a GPU that it holds, and its limit: what a device was worth then.
+    # The held millionths of a GPU at that time, and the limit of its GPU memory.
     Column("gpu_millionths", BigInteger, nullable=False),
     Column("limit_mib", BigInteger, nullable=False),
     Column("samples", BigInteger, nullable=False),
@@ -280,7 +280,7 @@ meters = Table(
     Column("sm_p95_percent", Integer),
     Column("energy_mj", BigInteger),
     Column("energy_estimated", Boolean, nullable=False),
-    # A JSON object: what the percentiles are counted from, to go on with.
+    # A JSON object of the counts behind the percentiles, to continue from.
     Column("counts", Text, nullable=False),
 )
 
@@ -300,14 +300,14 @@ events = Table(
 
 
 def in_states(states: Collection[SessionState]) -> ColumnElement[bool]:
-    """Return the condition with its words in the SQL: SQLite matches a partial index only so."""
+    """Return the condition with literal states: SQLite uses a partial index only for literals."""
     return sessions.c.state.in_([literal_column(f"'{state.value}'") for state in states])
 
 
 is_live = in_states(LIVE)
 is_serving = in_states(SERVING)
 
-# Almost every session has ended. These two hold the few others, whatever the table grows to.
+# Almost all sessions have ended. These two indexes contain only the few others.
 Index("fgpu_sessions_live", sessions.c.id, sqlite_where=is_live, postgresql_where=is_live)
 Index(
     "fgpu_sessions_serving",
@@ -320,7 +320,7 @@ Index(
 Index("fgpu_sessions_ended", sessions.c.ended_at_s)
 Index("fgpu_sessions_user", sessions.c.user_name, sessions.c.id)
 Index("fgpu_sessions_user_ended", sessions.c.user_name, sessions.c.ended_at_s)
-# For the lengths of what a resource group ran last: of a rare one without a look at all the others.
+# For the newest runs of a resource group, without scanning those of the other groups.
 has_run = sessions.c.started_at_s.is_not(None)
 Index(
     "fgpu_sessions_ran",

@@ -1,4 +1,4 @@
-"""What sessions held in a span of time, and how long they waited, from the store: for reports."""
+"""Reads which shares sessions held in a period, and how long they waited, for reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fgpu_scheduler.store.rows import groups_of, sizes_of
 from fgpu_scheduler.store.schema import devices, meters, sessions, shares
 
 AT_ONCE = 1000
-"""So many rows are in memory at a time: a year may have hundreds of thousands."""
+"""How many rows are in memory at a time: a year may have hundreds of thousands."""
 
 
 def spent_between(store: StoreConnection, from_s: int, to_s: int) -> Iterator[Spent]:
-    """Yield every session that held shares at any time from one instant until before another, by id.
+    """Yield by id every session that held shares at any time in ``from_s <= t < to_s``.
 
-    All are of one instant: the store is being read until the last one.
+    One read transaction stays open until the last session, so all are of one instant.
 
     Raises:
         StoreUnavailable: the store cannot be read.
@@ -90,9 +90,10 @@ def _spent(row: Any, parts: Sequence[Any]) -> Spent:
 
 
 def _gpu_millionths(measured: int | None, parts: Sequence[Any]) -> int:
-    """Return how much of GPUs the shares are, as receipts say it.
+    """Return the shares in millionths of a GPU, as in receipts.
 
-    As it was noted while the session ran; else by what its GPUs are worth now, or by the compute of one that is gone.
+    This is the value that was stored while the session ran; without one, the GPUs' current capacity counts, or the
+    compute percent of a share if its GPU was removed.
     """
     if measured:
         return measured

@@ -1,4 +1,4 @@
-"""The store's statements, built once: building one costs more than many of them take to run."""
+"""The store's statements, built once, because building many of them takes longer than running them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ S = SessionState
 
 
 class Sessions:
-    """Statements, built once, that read the sessions of one condition and all their shares."""
+    """Statements that read the sessions of a condition and all their shares."""
 
     def __init__(self, chosen: Select[Any]) -> None:
         ids = chosen.with_only_columns(sessions.c.id)
@@ -62,7 +62,7 @@ class Sessions:
 
 
 def _live(*states: SessionState) -> Select[Any]:
-    # The first condition is for the index, the second may narrow it.
+    # The first condition selects the index, the second one the states.
     return select(sessions).where(is_live, in_states(states)).order_by(sessions.c.id)
 
 
@@ -131,7 +131,7 @@ FORGET_MESSAGE = Prepared(delete(end_messages).where(_message))
 
 @cache
 def save_session(*columns: str) -> Prepared:
-    """Return the statement that sets these columns of the session with the id ``session_id``."""
+    """Return the statement that sets these columns of the session ``session_id``."""
     return Prepared(update(sessions).where(sessions.c.id == bindparam("session_id")), columns)
 
 
@@ -153,7 +153,7 @@ _RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
 def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
-    """Return the newest runs of each of these resource groups, newest first; those without any are left out."""
+    """Return the newest runs of each resource group, newest first; groups without runs are left out."""
     found = {
         group: tuple(PastRun(*row) for row in connection.execute(_RUNS_OF, {"resource_group": group}))
         for group in resource_groups
@@ -172,20 +172,20 @@ def read_nodes(connection: Connection) -> tuple[Node, ...]:
 
 
 def read_quotas(connection: Connection) -> tuple[Quota, ...]:
-    """Return the quotas by whom and what they are for."""
+    """Return the quotas by `quota_key`."""
     return quotas_of(connection.execute(QUOTAS))
 
 
 def read_used(connection: Connection) -> Used:
-    """Return what ended sessions have used."""
+    """Return the usage of ended sessions."""
     return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}
 
 
 def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
-    """Return what was asked for lately, when the newest session has this id."""
+    """Return the counts of recently requested amounts, given the newest session's id."""
     ids = counted_ids(newest_id)
     if not ids:
         return ()
     counts = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
-    # The models are the last of the amounts.
+    # The models are the last column of the amounts.
     return in_order((*amounts, models_of(models), count) for *amounts, models, count in counts)

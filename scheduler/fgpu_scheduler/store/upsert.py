@@ -1,4 +1,4 @@
-"""Writing a row whether it is there or not, in one statement: of two writers at once neither fails."""
+"""Inserting or replacing rows in one statement, so that two concurrent writers both succeed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 
 def put(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    """Write these rows, each with every column, in place of those with the same primary key."""
+    """Insert these complete rows, replacing rows with the same primary key."""
     new: postgresql.Insert | sqlite.Insert
     new = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
     keys = [column.name for column in table.primary_key]

@@ -1,7 +1,7 @@
-"""The schema's history, run by the store itself: an installed wheel needs no ``alembic.ini``.
+"""The schema's revisions, which the store applies itself: an installed wheel needs no ``alembic.ini``.
 
-A revision is written by hand in ``versions/`` and never changed once released; a test holds that all of
-them together make exactly the tables of `fgpu_scheduler.store.schema`.
+Revisions in ``versions/`` are written by hand and never changed after a release; a test checks that together they make
+exactly the tables of `fgpu_scheduler.store.schema`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from sqlalchemy import Connection
 
 VERSION_TABLE = "fgpu_alembic_version"
 
-# Alembic keeps the environment of a run in a global.
+# Alembic keeps a run's environment in a global variable.
 _one_at_a_time = threading.Lock()
 
 
 class UnknownSchema(Exception):
-    """The database has a revision that this code does not know: the message."""
+    """The database has a revision, the message, that this code does not know."""
 
 
 def _config() -> Config:
     config = Config()
-    # The % of a path would be read as an interpolation.
+    # Escape %, which the configuration would interpolate.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     return config
 
 
 def schema_revision() -> str:
-    """Return the newest revision of this code, which names its schema."""
+    """Return this code's newest revision."""
     return str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def is_current(connection: Connection) -> bool:
-    """Return whether the database has this code's schema; False: it lacks revisions.
+    """Return whether the database has this code's schema, or False if it lacks revisions.
 
     Raises:
         UnknownSchema: it has a revision that this code does not know.
@@ -52,7 +52,7 @@ def is_current(connection: Connection) -> bool:
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the schema to this code's, inside the caller's transaction.
+    """Apply the missing revisions, inside the caller's transaction.
 
     Raises:
         UnknownSchema: the database has a revision that this code does not know.

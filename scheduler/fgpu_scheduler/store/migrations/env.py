@@ -1,4 +1,4 @@
-"""Alembic's entry; it runs on the connection, and in the transaction, that the store hands over."""
+"""Alembic's entry point, which runs on the store's connection and in its transaction."""
 
 from alembic import context
 
@@ -9,7 +9,7 @@ context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
     version_table=VERSION_TABLE,
-    # Alembic thinks that SQLite has none; it does, once BEGIN is our own and not the driver's.
+    # Alembic assumes that SQLite has none. It does when the store sends BEGIN instead of the driver.
     transactional_ddl=True,
 )
 

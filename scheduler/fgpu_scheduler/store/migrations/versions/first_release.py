@@ -1,4 +1,4 @@
-"""The tables of the first release. Never changed once released: a change of the tables is a revision of its own."""
+"""The tables of the first release. Do not change this file after it: changes of the tables are new revisions."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from alembic import op
 revision = "2026.11"
 down_revision = None
 
-# SQLite numbers rows by itself only in a column that is declared INTEGER.
+# SQLite generates ids only in a column declared INTEGER.
 ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LIVE = "state IN ('PENDING', 'SCHEDULED', 'PREPARING', 'PULLING', 'RUNNING', 'TERMINATING')"
 SERVING = "state IN ('PENDING', 'SCHEDULED', 'PREPARING', 'PULLING', 'RUNNING')"
