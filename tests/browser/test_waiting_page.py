@@ -130,7 +130,7 @@ def test_what_would_start_now_is_offered_and_the_place_is_given_up_for_nothing_e
     assert hub.spawn("quick", options={"fgpu": "0.5", **LITTLE}).status_code in (201, 202)
     hub.reach({"half/": "RUNNING", "quick/": "RUNNING", "eve/big": "PENDING"})
     take.click()
-    kept = page.get_by_text("0.8 fGPU would not start now any more. You keep your place.")
+    kept = page.get_by_text("0.8 fGPU can't start now. You keep your place.")
     expect(kept).to_be_visible()
     expect(place(page)).to_have_text("Next in the queue")
     hub.stop("quick")
