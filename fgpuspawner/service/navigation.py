@@ -59,10 +59,8 @@ def entries(
 
 def current(path: str, pages: Iterable[Entry] = PAGES) -> Entry | None:
     """Return the page that an address below the prefix belongs to; None where there is none."""
-    return next((entry for entry in pages if _belongs(path, entry)), None)
-
-
-def _belongs(path: str, entry: Entry) -> bool:
-    if path == entry.address:
-        return True
-    return any(path.startswith(f"{first}/") for first in (entry.address, *entry.also) if first)
+    for entry in pages:
+        below = tuple(f"{first}/" for first in (entry.address, *entry.also) if first)
+        if path == entry.address or path.startswith(below):
+            return entry
+    return None

@@ -116,13 +116,8 @@ def fgpu_of(session: Session) -> str | None:
 
 def mib(amount: int) -> str:
     """Return memory exactly: in GiB where three decimals hold it, else in MiB."""
-    return f"{gib(amount)} GiB" if is_gib(amount) else f"{amount} MiB"
-
-
-def is_gib(amount: int) -> bool:
-    """Return whether three decimals of a GiB hold this many MiB."""
     # 1/8 GiB is 128 MiB: the finest that three decimals hold.
-    return amount % 128 == 0 and amount >= 512
+    return f"{gib(amount)} GiB" if amount % 128 == 0 and amount >= 512 else f"{amount} MiB"
 
 
 def gib(amount: int) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 from fgpu_scheduler import Audit, Node, Store, amounts_that_fit
-from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.availability import Availabilities, Availability
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Draft, Source, Update
@@ -157,7 +156,8 @@ class EditPage(CataloguePage):
         slug = self.path_args[0]
         image = self._image(slug)
         values = form_values(self._given(slug) if trouble else entry_of(image))
-        unused = unused_fields(self.service.reader.engine)
+        # Fields that the engine ignores are shown only if they are set.
+        unused = ("environment",) if self.service.reader.engine.own_root else ("reference", "digest", "sudo")
         self.render(
             "image.html",
             slug=slug,
@@ -185,11 +185,6 @@ class EditPage(CataloguePage):
         if image is None:
             raise Problem(404, "no_such_image", f"there is no image {slug!r}")
         return image
-
-
-def unused_fields(engine: Capabilities) -> tuple[str, ...]:
-    """Return fields that an engine ignores: the form shows them only if they are set."""
-    return ("environment",) if engine.own_root else ("reference", "digest", "sudo")
 
 
 def form_values(entry: Entry) -> dict[str, str]:
