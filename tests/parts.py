@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Which slow parts the tests have, and which of them have changed since they last passed.
+"""The slow parts of the tests, and which of them have changed since they last passed.
 
-parts.py              the parts: when each last passed, in how many seconds, and whether its sources have changed
-parts.py names        the names of all;  changed: of the changed ones
-parts.py hash         each part's name and the hash of its sources, as JSON
-parts.py passed FILE SECONDS NAME...    records that these passed, with the hashes that `hash` wrote to FILE before
+parts.py              lists the parts: when each last passed, in how many seconds, and whether its sources have changed
+parts.py names        prints the names of all parts;  changed: of the changed ones
+parts.py hash         prints each part's name and the hash of its sources, as JSON
+parts.py passed FILE SECONDS NAME...    records that these passed, with the hashes that `hash` wrote to FILE
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Part:
     marker: str | None = None
 
     def has(self, path: str, markers: set[str]) -> bool:
-        """Return whether a test is of this part. `path` is its file's path below tests/."""
+        """Return whether a test belongs to this part. `path` is its file's path below tests/."""
         return self.marker in markers or (
             path.startswith(tuple(f"{t}/" for t in self.tests)) and path not in self.fast
         )
 
     def digest(self) -> str:
-        """Return the hash of the sources, by paths and contents: of all files that git knows or would add."""
+        """Return a hash of the paths and contents of the sources: all files that git tracks or would add."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *self.sources]
         names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
             "\0"
@@ -61,23 +61,23 @@ def parts() -> list[Part]:
 
 
 def part_of(path: str, markers: set[str]) -> str | None:
-    """Return the name of the part that a test belongs to: the first that has it. None: `make test` runs it."""
+    """Return the name of the first part that has the test, or None if `make test` always runs it."""
     return next((p.name for p in parts() if p.has(path, markers)), None)
 
 
 def record() -> dict[str, dict[str, Any]]:
-    """Return what is recorded of each part that has passed once."""
+    """Return the record of each part that has ever passed."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def changed() -> list[str]:
-    """Return the names of the parts whose sources are not those with which they passed."""
+    """Return the names of the parts with sources that changed since they passed."""
     known = record()
     return [p.name for p in parts() if known.get(p.name, {}).get("hash") != p.digest()]
 
 
 def passed(hashes: dict[str, str], seconds: int, names: Iterable[str]) -> None:
-    """Record that these parts have passed today, in one run of that length."""
+    """Record that these parts passed today, in one run of this length."""
     run = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "run_s": seconds}
     known = record() | {name: {"hash": hashes[name], **run} for name in names}
     RECORD.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
