@@ -130,7 +130,7 @@ async def test_the_same_request_of_a_moment_ago_is_not_taken_for_it(lab: Lab, st
 @pytest.mark.parametrize("when", ["after", "before"])
 async def test_every_step_of_a_launch_happens_once(lab: Lab, store: Forgetful, when: str) -> None:
     lost = store.lost_after if when == "after" else store.lost_before
-    lost["set_held"] = 1
+    lost["submit"] = 1
     session_id = await lab.ask("alice")
     await asyncio.wait_for(lab.waiting[session_id], 60)
     lost["move"] = 1

@@ -260,11 +260,13 @@ class Floor:
         """Return the known ends of those who hold something on a node of the snapshot."""
         known = self._ground.ends.get(node_id)
         if known is None:
-            there = self._snapshot.groups.on_node.get(node_id, NOBODY).values()
-            holds = ((s, s.placement) for s in there if s.state in HOLDING and s.placement is not None)
-            ends = ((self._free_at_s(s, self._snapshot.now_s), s, where) for s, where in holds)
+            there, now_s = self._snapshot.groups.on_node.get(node_id, NOBODY).values(), self._snapshot.now_s
+            holds = [(s, s.placement) for s in there if s.state in HOLDING and s.placement is not None]
+            ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
             known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
-            self._ground.ends[node_id] = known
+            # After the clock was set back the ends of those who seem to start later move with it.
+            if all((s.started_at_s or s.scheduled_at_s or now_s + 1) <= now_s for s, _ in holds):
+                self._ground.ends[node_id] = known
         return known
 
     def _beside(self, asked: Request) -> Placement | None:

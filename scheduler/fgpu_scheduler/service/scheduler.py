@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import resizing
 from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Quota, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Memory, Policy, plan
+from fgpu_scheduler.core.planner import Memory, Plan, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import duration
@@ -156,8 +157,11 @@ class Scheduler(Steps):
         read, refused = self.store.newest, -1
         while True:
             now_s = self.clock.now_s()
-            decided = plan(read(now_s), self.policy, self._memory)
+            snapshot = read(now_s)
+            decided = plan(snapshot, self.policy, self._memory)
             try:
+                if not committed(decided, snapshot, now_s=now_s) and self.store.version() == decided.version:
+                    return ()  # Nothing is written for a plan that changes nothing.
                 return self.store.commit(decided, now_s=now_s)
             except StaleVersion:
                 # To try again and again would keep the store's thread from everybody.
@@ -221,7 +225,11 @@ class Scheduler(Steps):
             self._left_waiting &= held
             return bool(self._left_waiting)
         self._left_waiting = set()
+        self.place = self._place
         return False
+
+    def _place(self, snapshot: Snapshot) -> Plan:
+        return plan(snapshot, self.policy, self._memory)
 
     async def _watch(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.errors import InvalidTransition, UnknownSession
 from fgpu_scheduler.ports import Clock
 from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
@@ -80,6 +81,8 @@ class Steps(Queue):
         #: Sessions of the last run that no caller has resumed, and the loop's time of the last resumption.
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
+        self.place: Callable[[Snapshot], Plan] | None = None
+        """Places a request that comes while nobody waits, in the store's thread; None: not now."""
 
     @property
     def database_is_away(self) -> bool:
@@ -106,6 +109,7 @@ class Steps(Queue):
                 now_s=self.clock.now_s(),
                 max_pending_per_user=self.caps.max_pending_per_user,
                 replacing=replacing,
+                place=self.place,
             )
 
         sessions = await self.patiently(step)
@@ -116,8 +120,11 @@ class Steps(Queue):
         for session in sessions:
             self._since[session.id] = asyncio.get_running_loop().time()
             self._say(session, None, "submitted")
+            if session.state is not S.PENDING:
+                self._say(session, S.PENDING, None)
         self.nudge()
-        self.wake()
+        if any(session.state is S.PENDING for session in sessions):
+            self.wake()
         return sessions
 
     async def hold(self, session_id: int) -> None:
@@ -130,16 +137,20 @@ class Steps(Queue):
         if session_id in self._not_resumed:
             self._not_resumed.discard(session_id)
             self._resumed_at = asyncio.get_running_loop().time()
-        session = await self.patiently(
-            lambda: self.call(self.store.set_held, session_id, False, now_s=self.clock.now_s())
-        )
+        session = self.store.known_session(session_id)
+        is_tried = session is not None and not session.held and session.wait_reason is not None
+        if session is None or session.held:
+            session = await self.patiently(
+                lambda: self.call(self.store.set_held, session_id, False, now_s=self.clock.now_s())
+            )
         if session.state in ENDING_STATES:
             self._waiting.pop(session_id, None)
             raise SessionEnded(session)
         if session.state is not S.PENDING:
             self._waiting.pop(session_id, None)
             return session
-        self.wake()
+        if not is_tried:
+            self.wake()
         # Shielded: a cancelled spawn must not cancel the future that the next spawn may await.
         return await asyncio.shield(future)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
@@ -69,6 +69,9 @@ class Write(Protocol):
 
     def take_message(self, session_id: int) -> str | None:
         """Return what an administrator said to the owner of a session that ends now, and forget it."""
+
+    def then(self) -> Contents | None:
+        """Return what is there once this is written; None where it has to be read."""
 
     def event(
         self,
@@ -172,8 +175,11 @@ class SessionStore(ABC):
         max_pending_per_user: int | None = None,
         held: bool = False,
         replacing: int | None = None,
+        place: Callable[[Snapshot], Plan] | None = None,
     ) -> tuple[Session, ...]:
         """Queue all of the requests, or none. With them the session ``replacing`` ends, unless it does already.
+
+        Where nobody waits, a single request may be placed in the same write: as ``place`` decides.
 
         Raises:
             UnknownSession: there is none to be replaced.
@@ -194,7 +200,16 @@ class SessionStore(ABC):
                 to = S.CANCELLED if old.state in EARLY else S.TERMINATING
                 ended = lifecycle.moved(old, to, now_s=now_s, cause=EndCause.USER, message=REPLACED)
                 self._move(write, old, ended)
-            return tuple(_add(write, Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
+            new = tuple(_add(write, Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
+            if place is None or len(new) > 1 or groups.waiting:
+                return new
+            then = write.then()
+            if then is None:
+                return new
+            snapshot = then.snapshot(now_s)
+            changes = committed(place(snapshot), snapshot, now_s=now_s)
+            self._write_plan(write, changes)
+            return tuple(session for _, session in changes) or new
 
     def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
         """Write a plan's decisions, after checking again that they fit; return who got their shares.
@@ -204,19 +219,22 @@ class SessionStore(ABC):
         """
         with self.writing(now_s=now_s) as write:
             self._check_version(write, plan.version)
-            changes = committed(plan, write.world.snapshot(now_s), now_s=now_s)
-            placed = [new for _, new in changes if new.state is S.SCHEDULED]
-            write.save([new for _, new in changes])
-            write.give_shares(placed)
-            for old, new in changes:
-                if new.state is S.SCHEDULED:
-                    write.event("moved", new, was=old.state)
-                    continue
-                if new.wait_reason is not old.wait_reason:
-                    write.event("waits", new, reason=new.wait_reason)
-                if new.promised_at_s != old.promised_at_s:
-                    write.event("promised", new, reason=WaitReason.RESERVED)
-            return tuple(placed)
+            return self._write_plan(write, committed(plan, write.world.snapshot(now_s), now_s=now_s))
+
+    def _write_plan(self, write: Write, changes: Sequence[tuple[Session, Session]]) -> tuple[Session, ...]:
+        """Write each session that a plan changes, as it was and as it is then; return those that it places."""
+        placed = [new for _, new in changes if new.state is S.SCHEDULED]
+        write.save([new for _, new in changes])
+        write.give_shares(placed)
+        for old, new in changes:
+            if new.state is S.SCHEDULED:
+                write.event("moved", new, was=old.state)
+                continue
+            if new.wait_reason is not old.wait_reason:
+                write.event("waits", new, reason=new.wait_reason)
+            if new.promised_at_s != old.promised_at_s:
+                write.event("promised", new, reason=WaitReason.RESERVED)
+        return tuple(placed)
 
     # --- A session's life ---
 

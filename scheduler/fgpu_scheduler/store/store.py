@@ -95,6 +95,11 @@ class Store(StoreConnection, SessionStore):
             return self.snapshot(now_s)
         return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
+    def known_session(self, session_id: int) -> Session | None:
+        """Return a live session as this process knows it, without asking the database; None where it does not."""
+        contents = self._newest.contents
+        return None if contents is None else contents.sessions.get(session_id)
+
     def newest_session_id(self) -> int | None:
         """Return the id of the newest session that this process knows of, without asking the database; 0: of none.
 

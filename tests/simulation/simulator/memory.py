@@ -40,7 +40,7 @@ class MemoryStore(SessionStore):
         yield write
         if write.changed:
             self._ended |= {s.id: s for s in write.changed.values() if s.state in lifecycle.ENDED}
-            self._world = self._world.then(write.changed, write.used, write.asked)
+            self._world = write.then()
 
     # --- Nodes and quotas ---
 
@@ -131,6 +131,9 @@ class MemoryWrite:
         self.used: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended = ended
         self._newest_id = world.newest_id
+
+    def then(self) -> Contents:
+        return self.world.then(self.changed, self.used, self.asked)
 
     def one(self, session_id: int) -> Session:
         found = self.world.sessions.get(session_id) or self._ended.get(session_id)

@@ -88,7 +88,15 @@ class WatchedStore(Store):
         max_pending_per_user: int | None = None,
         held: bool = False,
         replacing: int | None = None,
+        place: Callable[[Snapshot], Plan] | None = None,
     ) -> tuple[Session, ...]:
+        def placed(snapshot: Snapshot) -> Plan:
+            assert place is not None
+            decided = place(snapshot)
+            with self.faultless():
+                self._onlooker.decided(snapshot, decided)
+            return decided
+
         self._submits = True
         try:
             return super().submit(
@@ -97,6 +105,7 @@ class WatchedStore(Store):
                 max_pending_per_user=max_pending_per_user,
                 held=held,
                 replacing=replacing,
+                place=None if place is None else placed,
             )
         finally:
             self._submits = False
