@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fgpu_scheduler.core.admission import Caps
@@ -119,7 +120,7 @@ class Steps(Queue):
                 self._announce(old, ended)
         for session in sessions:
             self._since[session.id] = asyncio.get_running_loop().time()
-            self._say(session, None, "submitted")
+            self._say(replace(session, state=S.PENDING), None, "submitted")
             if session.state is not S.PENDING:
                 self._say(session, S.PENDING, None)
         self.nudge()
