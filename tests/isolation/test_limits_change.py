@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import accountreader
 import pytest
 from sessionfolders import UUID, preloaded
 
-from fgpuspawner.isolation import accounting, limits, native
+from fgpuspawner.isolation import limits, native
 from fgpuspawner.isolation.report import Answer, read_slots, slots_command
 
 MIB = 2**20
@@ -252,7 +253,7 @@ def test_a_limit_that_moves_up_and_down_in_a_storm_is_never_exceeded(
 def _held_within(folder: Path, most_mib: int, *, within_s: float) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        if accounting.read(folder / "accounting").devices[0].committed_bytes <= most_mib * MIB:
+        if accountreader.read(folder / "accounting").devices[0].committed_bytes <= most_mib * MIB:
             return True
         os.sched_yield()
     return False

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import accountreader
 import pytest
 from sessionfolders import UUID, preloaded
-
-from fgpuspawner.isolation import accounting
 
 MIB = 2**20
 LIMIT_MIB = 1024
@@ -72,7 +71,9 @@ def test_no_kill_leaks_and_nothing_is_ever_over_the_limit(
     assert int(free.stdout) == (LIMIT_MIB - 32) * MIB
     assert log == ""
     assert [
-        process for process in accounting.read(folder / "accounting").processes if process.pid == os.getpid()
+        process
+        for process in accountreader.read(folder / "accounting").processes
+        if process.pid == os.getpid()
     ] == []
 
 
