@@ -35,7 +35,7 @@ def bound_bodies(application: Application) -> None:
 
     That is before anything of this application sees it. What is not refused is begun in turn.
     """
-    start, turns = application.start_request, _InTurn()
+    start, turns = application.start_request, _RoundRobin()
 
     def bounded(server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         if isinstance(request_conn, HTTP1Connection):
@@ -50,11 +50,11 @@ def bound_bodies(application: Application) -> None:
 class _Bounded(HTTPMessageDelegate):
     """Passes a request on, as long as its body is not too large."""
 
-    def __init__(self, delegate: HTTPMessageDelegate, connection: HTTPConnection, turns: _InTurn) -> None:
+    def __init__(self, delegate: HTTPMessageDelegate, connection: HTTPConnection, turns: _RoundRobin) -> None:
         self._delegate = delegate
         self._connection = connection
         self._turns = turns
-        self._whose = ""
+        self._address = ""
         self._bytes = 0
         self._most = MOST_BYTES
         self._nested = _Nested()
@@ -62,7 +62,7 @@ class _Bounded(HTTPMessageDelegate):
     def headers_received(self, start_line: Any, headers: HTTPHeaders) -> Awaitable[None] | None:
         if OWN.search(start_line.path):
             self._most = MOST_OWN_BYTES
-        self._whose = whose(self._connection, headers)
+        self._address = client_address(self._connection, headers)
         return self._delegate.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
@@ -86,7 +86,7 @@ class _Bounded(HTTPMessageDelegate):
             words = f"lists and objects are more than {DEEPEST} deep in each other; send something flatter"
             self._refuse(400, "Bad Request", "too_deep", words)
         else:
-            self._turns.wait(self._whose, self._begin)
+            self._turns.wait(self._address, self._begin)
 
     def _refuse(self, status: int, reason: str, code: str, words: str) -> None:
         # The service's form of an error, and JupyterHub's.
@@ -134,7 +134,7 @@ class _Nested:
                 self._depth -= 1
 
 
-class _InTurn:
+class _RoundRobin:
     """Begins what waits: one in each round of the event loop, each time of the next address."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class _InTurn:
         begin()
 
 
-def whose(connection: HTTPConnection, headers: HTTPHeaders) -> str:
+def client_address(connection: HTTPConnection, headers: HTTPHeaders) -> str:
     """Return the address that a request is from: what a proxy on this machine says, and else the connection's own.
 
     Whoever connects directly could say anything.

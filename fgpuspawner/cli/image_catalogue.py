@@ -19,7 +19,7 @@ from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import between_steps, never_held
 from fgpuspawner.images.values import shown
-from fgpuspawner.meter.told import AVAILABLE
+from fgpuspawner.meter.hub_file import AVAILABLE
 from fgpuspawner.settings import FGPU
 
 

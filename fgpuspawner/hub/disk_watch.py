@@ -28,10 +28,10 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import (
     DISK,
     MIB,
-    DiskTold,
+    DiskHistory,
+    DiskLimits,
+    DiskState,
     DiskUse,
-    Limits,
-    Story,
     above_words,
     amounts,
     judged,
@@ -80,7 +80,7 @@ class SessionDisks:
         self,
         engine: Measuring,
         sessions: Sessions,
-        limits: Limits,
+        limits: DiskLimits,
         *,
         data: Path,
         every_s: int,
@@ -91,7 +91,7 @@ class SessionDisks:
         self._limits = limits
         self._data = data
         self._every_s = every_s
-        self._stories: dict[int, Story] = {}
+        self._histories: dict[int, DiskHistory] = {}
         self._warned: dict[int, str] = {}
         self._close = close
         #: Bytes used of each file system that sessions write to, when its files were last counted; -1: never.
@@ -120,7 +120,7 @@ class SessionDisks:
         """Check every running session, one after another: reading folders keeps a disk busy."""
         running = [s for s in await self._sessions.live() if s.state is SessionState.RUNNING]
         ids = {s.id for s in running}
-        self._stories = {i: story for i, story in self._stories.items() if i in ids}
+        self._histories = {i: history for i, history in self._histories.items() if i in ids}
         self._warned = {i: words for i, words in self._warned.items() if i in ids}
         told: dict[int, str] = {}
         for session in running:
@@ -141,7 +141,7 @@ class SessionDisks:
                     await self._judge(session, use)
                 except FGPUError as e:
                     log.error("Session %d takes too much of the disk, and cannot be told: %s", session.id, e)
-        await asyncio.to_thread(DISK.write, self._data, DiskTold(told))
+        await asyncio.to_thread(DISK.write, self._data, DiskState(told))
 
     async def compare(self) -> None:
         """Close this machine while removed files that are still open take more of a file system than a session may.
@@ -181,23 +181,23 @@ class SessionDisks:
         return max(0, found - least[top])
 
     async def _judge(self, session: Session, use: DiskUse) -> None:
-        story, ends = judged(self._stories.get(session.id), use, self._limits, time.monotonic())
+        history, ends = judged(self._histories.get(session.id), use, self._limits, time.monotonic())
         words = above_words(use, self._limits)
         if ends:
             log.error("Session %d: %s: it is ended", session.id, words)
             message = f"your session was ended: {words}, also after a warning. Make room in your next session"
             await self._sessions.end(session.id, EndCause.DISK_LIMIT, message)
-        elif story.above_since_s is not None and session.id not in self._warned:
+        elif history.above_since_s is not None and session.id not in self._warned:
             log.warning("Session %d: %s: its owner is warned", session.id, words)
             warning = f"{words}. Remove files that you do not need{self._or_else()}"
             await self._sessions.warn(session.id, warning, EndCause.DISK_LIMIT)
             self._warned[session.id] = warning
-        elif story.above_since_s is None and (said := self._warned.get(session.id)) is not None:
+        elif history.above_since_s is None and (said := self._warned.get(session.id)) is not None:
             log.info("Session %d is within its limit of the disk again", session.id)
             if session.message == said:
                 await self._sessions.warn(session.id, None)
             del self._warned[session.id]
-        self._stories[session.id] = story
+        self._histories[session.id] = history
 
     def _or_else(self) -> str:
         grace_s = self._limits.grace_s

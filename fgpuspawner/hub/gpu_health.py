@@ -9,7 +9,7 @@ from pathlib import Path
 from fgpu_scheduler import Clock, FGPUError
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.drivers import Drivers, NvmlSource
-from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, HealthTold, health_of
+from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, GpuHealthState, health_of
 
 EVERY_S = 20
 
@@ -32,7 +32,7 @@ class GpuWatch:
         self._known = {
             uuid: health.after(self._known.get(uuid)) for found in answers for uuid, health in found.items()
         }
-        await asyncio.to_thread(HEALTH.write, self._data, HealthTold(self._known))
+        await asyncio.to_thread(HEALTH.write, self._data, GpuHealthState(self._known))
 
     async def _one(self, source: NvmlSource, uuids: list[str]) -> dict[str, GpuHealth]:
         now_s = self._clock.now_s()

@@ -76,7 +76,8 @@ def described(
         try:
             if machine is not None or node is None:
                 new = settings.node_of(name, machine)
-                _check_owned_by_nobody(new, owners)
+                for uuid in (device.uuid for device in new.devices if device.uuid in owners):
+                    raise BadSettings(f"GPU {uuid} of node {name!r} is on node {owners[uuid]!r} too")
                 node = new
         except BadSettings as e:
             troubles[name] = e
@@ -84,12 +85,6 @@ def described(
             owners |= {device.uuid: name for device in node.devices}
             found.append(node)
     return tuple(found), troubles
-
-
-def _check_owned_by_nobody(node: Node, owners: Mapping[str, str]) -> None:
-    for device in node.devices:
-        if device.uuid in owners:
-            raise BadSettings(f"GPU {device.uuid} of node {node.id!r} is on node {owners[device.uuid]!r} too")
 
 
 class Inventory:

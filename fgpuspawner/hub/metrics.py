@@ -18,7 +18,7 @@ from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
 from fgpu_scheduler import HOLDING, LIVE, FGPUError, Queue, Session, SessionState, Snapshot
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.meter.gpu_health import HEALTH, HealthTold
+from fgpuspawner.meter.gpu_health import HEALTH, GpuHealthState
 
 EVERY_S = 10
 OLD_S = 60
@@ -35,7 +35,7 @@ class Reading:
 
     at_s: float
     snapshot: Snapshot
-    health: HealthTold
+    health: GpuHealthState
 
 
 class Metrics(Collector):
@@ -195,7 +195,7 @@ def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
     yield nodes
 
 
-def of_gpus(snapshot: Snapshot, health: HealthTold) -> Iterator[Metric]:
+def of_gpus(snapshot: Snapshot, health: GpuHealthState) -> Iterator[Metric]:
     """Return each GPU's capacity, what sessions hold of it, and the driver's figures."""
     names = ["node", "gpu", "model"]
 

@@ -93,8 +93,8 @@ class Prefetch:
         waiting = [s for s in snapshot.sessions if s.state is SessionState.PENDING]
         before, self._seen = self._seen, frozenset(s.id for s in waiting)
         wished = self._wished(await self._in_order(waiting), before, snapshot.nodes)
-        kept = self._kept({s.id: s for s in snapshot.sessions})
-        for wish in [wish for wish in self._waiting if wish not in kept]:
+        live = {s.id: s for s in snapshot.sessions}
+        for wish in [wish for wish in self._waiting if not self._needs(live.get(wish[0]), wish[1])]:
             self._waiting.pop(wish).cancel()
         for session_id in self._wishes.keys() - self._seen:
             del self._wishes[session_id]
@@ -137,10 +137,6 @@ class Prefetch:
             for node in nodes_for(session, nodes):
                 found[session.id, node.id, image.reference] = image
         return found
-
-    def _kept(self, live: Mapping[int, Session]) -> frozenset[Wish]:
-        """Return the running pulls that their sessions still need."""
-        return frozenset(wish for wish in self._waiting if self._needs(live.get(wish[0]), wish[1]))
 
     def _needs(self, session: Session | None, node_id: str) -> bool:
         if session is None:

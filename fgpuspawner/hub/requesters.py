@@ -47,10 +47,6 @@ def record_requesters(app: Any, opened: Callable[[str, str, str], None]) -> None
     app.handlers[:] = [(one[0], _recording(one[1], opened), *one[2:]) for one in app.handlers]
 
 
-def _is_ordinary(who: Any) -> bool:
-    return isinstance(who, User) and not who.admin
-
-
 def _recording(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     if not (isinstance(handler, type) and issubclass(handler, BaseHandler)):
         return handler
@@ -58,7 +54,8 @@ def _recording(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     class Recording(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
             await super().prepare()
-            if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
+            who = self.current_user
+            if len(self.request.body) > MOST_OF_A_USER and isinstance(who, User) and not who.admin:
                 # The Hub stores what users send in its database, in any number of rows.
                 raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
             if self.request.method == "DELETE":

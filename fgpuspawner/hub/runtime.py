@@ -68,7 +68,7 @@ from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.drivers import Drivers
 from fgpuspawner.isolation.gpu_poller import GpuPoller
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.meter.disk import Limit, Limits
+from fgpuspawner.meter.disk import DiskLimit, DiskLimits
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
@@ -402,9 +402,9 @@ class Runtime:
 
     def _watch_disks(self) -> None:
         settings = self.settings
-        limits = Limits(
-            Limit(settings.session_disk_mib, settings.session_files),
-            Limit(settings.home_disk_mib, settings.home_files),
+        limits = DiskLimits(
+            DiskLimit(settings.session_disk_mib, settings.session_files),
+            DiskLimit(settings.home_disk_mib, settings.home_files),
             settings.disk_grace_s if settings.disk_over == "end" else None,
         )
         disks = SessionDisks(

@@ -158,14 +158,14 @@ class Judged:
 
 
 def judged(facts: Facts) -> tuple[Judged, ...]:
-    return tuple(_judged(demand, facts) for demand in DEMANDS)
-
-
-def _judged(demand: Demand, facts: Facts) -> Judged:
-    if not isinstance(demand.judge, Safeguard):
-        return Judged(demand, demand.judge(facts), demand.line)
-    held = facts.safeguards.get(demand.judge) or Held(None, f"cannot be told of {facts.able.kind}")
-    return Judged(demand, held.met, held.line)
+    found = []
+    for demand in DEMANDS:
+        if isinstance(demand.judge, Safeguard):
+            held = facts.safeguards.get(demand.judge) or Held(None, f"cannot be told of {facts.able.kind}")
+        else:
+            held = Held(demand.judge(facts), demand.line)
+        found.append(Judged(demand, held.met, held.line))
+    return tuple(found)
 
 
 def words(found: Collection[Judged]) -> list[str]:

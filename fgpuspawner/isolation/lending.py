@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fgpuspawner.isolation.files import make_empty, make_folder, remove_folder
 from fgpuspawner.isolation.limits import Limits
-from fgpuspawner.isolation.slots import HUNDREDTHS, Slots
+from fgpuspawner.isolation.slots import HUNDREDTHS
 
 log = logging.getLogger("fgpu.isolation")
 
@@ -67,13 +67,9 @@ def owners(uuid: str, sessions: Iterable[Limits]) -> bytes:
     """Return the owner of each hundredth of the period, by the limits of all living ``sessions``."""
     found = bytearray(HUNDREDTHS)
     for limit in (limit for one in sessions for limit in one.devices if limit.uuid == uuid):
-        for hundredth in _each(limit.slots):
+        for hundredth in (h for first, end in limit.slots for h in range(first, end)):
             found[hundredth] = NOT_LENT if found[hundredth] != UNOWNED or not limit.lending else limit.lending
     return bytes(found)
-
-
-def _each(slots: Slots) -> list[int]:
-    return [hundredth for first, end in slots for hundredth in range(first, end)]
 
 
 def publish(memory: Path, sessions: Sequence[Limits]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fgpuspawner.meter.told import ToldFile
+from fgpuspawner.meter.hub_file import HubFile
 
 MIB = 2**20
 TENTH_GIB = 2**30 / 10
@@ -19,7 +19,7 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FolderUse:
     """What a folder takes with all in it. ``files`` is None where that is not told; ``largest`` are folders in it.
 
     ``uncounted`` says why it can be more: its owner keeps it from being counted.
@@ -38,19 +38,19 @@ class DiskUse:
     ``mounts`` are the file systems of this machine that it is on, where all of each is seen.
     """
 
-    session: Taken | None = None
-    home: Taken | None = None
+    session: FolderUse | None = None
+    home: FolderUse | None = None
     mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class DiskLimit:
     """How much may be taken; 0 is without a limit."""
 
     mib: int = 0
     files: int = 0
 
-    def level(self, taken: Taken | None) -> float:
+    def level(self, taken: FolderUse | None) -> float:
         """Return how much of the limit is taken: above 1 is too much. What is not known counts as nothing.
 
         What cannot be counted counts as a little too much: nobody gets more by that.
@@ -65,7 +65,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class DiskHistory:
     """One session's looks so far. ``home`` is the level of its home at the first look, at least 1."""
 
     home: float
@@ -73,11 +73,11 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DiskLimits:
     """What sessions and homes may take, and for how long one may be above it before it is ended; None: for ever."""
 
-    session: Limit
-    home: Limit
+    session: DiskLimit
+    home: DiskLimit
     grace_s: int | None = None
 
     def level(self, use: DiskUse) -> float:
@@ -85,24 +85,26 @@ class Limits:
         return max(self.session.level(use.session), self.home.level(use.home))
 
 
-def judged(story: Story | None, use: DiskUse, limits: Limits, now_s: float) -> tuple[Story, bool]:
+def judged(
+    history: DiskHistory | None, use: DiskUse, limits: DiskLimits, now_s: float
+) -> tuple[DiskHistory, bool]:
     """Return the story with this look, and whether the session is to be ended. Pure.
 
     A session above a limit is warned first. A home can be above when a session starts: its owner then has the same time
     to make room in it.
     """
     session, home = limits.session.level(use.session), limits.home.level(use.home)
-    base = max(1.0, home) if story is None else story.home
+    base = max(1.0, home) if history is None else history.home
     if max(session, home) <= 1.0:
-        return Story(1.0), False
-    if story is None or story.above_since_s is None:
-        return Story(base, now_s), False
-    late = limits.grace_s is not None and now_s - story.above_since_s >= limits.grace_s
+        return DiskHistory(1.0), False
+    if history is None or history.above_since_s is None:
+        return DiskHistory(base, now_s), False
+    late = limits.grace_s is not None and now_s - history.above_since_s >= limits.grace_s
     grown = limits.grace_s is not None and (session > 1 + GROWN or home > base + GROWN)
-    return story, late or grown
+    return history, late or grown
 
 
-def amounts(use: DiskUse, limits: Limits) -> str:
+def amounts(use: DiskUse, limits: DiskLimits) -> str:
     """Return what is taken of what may be, for the owner: "3.2 of 20 GiB; home 12 of 50 GiB"."""
     parts = [
         f"{name}{_of(taken, limit)}"
@@ -113,7 +115,7 @@ def amounts(use: DiskUse, limits: Limits) -> str:
     return "; ".join(parts) + (f"; most in {largest}" if largest else "")
 
 
-def above_words(use: DiskUse, limits: Limits) -> str:
+def above_words(use: DiskUse, limits: DiskLimits) -> str:
     """Return which limits are passed, and by what."""
     parts = []
     for name, taken, limit in (("session", use.session, limits.session), ("home", use.home, limits.home)):
@@ -123,7 +125,7 @@ def above_words(use: DiskUse, limits: Limits) -> str:
     return " and ".join(parts) + (f", most in {largest}" if largest else "")
 
 
-def _of(taken: Taken, limit: Limit) -> str:
+def _of(taken: FolderUse, limit: DiskLimit) -> str:
     least = "at least " if taken.uncounted else ""
     size = _gib(taken.bytes) + (f" of {_gib(limit.mib * MIB)}" if limit.mib else "") + " GiB"
     many = limit.files and (taken.files or 0) > limit.files
@@ -142,10 +144,10 @@ def _largest(use: DiskUse) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskTold:
+class DiskState:
     """What the Hub told last, in words for the owners, by session."""
 
     sessions: Mapping[int, str] = field(default_factory=dict)
 
 
-DISK = ToldFile("disk.json", DiskTold)
+DISK = HubFile("disk.json", DiskState)

@@ -15,14 +15,14 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from fgpuspawner.isolation.files import write_whole
-from fgpuspawner.meter.told import ToldFile
+from fgpuspawner.meter.hub_file import HubFile
 
 Answers = dict[str, tuple[int, int, int]]
 TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")
 """Used blocks are those of the files there, but for a constant. Not so on btrfs, ZFS and NFS."""
-LEAST = ToldFile("file-systems.json", dict[str, int])
+LEAST = HubFile("file-systems.json", dict[str, int])
 """The least that was ever found without a name, in bytes, by mount: what the file system takes for itself."""
-ASKED = ToldFile("count-files.json", dict[str, int])
+ASKED = HubFile("count-files.json", dict[str, int])
 """The file systems whose files a Hub that is not root asks to be counted, each with a number that the answer repeats."""
 ANSWERS = Path("/run/fgpu-disk/counted.json")
 """The answers, by mount: the number, and what `nameless_bytes` returned. `fgpu-disk.service` writes them as root."""

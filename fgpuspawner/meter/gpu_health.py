@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fgpuspawner.isolation.nvml_child import PROGRAMS_XIDS, worse_xid
-from fgpuspawner.meter.told import ToldFile
+from fgpuspawner.meter.hub_file import HubFile
 
 OLD_S = 120
 """What was read longer ago is not what is."""
@@ -63,7 +63,7 @@ class GpuHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthTold:
+class GpuHealthState:
     """What the Hub told last, by the GPU's UUID."""
 
     devices: Mapping[str, GpuHealth] = field(default_factory=dict)
@@ -98,4 +98,4 @@ def health_of(answer: Mapping[str, Any], now_s: int) -> GpuHealth:
     )
 
 
-HEALTH = ToldFile("gpu_health.json", HealthTold)
+HEALTH = HubFile("gpu_health.json", GpuHealthState)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from fgpuspawner.meter.told import ToldFile
+from fgpuspawner.meter.hub_file import HubFile
 
 KEPT_S = 600
 """So long points are kept."""
@@ -74,7 +74,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MeterState:
     """What the Hub told last: how often it tells, and what was seen last of each session."""
 
     every_s: int = 0
@@ -103,7 +103,7 @@ class Told:
         return Live(unknown, live.points)
 
 
-METERS = ToldFile("meters.json", Told)
+METERS = HubFile("meters.json", MeterState)
 
 
 class MeterFile:
@@ -111,14 +111,14 @@ class MeterFile:
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._last: tuple[tuple[int, int, int], Told] | None = None
+        self._last: tuple[tuple[int, int, int], MeterState] | None = None
 
-    def read(self) -> Told:
+    def read(self) -> MeterState:
         """Return what was told last."""
         try:
             found = (self._data / METERS.name).stat()
         except OSError:
-            return Told()
+            return MeterState()
         mark = (found.st_ino, found.st_mtime_ns, found.st_size)
         last = self._last
         if last is None or last[0] != mark:

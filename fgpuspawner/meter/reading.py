@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DeviceReading:
     """One look at a device: what the driver said, and whose its processes are. ``energy_mj`` is since the last look."""
 
     use: DeviceUse
@@ -26,7 +26,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SessionReading:
     """What is known of a session at one look."""
 
     memory_mib: int | None
@@ -40,10 +40,10 @@ class Reading:
 
 def read(
     session: Session,
-    seen: Mapping[str, Seen | str],
+    seen: Mapping[str, DeviceReading | str],
     devices: Mapping[str, Device],
     charged_mib: Mapping[str, int] = MappingProxyType({}),
-) -> Reading:
+) -> SessionReading:
     """Return what a session that has its shares holds and uses, summed over its devices.
 
     ``seen`` is by device: what was seen of it, or why nothing was; and so is ``charged_mib``, what a process's context is
@@ -81,7 +81,7 @@ def read(
         energy = None if energy is None or part is None else energy + part
         estimated = estimated or is_estimate
     most = sorted(held.items(), key=lambda item: (-(item[1][1] or 0), item[0]))[:MOST_PROCESSES]
-    return Reading(
+    return SessionReading(
         -(-memory // MIB) if knows_memory else None,
         round(sm, 1) if knows_sm else None,
         tuple(Process(pid, name, None if used is None else -(-used // MIB)) for pid, (name, used) in most),
@@ -92,7 +92,9 @@ def read(
     )
 
 
-def _energy(session_id: int, seen: Seen, fgpu_milli: int, device: Device | None) -> tuple[int | None, bool]:
+def _energy(
+    session_id: int, seen: DeviceReading, fgpu_milli: int, device: Device | None
+) -> tuple[int | None, bool]:
     """Return a session's part of what a device has used up since the last look, and whether that is an estimate.
 
     Who has a GPU alone has all of it. Of a shared one only the sum is known: it is divided as the computing was, or,
@@ -121,7 +123,7 @@ def shares_of(sessions: Iterable[Session], uuid: str) -> dict[int, int]:
     }
 
 
-def computed_by_session(seen: Seen) -> dict[int, float] | None:
+def computed_by_session(seen: DeviceReading) -> dict[int, float] | None:
     """Return how much of a device each session computed; None where that is not known of all."""
     found: dict[int, float] = {}
     for process in seen.use.processes:

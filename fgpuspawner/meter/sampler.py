@@ -24,11 +24,11 @@ from fgpuspawner.meter.model import (
     RECEIVED_OVER_S,
     Live,
     Meter,
+    MeterState,
     Point,
-    Told,
 )
-from fgpuspawner.meter.reading import Reading, Seen, computed_by_session, read, shares_of
-from fgpuspawner.meter.tally import Sample, Tally, going_on
+from fgpuspawner.meter.reading import DeviceReading, SessionReading, computed_by_session, read, shares_of
+from fgpuspawner.meter.tally import Sample, Tally, restored
 
 log = logging.getLogger("fgpu.meter")
 
@@ -101,7 +101,7 @@ class Sampler:
         self._live = {i: live for i, live in self._live.items() if i in running}
         self._recent = {i: points for i, points in self._recent.items() if i in running}
         self._held_to = {i: own for i, own in self._held_to.items() if i in running}
-        await asyncio.to_thread(METERS.write, self._data, Told(self._every_s, self._live))
+        await asyncio.to_thread(METERS.write, self._data, MeterState(self._every_s, self._live))
         if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
             await self.save(now_s)
 
@@ -118,7 +118,7 @@ class Sampler:
 
     # -- one look -----------------------------------------------------------------------------------------
 
-    def _one(self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]) -> Seen | str:
+    def _one(self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]) -> DeviceReading | str:
         if isinstance(use, str):
             self._energy.pop(uuid, None)
             return use
@@ -129,7 +129,7 @@ class Sampler:
             if 0 <= now_s - before_s <= self._longest_gap_s and use.energy_mj >= before_mj:
                 spent = use.energy_mj - before_mj
             self._energy[uuid] = use.energy_mj, now_s
-        return Seen(use, owners, spent)
+        return DeviceReading(use, owners, spent)
 
     async def _take_up(self, running: Sequence[Session]) -> None:
         """Go on with what was counted before a restart, and begin with who is new."""
@@ -144,7 +144,7 @@ class Sampler:
         known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
         for session in new:
             self._tallies[session.id] = (
-                going_on(known[session.id]) if session.id in known else self._begun(session)
+                restored(known[session.id]) if session.id in known else self._begun(session)
             )
             if self._is_resized(session):
                 # While nobody counted.
@@ -171,7 +171,7 @@ class Sampler:
     def _charged(self, session_id: int) -> dict[str, int]:
         return {uuid: own.context_mib for uuid, own in self._held_to.get(session_id, {}).items()}
 
-    def _lent(self, live: Sequence[Session], seen: Mapping[str, Seen | str]) -> dict[int, Lent]:
+    def _lent(self, live: Sequence[Session], seen: Mapping[str, DeviceReading | str]) -> dict[int, Lent]:
         """Return what those had and gave who lend, summed over their devices; without whom a part is unknown of."""
         found: dict[int, Lent] = {}
         unknown: set[int] = set()
@@ -203,7 +203,7 @@ class Sampler:
         )
         return Tally(session.id, gpu_millionths, sum(s.memory_mib for s in shares))
 
-    def _told(self, session: Session, reading: Reading, now_s: int, lent: Lent | None) -> Live:
+    def _told(self, session: Session, reading: SessionReading, now_s: int, lent: Lent | None) -> Live:
         """Count one look at a session, and return what is told of it."""
         assert session.placement is not None
         tally = self._tallies[session.id]

@@ -117,7 +117,7 @@ class Tally:
         )
 
 
-def going_on(measured: Measured) -> Tally:
+def restored(measured: Measured) -> Tally:
     """Return the tally that was kept."""
     try:
         counts = _COUNTS.validate_json(measured.counts)
@@ -139,11 +139,11 @@ def going_on(measured: Measured) -> Tally:
     )
 
 
-def lent_on_the_mean(measured: Measured) -> Lent | None:
+def mean_lent(measured: Measured) -> Lent | None:
     """Return what a session was lent and lent on the mean of all looks; None where compute was not lent, or none knew."""
     if '"lent"' not in measured.counts:
         return None
-    lending = going_on(measured).lending
+    lending = restored(measured).lending
     if not all(lending.get(name) for name in LENDING):
         return None
     means = (

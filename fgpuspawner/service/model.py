@@ -32,9 +32,9 @@ from fgpu_scheduler import (
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import StoredChoice
-from fgpuspawner.meter.disk import DiskTold
-from fgpuspawner.meter.gpu_health import HealthTold
-from fgpuspawner.meter.model import Live, Told
+from fgpuspawner.meter.disk import DiskState
+from fgpuspawner.meter.gpu_health import GpuHealthState
+from fgpuspawner.meter.model import Live, MeterState
 from fgpuspawner.text.sessions import isolated, server_words
 
 Json = dict[str, Any]
@@ -115,13 +115,13 @@ class World:
     savers: Savers = Savers.NOBODY
     banner: Notice | None = None
     #: What running sessions hold and use of their GPUs.
-    meters: Told = field(default_factory=Told)
+    meters: MeterState = field(default_factory=MeterState)
     #: What running sessions take of the disk.
-    disks: DiskTold = field(default_factory=DiskTold)
+    disks: DiskState = field(default_factory=DiskState)
     #: What owners may add to a time limit.
     extension: Extension = field(default_factory=Extension)
     #: Use, temperature, power and errors of each GPU.
-    gpus: HealthTold = field(default_factory=HealthTold)
+    gpus: GpuHealthState = field(default_factory=GpuHealthState)
     #: The last resize request of each session.
     resizes: Mapping[int, Resize] = field(default_factory=dict)
     #: The step of amounts in a resize, in thousandths of an fGPU.

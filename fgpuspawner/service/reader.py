@@ -49,9 +49,9 @@ from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.meter.disk import DISK
 from fgpuspawner.meter.gpu_health import HEALTH
+from fgpuspawner.meter.hub_file import AVAILABLE
 from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
-from fgpuspawner.meter.told import AVAILABLE
 from fgpuspawner.service.model import Savers, World, extension_of
 from fgpuspawner.service.problems import forecast_takes_long
 from fgpuspawner.settings import FGPU

@@ -149,7 +149,7 @@ async def test_servers_that_take_long_to_stop_delay_no_other_call(
     for session in sessions:
         engine.client.kill(containers.name(session), "SIGKILL")
     assert await asyncio.gather(*going) == [True, True]
-    await asyncio.gather(*containers._going.values())
+    await asyncio.gather(*containers._in_removal.values())
 
 
 @pytest.mark.parametrize(

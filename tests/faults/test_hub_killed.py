@@ -168,8 +168,8 @@ def test_killed_at_random_instants_with_sessions_in_all_states(
             before = ids_of(hub)
             hub.kill()
             worker.join()
-            going_on = {s.id for s in hub.sessions().values() if s.state is SessionState.RUNNING}
-            for session_id in sorted(notebooks.known() & going_on):
+            restored = {s.id for s in hub.sessions().values() if s.state is SessionState.RUNNING}
+            for session_id in sorted(notebooks.known() & restored):
                 notebooks.say(session_id)
             hub.start()
             # What was asked of a Hub that died without answering may not have been done; ask again.

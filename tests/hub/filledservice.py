@@ -7,7 +7,7 @@ from pathlib import Path
 from test_service import World, end, now_s, place, run, submit
 
 from fgpu_scheduler import ImageQuota, Measured, Meters, PrivateImages
-from fgpuspawner.meter.model import METERS, Live, Meter, Point, Process, Told
+from fgpuspawner.meter.model import METERS, Live, Meter, MeterState, Point, Process
 
 SECRET = "s3cret"
 """In every name and message of bob's: in no answer to alice or carol may it be."""
@@ -73,4 +73,4 @@ class Filled(World):
             )
 
         found = {self.alice_runs.id: live("python3"), self.bob_runs.id: live(SECRET)}
-        METERS.write(self.hub.fgpu.data_path(), Told(300, found))
+        METERS.write(self.hub.fgpu.data_path(), MeterState(300, found))

@@ -21,7 +21,7 @@ import quickstart
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, Store, plan
 from fgpuspawner.config import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.meter.model import METERS, Live, Meter, Told
+from fgpuspawner.meter.model import METERS, Live, Meter, MeterState
 from fgpuspawner.settings import FGPU
 from hubprocess import free_ports, until
 
@@ -163,7 +163,7 @@ class Standing:
             own = (at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble)
             meter = Meter(*own, *(lent or (None, None)), context_mib)
             found[session_id] = Live(meter, (), ())
-        METERS.write(self.data, Told(10, found))
+        METERS.write(self.data, MeterState(10, found))
 
     def end(self, session_id: int) -> None:
         """End a session that runs."""

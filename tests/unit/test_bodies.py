@@ -16,7 +16,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from fgpuspawner import bodies
-from fgpuspawner.bodies import DEEPEST, MOST_BYTES, MOST_OWN_BYTES, bound_bodies, whose
+from fgpuspawner.bodies import DEEPEST, MOST_BYTES, MOST_OWN_BYTES, bound_bodies, client_address
 
 BEGUN: list[str] = []
 
@@ -176,4 +176,4 @@ def test_only_a_proxy_of_this_machine_says_whose_a_request_is(
     stream = SimpleNamespace(socket=SimpleNamespace(getsockname=lambda: ("172.17.0.1", 8081)))
     connection = cast(HTTPConnection, SimpleNamespace(context=context, stream=stream))
     headers = HTTPHeaders({} if said is None else {"X-Forwarded-For": said})
-    assert whose(connection, headers) == address
+    assert client_address(connection, headers) == address

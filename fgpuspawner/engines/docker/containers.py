@@ -71,11 +71,11 @@ class Containers:
         self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-docker")
         self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
-        self._left_alone: set[str] = set()
+        self._ignored: set[str] = set()
         self._seen: frozenset[tuple[str, str]] = frozenset()
         self._ends: dict[str, Ended] = {}
         #: Ended containers that we are removing; they are no longer reported.
-        self._going: dict[str, asyncio.Task[bool]] = {}
+        self._in_removal: dict[str, asyncio.Task[bool]] = {}
 
     def name(self, session: Session) -> str:
         return name_of(self.installation, session.id, session.attempt)
@@ -167,13 +167,13 @@ class Containers:
         if named is None:
             if name.startswith(f"fgpu-{self.installation}-{WARM}-"):
                 return None
-            if entry["Id"] not in self._left_alone:
-                self._left_alone.add(entry["Id"])
+            if entry["Id"] not in self._ignored:
+                self._ignored.add(entry["Id"])
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
             return None
         alive = entry.get("State") not in ("exited", "dead", "removing")
         # A container that was never started is listed as alive until it is removed.
-        if name in self._going:
+        if name in self._in_removal:
             return None
         ended: Ended | None = None
         if not alive:
@@ -258,13 +258,13 @@ class Containers:
             if e.status_code != 409:
                 log.warning("Container %s could not be removed: %s", name, e.explanation)
                 return await self._is_gone(name)
-            return await self._removed_by_somebody(name)
+            return await self._removed_by_other(name)
         except FAILED as e:
             log.warning("Container %s could not be removed: %s", name, e)
             return False
         return await self._is_gone(name)
 
-    async def _removed_by_somebody(self, name: str) -> bool:
+    async def _removed_by_other(self, name: str) -> bool:
         """Wait for a removal that someone else started; return whether the container is gone."""
         try:
             await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
@@ -361,12 +361,12 @@ class Containers:
             return gone
         if not await self._has_ended(name):
             return False
-        if name not in self._going:
-            going = self._going[name] = asyncio.create_task(self.remove_named(name, now=True))
+        if name not in self._in_removal:
+            going = self._in_removal[name] = asyncio.create_task(self.remove_named(name, now=True))
 
             def is_removed(_: object) -> None:
                 # If that failed, `look` reports it again from now on.
-                del self._going[name]
+                del self._in_removal[name]
                 self.removed()
 
             going.add_done_callback(is_removed)

@@ -62,7 +62,7 @@ class ContainerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CreateContext:
     """The container's name, labels and network, and facts of the daemon that creates it.
 
     ``publish_at`` is the address at which its machine publishes the server's port, None if the Hub reaches the
@@ -85,7 +85,7 @@ class Place:
 def arguments(
     spec: LaunchSpec,
     options: ContainerOptions,
-    place: Place,
+    context: CreateContext,
     image: Mapping[str, Any],
     *,
     as_root: bool = False,
@@ -107,15 +107,22 @@ def arguments(
         "ports": {f"{spec.port}/tcp": None},
     }
     _merge(made, given)
-    made |= {"image": reference, "name": place.name, "labels": {**(made.get("labels") or {}), **place.labels}}
-    host = HostConfig(place.api_version, **_host(spec, options, place))
+    made |= {
+        "image": reference,
+        "name": context.name,
+        "labels": {**(made.get("labels") or {}), **context.labels},
+    }
+    host = HostConfig(context.api_version, **_host(spec, options, context))
     prepared = spec.prepared
-    host["Mounts"] = [*(host.get("Mounts") or []), *unnamed_volumes(config, _taken(host), place.installation)]
+    host["Mounts"] = [
+        *(host.get("Mounts") or []),
+        *unnamed_volumes(config, _taken(host), context.installation),
+    ]
     own, displaced = sealed_mounts(
         {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
     )
     # Only the session's own GPUs, however the configuration asks for all of them.
-    own["DeviceRequests"] = [] if place.gpus is None else [place.gpus]
+    own["DeviceRequests"] = [] if context.gpus is None else [context.gpus]
     gpus = [device for device in own.get("Devices") or () if device["PathOnHost"].startswith("/dev/nvidia")]
     own["Devices"] = [device for device in own.get("Devices") or () if device not in gpus]
     displaced += [device["PathOnHost"] for device in gpus]
@@ -132,7 +139,7 @@ def arguments(
     return made, displaced
 
 
-def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str, Any]:
+def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -> dict[str, Any]:
     """Return the arguments of ``HostConfig``: defaults, the administrator's settings over them, and our limits over
     both.
     """
@@ -153,7 +160,7 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         ours["shm_size"] = spec.shared_memory_mib * 2**20
     if spec.sudo:
         ours["cap_add"] = list(SUDO_CAPABILITIES)
-    if place.closed:
+    if context.closed:
         # Docker's resolver would forward queries from the host's side of the firewall.
         ours["dns"] = [NO_NAME_SERVER]
     if options.read_only_root:
@@ -162,10 +169,10 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         "binds": dict(options.volumes),
         "links": dict(options.links),
         "mounts": list(options.mounts),
-        "network_mode": place.network,
+        "network_mode": context.network,
     }
-    if place.publish_at is not None:
-        added["port_bindings"] = {spec.port: (place.publish_at,)}
+    if context.publish_at is not None:
+        added["port_bindings"] = {spec.port: (context.publish_at,)}
     given = {k: v for k, v in copy.deepcopy(dict(options.host)).items() if k not in NOT_TO_BE_SET}
     if isinstance(given.get("binds"), list | tuple):
         # A list replaces the whole setting, so add the volumes.
@@ -179,8 +186,8 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         "cpu_period": period_us,
         "cpu_quota": spec.session.request.cpu_milli * period_us // 1000,
     }
-    if place.disk_mib:
-        limits["storage_opt"] = {"size": f"{place.disk_mib}m"}
+    if context.disk_mib:
+        limits["storage_opt"] = {"size": f"{context.disk_mib}m"}
     if spec.prepared.hosts_ipc:
         limits["ipc_mode"] = "host"
     return _merge(added, {**ours, **given, **limits})

@@ -276,10 +276,10 @@ class Daemon:
             untold = events.missed(found)
             if untold:
                 loop = asyncio.get_running_loop()
-                loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
+                loop.call_later(TOLD_WITHIN_S, self._reopen_unless_told, events, untold)
         return Seen([*found, *left], self.address.node_ids)
 
-    def _listen_anew_unless_told(self, events: Events, names: Collection[str]) -> None:
+    def _reopen_unless_told(self, events: Events, names: Collection[str]) -> None:
         """Reopen the event stream if it did not report these ends: its other end may be gone."""
         if self._events is events and self.answers and not all(events.has_told(name) for name in names):
             log.warning("%s: the events do not tell what happens; they are asked for again", self.address)

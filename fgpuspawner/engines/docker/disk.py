@@ -27,7 +27,7 @@ from fgpuspawner.engines.docker.containers import numbers_are_the_hosts
 from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
 from fgpuspawner.engines.docker.volumes import LABEL
-from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, Taken
+from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import DU, is_counted, mount_of
 from fgpuspawner.settings import FGPU
 
@@ -162,10 +162,10 @@ def take(
     return DiskUse(session, home, tuple(on))
 
 
-def _told_by_engine(client: docker.APIClient, container: str) -> Taken | None:
+def _told_by_engine(client: docker.APIClient, container: str) -> FolderUse | None:
     for entry in client.containers(all=True, size=True, filters={"id": container}):
         size = entry.get("SizeRw")
-        return Taken(int(size)) if size is not None else None
+        return FolderUse(int(size)) if size is not None else None
     return None
 
 
@@ -239,7 +239,7 @@ def _opened(pid: str) -> Iterator[str]:
     yield from glob.iglob(f"/proc/{pid}/map_files/*")
 
 
-def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collection[int]) -> Taken | None:
+def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collection[int]) -> FolderUse | None:
     """Return what these folders take together; ``folders`` maps each to the prefix that the owner sees.
 
     ``places`` are the file systems with nameless files that count too.
@@ -258,7 +258,7 @@ def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collectio
         files += counted.total
         largest += _deepest(folder, shown, sizes.large)
     ordered = sorted(largest, key=lambda entry: -entry[1])
-    return Taken(total, files, tuple(ordered[:MOST_LARGEST]), uncounted)
+    return FolderUse(total, files, tuple(ordered[:MOST_LARGEST]), uncounted)
 
 
 def _deepest(folder: str, shown: str, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:

@@ -33,7 +33,7 @@ from fgpuspawner.engines.base import (
 )
 from fgpuspawner.engines.docker import create, disk, handover, volumes
 from fgpuspawner.engines.docker.address import addresses
-from fgpuspawner.engines.docker.create import ContainerOptions, Place
+from fgpuspawner.engines.docker.create import ContainerOptions, CreateContext
 from fgpuspawner.engines.docker.daemon import Daemon, OwnTrust
 from fgpuspawner.engines.docker.endings import refusal_words
 from fgpuspawner.engines.docker.errors import FAILED
@@ -229,7 +229,7 @@ class DockerEngine(Engine):
             spec = await self._shipped(daemon, spec)
         request, has_driver = await self._gpus(daemon, spec, options)
         async with self.network.of(session.request.user, daemon) as network:
-            place = Place(
+            context = CreateContext(
                 name=containers.name(session),
                 labels=containers.labels(session),
                 installation=self._installation.id,
@@ -241,10 +241,10 @@ class DockerEngine(Engine):
                 disk_mib=await self._disk_mib(daemon, spec.image.reference),
             )
             if found["Id"] not in self._as_root:
-                looks = functools.partial(has_roots_number, helper=f"{place.name}-user")
+                looks = functools.partial(has_roots_number, helper=f"{context.name}-user")
                 self._as_root[found["Id"]] = await containers.call(looks, daemon.client, found)
             as_root = self._as_root[found["Id"]]
-            kwargs, displaced = create.arguments(spec, options, place, found, as_root=as_root)
+            kwargs, displaced = create.arguments(spec, options, context, found, as_root=as_root)
             for path in displaced:
                 log.error(
                     "Session %d: something else is configured to be mounted at %s; it is left out",
@@ -255,7 +255,7 @@ class DockerEngine(Engine):
         await containers.call(daemon.client.start, container)
         await self._tell(daemon, session, container, told)
         ip, port = await _endpoint(daemon, container, network, spec.port, publish_at)
-        log.info("Session %d: container %s on %s is started", session.id, place.name, daemon.address)
+        log.info("Session %d: container %s on %s is started", session.id, context.name, daemon.address)
         return Endpoint(ip, port, has_driver, warm)
 
     async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:

@@ -103,27 +103,32 @@ class Fleet:
 
     async def observe(self) -> Seen:
         """Return all containers, and the nodes of daemons that answered or are late."""
-        looks: dict[Daemon, asyncio.Task[Seen]] = {}
+        tasks: dict[Daemon, asyncio.Task[Seen]] = {}
         for daemon in self.daemons:
             # An observation that started before this call is stale; use only whether the daemon answered.
             if daemon not in self._late:
-                looks[daemon] = asyncio.create_task(daemon.observe())
-        patiently = [look for daemon, look in looks.items() if daemon in self._slow or len(self.daemons) == 1]
-        if looks:
-            await asyncio.wait(looks.values(), timeout=None if patiently else LATE_AFTER_S)
+                tasks[daemon] = asyncio.create_task(daemon.observe())
+        patiently = len(self.daemons) == 1 or not self._slow.isdisjoint(tasks)
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=None if patiently else LATE_AFTER_S)
         self._slow = set()
-        for daemon, look in looks.items():
-            if not look.done():
-                self._late[daemon] = look
-                look.add_done_callback(functools.partial(self._has_answered, daemon))
-        seen = {daemon: look.result() for daemon, look in looks.items() if look.done()}
+        for daemon, task in tasks.items():
+            if not task.done():
+                self._late[daemon] = task
+                task.add_done_callback(functools.partial(self._has_answered, daemon))
+        seen = {daemon: task.result() for daemon, task in tasks.items() if task.done()}
         return Seen(
-            [thing for daemon, one in seen.items() for thing in one.things if self._may_say(daemon, thing)],
+            [
+                thing
+                for daemon, one in seen.items()
+                for thing in one.things
+                if self._may_report(daemon, thing)
+            ],
             [node_id for one in seen.values() for node_id in one.nodes],
             [node_id for daemon in self._late for node_id in daemon.address.node_ids],
         )
 
-    def _may_say(self, daemon: Daemon, thing: Observed) -> bool:
+    def _may_report(self, daemon: Daemon, thing: Observed) -> bool:
         """Return whether a daemon may report this: none can report what another machine runs."""
         own = self._by_node.get(thing.node_id, daemon)
         if own is not daemon and thing.handle not in self._not_believed:
@@ -132,10 +137,10 @@ class Fleet:
             log.error(words, daemon.address, thing.handle, thing.node_id)
         return own is daemon
 
-    def _has_answered(self, daemon: Daemon, look: asyncio.Task[Seen]) -> None:
+    def _has_answered(self, daemon: Daemon, task: asyncio.Task[Seen]) -> None:
         """Ask for a new observation of a daemon that was late, and wait for that one: the daemon may always be slow."""
         del self._late[daemon]
-        if look.cancelled() or look.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             return
         self._slow.add(daemon)
         daemon.changed()

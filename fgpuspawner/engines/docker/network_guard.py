@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Network
 from urllib.parse import urlparse
@@ -253,8 +253,4 @@ def _reached(rules: firewall.Rules) -> str:
 def _egress(rules: firewall.Rules) -> str:
     if not rules.egress_open:
         return "nothing beyond it"
-    return f"beyond it all but {_listed(rules.blocked)}" if rules.blocked else "all beyond it"
-
-
-def _listed(networks: Collection[str]) -> str:
-    return " and ".join(networks)
+    return f"beyond it all but {' and '.join(rules.blocked)}" if rules.blocked else "all beyond it"

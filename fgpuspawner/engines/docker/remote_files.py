@@ -68,7 +68,9 @@ def ship(
     common = [m for m in mounts if shared is not None and m.source.is_relative_to(shared)]
     own = [m for m in mounts if m not in common]
     labels = {LABEL: installation, NODE: node}
-    found = _shipped(client, volume_of(container), image, labels, own, [m.source for m in own])
+    files = {str(n): m.source for n, m in enumerate(own)}
+    place = _filled(client, volume_of(container), image, labels, files)
+    found = [replace(m, source=place / str(n)) for n, m in enumerate(own)]
     if common:
         assert shared is not None
         volume = ship_machine(client, image=image, installation=installation, folder=shared)
@@ -99,19 +101,6 @@ def unship(client: docker.APIClient, container: str) -> None:
         client.remove_container(_carrier(volume_of(container)), v=True, force=True)
     with contextlib.suppress(NotFound):
         client.remove_volume(volume_of(container), force=True)
-
-
-def _shipped(
-    client: docker.APIClient,
-    volume: str,
-    image: str,
-    labels: dict[str, str],
-    mounts: Sequence[Mount],
-    sources: Sequence[Path],
-) -> list[Mount]:
-    files = {str(n): source for n, source in enumerate(sources)}
-    place = _filled(client, volume, image, labels, files)
-    return [replace(m, source=place / str(n)) for n, m in enumerate(mounts)]
 
 
 def _carrier(volume: str) -> str:

@@ -9,7 +9,7 @@ from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.docker.errors import FAILED
 
 NETWORK = "fgpu"
-NO_TALK = "com.docker.network.bridge.enable_icc"
+ENABLE_ICC = "com.docker.network.bridge.enable_icc"
 
 
 def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
@@ -23,7 +23,9 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
             found = client.inspect_network(name)
         except NotFound:
             try:
-                client.create_network(name, driver="bridge", options={NO_TALK: "false"}, check_duplicate=True)
+                client.create_network(
+                    name, driver="bridge", options={ENABLE_ICC: "false"}, check_duplicate=True
+                )
             except APIError as e:
                 # Another Hub on this engine may have created it just now.
                 if e.status_code != 409:
@@ -31,7 +33,7 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
             found = client.inspect_network(name)
     except FAILED as e:
         raise BadSettings(f"the Docker network {name!r} cannot be used: {e}") from e
-    if found["Driver"] != "bridge" or (found.get("Options") or {}).get(NO_TALK) != "false":
+    if found["Driver"] != "bridge" or (found.get("Options") or {}).get(ENABLE_ICC) != "false":
         raise BadSettings(
             f"the Docker network {name!r} exists and lets containers reach each other; remove it "
             f"(docker network rm {name}), and it is made again"

@@ -28,7 +28,7 @@ from docker.types import IPAMConfig, IPAMPool
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker.errors import FAILED
-from fgpuspawner.engines.docker.shared_network import NO_TALK
+from fgpuspawner.engines.docker.shared_network import ENABLE_ICC
 
 log = logging.getLogger("fgpu.network")
 
@@ -254,7 +254,7 @@ class UserNetworks:
         ours = (
             (found.get("Labels") or {}).get("fgpu.installation") == self.installation
             and found["Driver"] == "bridge"
-            and options.get(NO_TALK) == "false"
+            and options.get(ENABLE_ICC) == "false"
             and str(options.get(BRIDGE, "")).startswith(interfaces(self.installation))
         )
         if not ours:
@@ -274,7 +274,7 @@ class UserNetworks:
                     check_duplicate=True,
                     enable_ipv6=False,
                     labels={"fgpu.installation": self.installation, "fgpu.user": user},
-                    options={NO_TALK: "false", BRIDGE: f"{interfaces(self.installation)}{number:x}"},
+                    options={ENABLE_ICC: "false", BRIDGE: f"{interfaces(self.installation)}{number:x}"},
                     ipam=IPAMConfig(
                         driver="default",
                         pool_configs=[IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))],

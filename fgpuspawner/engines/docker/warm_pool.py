@@ -37,7 +37,7 @@ from fgpuspawner.engines.docker import handover
 from fgpuspawner.engines.docker.containers import LABEL, WARM, Containers
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.homes import CannotMount, Home, Homes, NotReached, source_of
-from fgpuspawner.engines.docker.shared_network import NO_TALK
+from fgpuspawner.engines.docker.shared_network import ENABLE_ICC
 from fgpuspawner.isolation.files import write_whole
 
 log = logging.getLogger("fgpu.warm")
@@ -313,7 +313,9 @@ class WarmPool:
                 return None
             async with asyncio.timeout(TAKEN_WITHIN_S):
                 # In a separate thread: a file server that hangs must only delay its own users.
-                sources = await in_a_thread_of_its_own(self._sources, homes)
+                sources = await in_a_thread_of_its_own(
+                    lambda: [(source_of(self._client, home), home.target) for home in homes]
+                )
         except Unpoolable as e:
             self._say(key, f"sessions start cold: {e}")
             return None
@@ -360,9 +362,6 @@ class WarmPool:
             parts = [name for name in sorted({*known, *own}) if known.get(name) != own.get(name)]
             raise Unpoolable(f"they differ from one another in {', '.join(parts) or 'their homes'}")
         return []
-
-    def _sources(self, homes: Sequence[Home]) -> list[tuple[Path, str]]:
-        return [(source_of(self._client, home), home.target) for home in homes]
 
     def _learn(self, key: Key, seen: Recipe) -> None:
         known = self._recipes.get(key)
@@ -457,7 +456,7 @@ class WarmPool:
                     self.network,
                     driver="bridge",
                     internal=True,
-                    options={NO_TALK: "false"},
+                    options={ENABLE_ICC: "false"},
                     labels={f"{LABEL}.installation": self._containers.installation},
                 )
         else:
@@ -509,7 +508,11 @@ class WarmPool:
         if stale:
             self._ready[key] = ready = [warm for warm in ready if warm not in stale]
             await self._drop([warm.name for warm in stale])
-        while len(ready) < size and self._recipes.get(key) is recipe and not self._is_too_various(key):
+        while (
+            len(ready) < size
+            and self._recipes.get(key) is recipe
+            and self._different.get(key, 0) < MOST_DIFFERENT
+        ):
             # Launches of sessions here come first.
             async for _ in self._hub.queue.changes(at_least_every_s=QUIET_EVERY_S):
                 if not await self._is_launching():
@@ -527,9 +530,6 @@ class WarmPool:
             and s.placement.node_id in self._node_ids
             for s in await self._hub.queue.live()
         )
-
-    def _is_too_various(self, key: Key) -> bool:
-        return self._different.get(key, 0) >= MOST_DIFFERENT
 
     async def _size(self, key: Key) -> int:
         image, _, gpus = key

@@ -18,7 +18,7 @@ from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
 from fgpuspawner.images.needs import between_steps, never_held
-from fgpuspawner.meter.told import WANTED
+from fgpuspawner.meter.hub_file import WANTED
 from fgpuspawner.service.admin.base import AdminFormPage
 from fgpuspawner.service.problems import Problem, bad_argument
 

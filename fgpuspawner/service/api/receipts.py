@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fgpu_scheduler import Past, Request, Size, format_milli
-from fgpuspawner.meter.tally import lent_on_the_mean
+from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.service.api.session_objects import asked_fields
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Site, Viewer, World
@@ -54,7 +54,7 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Receipt:
     session, measured = past.session, past.measured
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
     known = measured if measured is not None and measured.samples else None
-    lent = lent_on_the_mean(measured) if measured is not None else None
+    lent = mean_lent(measured) if measured is not None else None
     held = _held(past, world, until_s)
     asked = asked_fields(session, world, viewer, site) | _sizes_fields(held, session.request)
     return Receipt.of(

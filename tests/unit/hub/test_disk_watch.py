@@ -26,7 +26,7 @@ from fgpu_scheduler import (
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.meter.disk import DISK, MIB, DiskUse, Limit, Limits, Taken
+from fgpuspawner.meter.disk import DISK, MIB, DiskLimit, DiskLimits, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import ASKED, answer
 from fgpuspawner.settings import FGPU
 from hubprocess import until
@@ -53,7 +53,7 @@ class Fake:
     async def disk_use(self, session: Session) -> DiskUse:
         if session.id == 1:
             raise self.failure
-        return DiskUse(Taken(2 << 30), mounts=self.mounts)
+        return DiskUse(FolderUse(2 << 30), mounts=self.mounts)
 
     async def live(self) -> tuple[Session, ...]:
         return session(1), session(2)
@@ -71,7 +71,7 @@ class Fake:
 @pytest.mark.parametrize("failure", [EngineSilent("away"), OSError("gone"), KeyError("State")])
 async def test_a_session_that_cannot_be_looked_at_hides_no_other(failure: Exception, tmp_path: Path) -> None:
     fake = Fake(failure)
-    limits = Limits(Limit(1024), Limit(), 600)
+    limits = DiskLimits(DiskLimit(1024), DiskLimit(), 600)
     await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close).look()
     assert fake.warned == [2]
     assert list(DISK.read(tmp_path).sessions) == [2]
@@ -101,7 +101,7 @@ def in_flight(path: Path, mib: int) -> tuple[socket.socket, socket.socket]:
 async def test_a_machine_is_closed_while_removed_files_that_no_process_shows_take_too_much(
     disk: Path, tmp_path: Path
 ) -> None:
-    fake, limits = Fake(EngineSilent("away"), disk), Limits(Limit(8), Limit(), 600)
+    fake, limits = Fake(EngineSilent("away"), disk), DiskLimits(DiskLimit(8), DiskLimit(), 600)
     before = in_flight(disk / "of the system itself", 20)
     watch = SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close)
     await watch.look()

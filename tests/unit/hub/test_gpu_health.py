@@ -11,7 +11,7 @@ from fgpu_scheduler import SystemClock
 from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.isolation.drivers import NvmlSource
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
-from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, HealthTold, health_of
+from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, GpuHealthState, health_of
 
 ANSWER = {
     "use_percent": 50,
@@ -86,15 +86,15 @@ def test_what_an_administrator_has_to_see_to(more: dict[str, Any], problem: str)
 
 
 def test_what_was_read_long_ago_is_not_told_as_what_is() -> None:
-    told = HealthTold({"GPU-0": GpuHealth(1000, use_percent=5)})
+    told = GpuHealthState({"GPU-0": GpuHealth(1000, use_percent=5)})
     assert told.of("GPU-0", 1000 + OLD_S) == GpuHealth(1000, use_percent=5)
     assert told.of("GPU-0", 1001 + OLD_S) is None
 
 
 def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path) -> None:
-    assert HEALTH.read(tmp_path) == HealthTold()
+    assert HEALTH.read(tmp_path) == GpuHealthState()
     (tmp_path / "gpu_health.json").write_text("[")
-    assert HEALTH.read(tmp_path) == HealthTold()
+    assert HEALTH.read(tmp_path) == GpuHealthState()
 
 
 def test_an_error_of_the_gpu_stands_over_those_of_programs_for_a_week() -> None:

@@ -24,7 +24,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpuspawner.hub.metrics import OLD_S, Metrics
-from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, HealthTold
+from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, GpuHealthState
 
 NOW_S = 100_000
 FIRST = Device("GPU-1", "a", 0, "A100", 40_960, 4000)
@@ -101,7 +101,7 @@ async def test_it_tells_who_waits_and_what_is_held_of_each_gpu(told: Told) -> No
 
 
 async def test_what_a_driver_does_not_tell_is_left_out_and_never_0(told: Told, tmp_path: Path) -> None:
-    HEALTH.write(tmp_path, HealthTold({"GPU-1": GpuHealth(NOW_S, use_percent=50, memory_used_mib=None)}))
+    HEALTH.write(tmp_path, GpuHealthState({"GPU-1": GpuHealth(NOW_S, use_percent=50, memory_used_mib=None)}))
     await told.metrics.read()
     assert told.of("fgpu_gpu_busy_ratio") == {("0", "A100", "a"): 0.5}
     assert told.of("fgpu_gpu_memory_used_bytes") == {}

@@ -8,31 +8,31 @@ import pytest
 
 from fgpuspawner.meter.disk import (
     DISK,
-    DiskTold,
+    DiskHistory,
+    DiskLimit,
+    DiskLimits,
+    DiskState,
     DiskUse,
-    Limit,
-    Limits,
-    Story,
-    Taken,
+    FolderUse,
     above_words,
     amounts,
     judged,
 )
 
 GIB = 2**30
-LIMITS = Limits(Limit(20 * 1024, 1000), Limit(50 * 1024, 1000), grace_s=600)
+LIMITS = DiskLimits(DiskLimit(20 * 1024, 1000), DiskLimit(50 * 1024, 1000), grace_s=600)
 
 
 def use(session_gib: float = 0, home_gib: float = 0, files: int = 1) -> DiskUse:
-    return DiskUse(Taken(int(session_gib * GIB), files), Taken(int(home_gib * GIB), 1))
+    return DiskUse(FolderUse(int(session_gib * GIB), files), FolderUse(int(home_gib * GIB), 1))
 
 
-def looks(*seen: tuple[float, DiskUse], limits: Limits = LIMITS) -> list[bool]:
+def looks(*seen: tuple[float, DiskUse], limits: DiskLimits = LIMITS) -> list[bool]:
     """Return after which looks the session is to be ended."""
-    story: Story | None = None
+    history: DiskHistory | None = None
     ends = []
     for at_s, one in seen:
-        story, end = judged(story, one, limits, at_s)
+        history, end = judged(history, one, limits, at_s)
         ends.append(end)
     return ends
 
@@ -74,16 +74,16 @@ def test_a_home_that_was_above_at_the_start_leaves_time_to_make_room_in_it() -> 
 def test_files_count_as_well_and_what_is_unknown_or_has_no_limit_does_not() -> None:
     assert looks((0, use(0, files=1001)), (600, use(0, files=1001)))[-1]
     assert not any(looks((0, DiskUse()), (600, DiskUse())))
-    none = Limits(Limit(), Limit(), 600)
+    none = DiskLimits(DiskLimit(), DiskLimit(), 600)
     assert not any(looks((0, use(900, 900, 10**9)), (600, use(900, 900, 10**9)), limits=none))
-    only_warned = Limits(LIMITS.session, LIMITS.home, None)
+    only_warned = DiskLimits(LIMITS.session, LIMITS.home, None)
     assert not any(looks((0, use(21)), (10**6, use(900)), limits=only_warned))
 
 
 def test_what_its_owner_keeps_from_being_counted_is_a_little_too_much() -> None:
-    hidden = DiskUse(Taken(GIB, 1, uncounted="folders in it are moved while they are counted"))
+    hidden = DiskUse(FolderUse(GIB, 1, uncounted="folders in it are moved while they are counted"))
     assert looks((0, hidden), (599, hidden), (600, hidden)) == [False, False, True]
-    assert not any(looks((0, hidden), (600, hidden), limits=Limits(Limit(), Limit(), 600)))
+    assert not any(looks((0, hidden), (600, hidden), limits=DiskLimits(DiskLimit(), DiskLimit(), 600)))
     assert above_words(hidden, LIMITS) == (
         "this session takes at least 1 of 20 GiB (it cannot be counted: folders in it are moved while they are counted)"
     )
@@ -91,8 +91,8 @@ def test_what_its_owner_keeps_from_being_counted_is_a_little_too_much() -> None:
 
 def test_the_owner_is_told_what_takes_the_room() -> None:
     found = DiskUse(
-        Taken(int(21.5 * GIB), 5, (("/opt/env", 11 * GIB), ("/tmp", 10))),
-        Taken(12 * GIB, 5, (("/home/x", 9 * GIB),)),
+        FolderUse(int(21.5 * GIB), 5, (("/opt/env", 11 * GIB), ("/tmp", 10))),
+        FolderUse(12 * GIB, 5, (("/home/x", 9 * GIB),)),
     )
     assert (
         amounts(found, LIMITS)
@@ -105,8 +105,8 @@ def test_the_owner_is_told_what_takes_the_room() -> None:
 
 
 def test_what_is_told_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert DISK.read(tmp_path) == DiskTold()
-    DISK.write(tmp_path, DiskTold({7: "1 of 20 GiB"}))
+    assert DISK.read(tmp_path) == DiskState()
+    DISK.write(tmp_path, DiskState({7: "1 of 20 GiB"}))
     assert DISK.read(tmp_path).sessions == {7: "1 of 20 GiB"}
     (tmp_path / "disk.json").write_text("{")
-    assert DISK.read(tmp_path) == DiskTold()
+    assert DISK.read(tmp_path) == DiskState()

@@ -11,8 +11,8 @@ from fgpuspawner.meter.model import (
     Live,
     Meter,
     MeterFile,
+    MeterState,
     Point,
-    Told,
 )
 
 
@@ -22,13 +22,13 @@ def live(at_s: int, mib: int | None = 5) -> Live:
 
 
 def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
-    assert MeterFile(tmp_path).read() == Told()
-    told = Told(10, {3: live(1000)})
+    assert MeterFile(tmp_path).read() == MeterState()
+    told = MeterState(10, {3: live(1000)})
     METERS.write(tmp_path, told)
     reads = MeterFile(tmp_path)
     assert reads.read() == told
     assert reads.read() is reads.read(), "read once for each time that it is written"
-    newer = Told(10, {3: live(1010)})
+    newer = MeterState(10, {3: live(1010)})
     METERS.write(tmp_path, newer)
     assert reads.read() == newer
     assert (tmp_path / "meters.json").stat().st_mode & 0o077 == 0
@@ -37,11 +37,11 @@ def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sessions": 5}', '{"every_s": 1, "sessions": {"x": {}}}'])
 def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "meters.json").write_text(text)
-    assert METERS.read(tmp_path) == Told()
+    assert METERS.read(tmp_path) == MeterState()
 
 
 def test_what_a_hub_that_has_ended_saw_becomes_unknown_and_says_since_when() -> None:
-    told = Told(10, {3: live(1000)})
+    told = MeterState(10, {3: live(1000)})
     assert told.of(3, 1060) == live(1000)
     assert told.of(4, 1060) is None
     old = told.of(3, 1061)

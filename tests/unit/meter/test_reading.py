@@ -9,7 +9,7 @@ import pytest
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.model import MOST_PROCESSES
-from fgpuspawner.meter.reading import Seen, read
+from fgpuspawner.meter.reading import DeviceReading, read
 
 MIB = 2**20
 GPU, OTHER = "GPU-1f", "GPU-2a"
@@ -26,8 +26,8 @@ def session(session_id: int, *shares: Share, state: SessionState = SessionState.
     return Session(session_id, asked, state, 0, placement=Placement("lab", shares or (QUARTER,)))
 
 
-def seen(*processes: ProcessUse, energy_mj: int | None = None) -> Seen:
-    return Seen(DeviceUse(processes), {p.pid: p.pid // 10 for p in processes}, energy_mj)
+def seen(*processes: ProcessUse, energy_mj: int | None = None) -> DeviceReading:
+    return DeviceReading(DeviceUse(processes), {p.pid: p.pid // 10 for p in processes}, energy_mj)
 
 
 def test_a_sessions_processes_are_summed_and_others_left_out() -> None:
@@ -73,7 +73,7 @@ def test_nothing_held_is_nothing_and_known() -> None:
     ],
 )
 def test_what_is_not_told_is_unknown_with_a_reason(
-    looked: Seen | str, memory: int | None, sm: float | None, words: str
+    looked: DeviceReading | str, memory: int | None, sm: float | None, words: str
 ) -> None:
     found = read(session(1), {GPU: looked}, DEVICES)
     assert (found.memory_mib, found.sm_percent) == (memory, sm)
@@ -82,7 +82,7 @@ def test_what_is_not_told_is_unknown_with_a_reason(
 
 def test_of_two_gpus_one_that_is_silent_makes_the_sum_unknown() -> None:
     wholes = (Share(GPU, 2000, 8192, 100), Share(OTHER, 2000, 8192, 100))
-    looked: dict[str, Seen | str] = {
+    looked: dict[str, DeviceReading | str] = {
         GPU: seen(process(10, 700, 80.0), energy_mj=5),
         OTHER: seen(process(10, 200, 70.0), energy_mj=7),
     }

@@ -33,7 +33,7 @@ from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.lent import Lent
 from fgpuspawner.meter.model import KEPT_S, METERS, Meter, Point
 from fgpuspawner.meter.sampler import Sampler, points_with
-from fgpuspawner.meter.tally import lent_on_the_mean
+from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.settings import FGPU
 
 MIB = 2**20
@@ -231,8 +231,8 @@ async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) ->
     world.scheduler.sessions = ()
     await world.look()
     kept = world.meters.of([1, 2, 3])
-    assert lent_on_the_mean(kept[1]) == Lent(75.0, 50.0, 0.0), "the second look was lost with the Hub"
-    assert lent_on_the_mean(kept[3]) is None
+    assert mean_lent(kept[1]) == Lent(75.0, 50.0, 0.0), "the second look was lost with the Hub"
+    assert mean_lent(kept[3]) is None
 
 
 async def test_what_the_driver_does_not_tell_of_a_neighbour_is_lent_to_nobody(world: World) -> None:

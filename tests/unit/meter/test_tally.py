@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fgpuspawner.meter.tally import HIGHEST_MEMORY, Sample, Tally, going_on, percentile
+from fgpuspawner.meter.tally import HIGHEST_MEMORY, Sample, Tally, percentile, restored
 
 LIMIT_MIB = 4000
 
@@ -54,7 +54,7 @@ amounts = st.lists(st.integers(0, 3 * LIMIT_MIB), min_size=1, max_size=60)
 @given(amounts, st.integers(0, 60))
 def test_a_restart_loses_nothing_of_what_was_kept(memory: list[int], at: int) -> None:
     whole = tally(*memory, sm=33.3)
-    part = going_on(tally(*memory[:at], sm=33.3).measured())
+    part = restored(tally(*memory[:at], sm=33.3).measured())
     for number, amount in enumerate(memory[at:], start=len(memory[:at]) + 1):
         part = part.with_sample(Sample(10 * number, 10, amount, 33.3))
     assert part.measured() == whole.measured()
@@ -90,5 +90,5 @@ def test_a_percentile_of_nothing_is_unknown() -> None:
 
 def test_counts_that_make_no_sense_are_begun_again() -> None:
     broken = replace(tally(1000, 2000).measured(), counts='{"memory": 5}')
-    assert going_on(broken).memory == {}
-    assert going_on(broken).peak_mib == 2000
+    assert restored(broken).memory == {}
+    assert restored(broken).peak_mib == 2000

@@ -9,9 +9,9 @@ from worlds import ADMIN, SITE, Build, gpu, node
 
 from fgpu_scheduler import AuditLine, Hindsight, NodeState
 from fgpuspawner.isolation.verified import Verdict
-from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold
+from fgpuspawner.meter.gpu_health import GpuHealth, GpuHealthState
 from fgpuspawner.meter.lately import Lately, Span
-from fgpuspawner.meter.model import Live, Meter, Point, Told
+from fgpuspawner.meter.model import Live, Meter, MeterState, Point
 from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.overview_view import idle, overview_object, problems
 from fgpuspawner.service.model import World
@@ -54,7 +54,7 @@ def test_what_is_wrong_leads_to_where_it_is_mended() -> None:
     )
     build.sessions[0] = replace(build.sessions[0], message="holds more than its share")
     world = build.world()
-    world = replace(world, gpus=HealthTold({"GPU-n2-0": GpuHealth(world.snapshot.now_s, ecc_errors=3)}))
+    world = replace(world, gpus=GpuHealthState({"GPU-n2-0": GpuHealth(world.snapshot.now_s, ecc_errors=3)}))
     strike = AuditLine(1, 1, "the watchdog", "watchdog.strike", "session 1", "")
     verdict = Verdict("n2", 7, "interposer", 1, ("too much",))
     assert told(*problems(world, [verdict], [strike, strike])) == [
@@ -100,7 +100,7 @@ def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_whil
         return Live(Meter(now_s, 0, 1, percents[-1], 25, 0.0, None), points)
 
     meters = {2: live(5, 0, 0, 0, 0), 3: live(0, 0, None, 0), 4: live(0, 0, 0, 0, 3)}
-    found = idle(replace(world, meters=Told(5, meters)))
+    found = idle(replace(world, meters=MeterState(5, meters)))
     assert [(one["user"], one["idle_since_s"]) for one in found] == [("bob", now_s - 400), ("ann", 700)]
 
 

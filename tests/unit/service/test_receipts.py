@@ -23,7 +23,7 @@ from fgpu_scheduler import (
     Size,
     Snapshot,
 )
-from fgpuspawner.meter.model import Live, Meter, Told
+from fgpuspawner.meter.model import Live, Meter, MeterState
 from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
@@ -197,7 +197,7 @@ def test_the_file_has_what_a_receipt_has() -> None:
 
 def test_only_a_session_that_runs_has_a_meter() -> None:
     meter = Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None)
-    found = world(GPU, meters=Told(10, {7: Live(meter)}))
+    found = world(GPU, meters=MeterState(10, {7: Live(meter)}))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None)
     shown = session_object(runs, found, ALICE, SITE)
     assert shown.model_dump()["meter"] == {
@@ -221,7 +221,7 @@ def test_a_session_that_was_resized_is_held_against_its_new_slice_before_the_nex
     looked = Live(Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None))
     half = Placement("n1", (Share("GPU-1", 1000, 4096, 50),))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, placement=half)
-    shown = session_object(runs, world(GPU, meters=Told(10, {7: looked})), ALICE, SITE).meter
+    shown = session_object(runs, world(GPU, meters=MeterState(10, {7: looked})), ALICE, SITE).meter
     assert shown is not None
     assert (shown.memory_limit_mib, shown.compute_entitled_percent) == (4096, 50)
     assert shown.memory_used_mib == 1331
@@ -231,7 +231,7 @@ def test_memory_only_is_held_against_no_share_of_compute() -> None:
     looked = Live(Meter(99_990, 1331, 2048, 37.5, None, 37.5, None))
     memory_only = Placement("n1", (Share("GPU-1", 500, 2048, 0, ShareMode.MEMORY),))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, placement=memory_only)
-    found = world(GPU, meters=Told(10, {7: looked}))
+    found = world(GPU, meters=MeterState(10, {7: looked}))
     shown = session_object(runs, found, ALICE, SITE)
     assert (shown["compute_percent"], shown["gpus"][0]["compute_percent"]) == (None, None)
     assert receipt(Past(runs, None), found, ALICE, SITE)["compute_entitled_percent"] is None

@@ -246,7 +246,7 @@ def _load(client: Any, config: bytes, layers: Sequence[str], reference: str) -> 
 # -- names, and what a crash has left --------------------------------------------------------------------
 
 
-def tag_anew(client: Any, image: PrivateImage, reference: str) -> bool:
+def add_tag(client: Any, image: PrivateImage, reference: str) -> bool:
     """Give an image another name beside its own, if the engine has it; return whether it has."""
     try:
         found = client.inspect_image(image.reference)

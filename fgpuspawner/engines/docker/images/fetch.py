@@ -17,7 +17,7 @@ from fgpuspawner.engines.docker.images.long_request import (
     SILENT_S,
     BrokenOff,
     EngineRefused,
-    Talk,
+    EngineRequest,
 )
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason, reason
 
@@ -30,33 +30,35 @@ MOVING = {"Pulling fs layer", "Downloading", "Verifying Checksum", "Extracting"}
 """States of a layer after which the engine soon reports more."""
 
 
-def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell | None) -> Reason | None:
+def fetch(
+    request: EngineRequest, client: docker.APIClient, reference: str, tell: Tell | None
+) -> Reason | None:
     """Make the engine pull an image from its registry; return why it could not, or None.
 
     Without ``tell`` it only asks whether the registry has the image.
     """
     repository, tag = parse_repository_tag(reference)
     try:
-        header = _credentials(client, resolve_repository_name(repository)[0])
-        headers = {"X-Registry-Auth": _text(header)} if header else None
+        known = _credentials(client, resolve_repository_name(repository)[0])
+        headers = {"X-Registry-Auth": known} if known else None
         if tell is None:
-            talk.ask("GET", f"/distribution/{quote(reference, safe='/:@')}/json", headers=headers)
+            request.ask("GET", f"/distribution/{quote(reference, safe='/:@')}/json", headers=headers)
             return None
         params = {"fromImage": repository, "tag": tag or "latest"}
-        talk.ask("POST", "/images/create", params=params, headers=headers)
+        request.ask("POST", "/images/create", params=params, headers=headers)
         layers: dict[str, str] = {}
-        for told in talk.lines():
+        for told in request.lines():
             if "error" in told:
                 return reason(str(told["error"]))
             tell(told)
             layers[str(told.get("id"))] = str(told.get("status"))
-            talk.bear(AT_WORK_S if is_in_line(layers.values()) else SILENT_S)
+            request.set_timeout(AT_WORK_S if is_in_line(layers.values()) else SILENT_S)
     except EngineRefused as e:
         return reason(str(e), e.status)
     except (BrokenOff, DockerException, OSError) as e:
         return Reason(Kind.ENGINE, str(e))
     finally:
-        talk.close()
+        request.close()
     return None
 
 
@@ -69,7 +71,7 @@ def is_in_line(layers: Iterable[str]) -> bool:
     return "Waiting" in states and not states & MOVING
 
 
-def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | None:
+def copy(source: EngineRequest, target: EngineRequest, reference: str, count: Count) -> Reason | None:
     """Copy an image from one engine to another; return why it could not, or None."""
 
     def sent() -> Iterator[bytes]:
@@ -103,12 +105,8 @@ def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | N
     return None
 
 
-def _credentials(client: docker.APIClient, registry: str) -> bytes | str | None:
+def _credentials(client: docker.APIClient, registry: str) -> str | None:
     """Return the Hub user's credentials for a registry; read each time, as some registries' tokens last only hours."""
     known = load_config(credstore_env=client.credstore_env)
     found = resolve_authconfig(known, registry, credstore_env=client.credstore_env)
-    return encode_header(found) if found else None
-
-
-def _text(header: bytes | str) -> str:
-    return header.decode() if isinstance(header, bytes) else header
+    return encode_header(found).decode() if found else None

@@ -47,7 +47,7 @@ class EngineRefused(FGPUError):
         self.status = status
 
 
-class Talk:
+class EngineRequest:
     """One request and its answer. Every call but `cut` blocks."""
 
     def __init__(self, client: docker.APIClient, *, silent_s: float = SILENT_S) -> None:
@@ -89,7 +89,7 @@ class Talk:
             if self._answer.status >= http.HTTPStatus.BAD_REQUEST:
                 raise EngineRefused(self._answer.status, _message(self._answer.read(LONGEST_LINE)))
 
-    def bear(self, silent_s: float) -> None:
+    def set_timeout(self, silent_s: float) -> None:
         """Change how long a silent engine is waited for."""
         self._silent_s = silent_s
         with self._lock:

@@ -27,7 +27,7 @@ from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images.fetch import copy, fetch
-from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, Talk
+from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, EngineRequest
 from fgpuspawner.engines.docker.images.pull_meter import Meter
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
 from fgpuspawner.images.availability import Availability, Where
@@ -135,18 +135,18 @@ class Pulls:
         if other is not None and _matches(image, other):
             labels = (other.get("Config") or {}).get("Labels") or {}
             return Availability(Where.HERE, "" if image.owner else unlike(image, labels))
-        if await self._another_with(daemon, image) is not None:
+        if await self._other_source(daemon, image) is not None:
             return Availability(Where.FETCHABLE)
         silent = not all(one.answers for one in self._fleet.daemons)
         if image.owner:
             return Availability(Where.UNKNOWN if silent else Where.CANNOT, "no machine that answers has it")
-        reason = await self._not_given(daemon, image.reference)
+        reason = await self._registry_reason(daemon, image.reference)
         if reason is None:
             return Availability(Where.FETCHABLE)
         where = Where.UNKNOWN if silent or reason.kind in NO_ANSWER else Where.CANNOT
         return Availability(where, _why(image, other, reason))
 
-    async def _not_given(self, daemon: Daemon, reference: str) -> Reason | None:
+    async def _registry_reason(self, daemon: Daemon, reference: str) -> Reason | None:
         """Return why a registry does not give an image, by its last answer; None: it has it.
 
         A registry that has the image is not asked again until a pull fails, because each answer counts against its rate
@@ -165,9 +165,9 @@ class Pulls:
     async def _ask(self, daemon: Daemon, reference: str) -> None:
         try:
             async with self._asking[daemon]:
-                talk = Talk(daemon.client, silent_s=ASK_WITHIN_S)
+                request = EngineRequest(daemon.client, silent_s=ASK_WITHIN_S)
                 reason = await in_a_thread_of_its_own(
-                    fetch, talk, daemon.client, reference, None, cut=talk.cut
+                    fetch, request, daemon.client, reference, None, cut=request.cut
                 )
                 self._asked[daemon, reference] = time.monotonic(), reason
         finally:
@@ -185,8 +185,8 @@ class Pulls:
         pull = self._pulls.get(key)
         if pull is None:
             pull = self._pulls[key] = _Pull(daemon, image)
-            pull.task = asyncio.create_task(self._brought(pull))
-            pull.task.add_done_callback(_looked_at)
+            pull.task = asyncio.create_task(self._run_pull(pull))
+            pull.task.add_done_callback(_retrieve_exception)
         assert pull.task is not None
         place = object()
         pull.waiters[place] = waiter, ahead
@@ -214,12 +214,12 @@ class Pulls:
 
     # -- one pull -------------------------------------------------------------------------------------
 
-    async def _brought(self, pull: _Pull) -> Found:
+    async def _run_pull(self, pull: _Pull) -> Found:
         try:
             other = await self._inspect(pull.daemon, pull.image)
             if other is not None and _matches(pull.image, other):
                 return other
-            reason = await self._pulled_or_copied(pull)
+            reason = await self._bring(pull)
             self._asked[pull.daemon, pull.image.reference] = time.monotonic(), reason
             if reason is None:
                 found = await self._inspect(pull.daemon, pull.image)
@@ -234,10 +234,10 @@ class Pulls:
             raise PullFailed(_unfetched(pull.image, "the Docker engine does not answer")) from e
         raise PullFailed(_why(pull.image, other, reason))
 
-    async def _pulled_or_copied(self, pull: _Pull) -> Reason | None:
+    async def _bring(self, pull: _Pull) -> Reason | None:
         """Bring the image in any possible way, with retries; return why none worked."""
         for pause_s in (*AGAIN_AFTER_S, None):
-            reason = await self._tried(pull)
+            reason = await self._try_once(pull)
             if reason is None or not reason.may_pass or pause_s is None:
                 return reason
             pull.phase, pull.trouble = Phase.AGAIN, reason.words()
@@ -246,7 +246,7 @@ class Pulls:
             pull.attempt += 1
         raise AssertionError("the last pause is None")
 
-    async def _tried(self, pull: _Pull) -> Reason | None:
+    async def _try_once(self, pull: _Pull) -> Reason | None:
         """Try every way once. If both fail, the registry's reason is returned."""
         if pull.image.owner:
             return await self._copied_from_its_own(pull)
@@ -254,7 +254,7 @@ class Pulls:
         if reason is None or reason.kind in FINAL:
             return reason
         log.warning("%s: image %s: %s", pull.daemon.address, pull.image.reference, reason.words())
-        source = await self._another_with(pull.daemon, pull.image)
+        source = await self._other_source(pull.daemon, pull.image)
         if source is None:
             return reason
         copied = await self._copied(pull, source)
@@ -273,8 +273,10 @@ class Pulls:
             pull.phase = Phase.FETCHING
             self._move()
             log.info("%s fetches image %s", pull.daemon.address, pull.image.reference)
-            talk = Talk(client)
-            return await in_a_thread_of_its_own(fetch, talk, client, pull.image.reference, tell, cut=talk.cut)
+            request = EngineRequest(client)
+            return await in_a_thread_of_its_own(
+                fetch, request, client, pull.image.reference, tell, cut=request.cut
+            )
 
     async def _copied_from_its_own(self, pull: _Pull) -> Reason | None:
         """Copy a private image from the engine on which it was made."""
@@ -289,7 +291,7 @@ class Pulls:
             return Reason(Kind.ENGINE, f"{source.address}, which has it, does not answer now")
         return await self._copied(pull, source)
 
-    async def _another_with(self, own: Daemon, image: Image) -> Daemon | None:
+    async def _other_source(self, own: Daemon, image: Image) -> Daemon | None:
         """Return another engine from which a copy of the image would match."""
         if "@" in image.reference:
             return None
@@ -320,16 +322,16 @@ class Pulls:
             self._move()
             log.info("%s gets image %s from %s", pull.daemon.address, pull.image.reference, source.address)
             # An engine sends nothing until it has gathered the whole image, and nothing while it loads one.
-            talks = (
-                Talk(source.client, silent_s=AT_WORK_S),
-                Talk(pull.daemon.client, silent_s=AT_WORK_S),
+            requests = (
+                EngineRequest(source.client, silent_s=AT_WORK_S),
+                EngineRequest(pull.daemon.client, silent_s=AT_WORK_S),
             )
 
             def cut() -> None:
-                for talk in talks:
-                    talk.cut()
+                for request in requests:
+                    request.cut()
 
-            return await in_a_thread_of_its_own(copy, *talks, pull.image.reference, count, cut=cut)
+            return await in_a_thread_of_its_own(copy, *requests, pull.image.reference, count, cut=cut)
 
     async def _inspect(self, daemon: Daemon, image: Image) -> Found | None:
         try:
@@ -345,7 +347,7 @@ class Pulls:
     async def _turn(self, pull: _Pull) -> AsyncIterator[None]:
         pull.in_line = True
         try:
-            while not self._may_go(pull):
+            while not self._is_next(pull):
                 pull.phase = Phase.WAITING
                 await self._moved.wait()
             pull.in_line = False
@@ -356,7 +358,7 @@ class Pulls:
             self._going.discard(pull)
             self._move()
 
-    def _may_go(self, pull: _Pull) -> bool:
+    def _is_next(self, pull: _Pull) -> bool:
         """Return whether it is a pull's turn: launches come first, and keep one slot free if there are two."""
         going = sum(other.daemon is pull.daemon for other in self._going)
         line = [one for one in self._pulls.values() if one.in_line and one.daemon is pull.daemon]
@@ -409,7 +411,7 @@ def _why(image: Image, other: Found | None, reason: Reason | None) -> str:
     return said if reason is None else f"{said}; fetching it failed: {reason.words()}"
 
 
-def _looked_at(task: asyncio.Task[Found]) -> None:
+def _retrieve_exception(task: asyncio.Task[Found]) -> None:
     # Mark an exception as retrieved: all waiters may have left.
     if not task.cancelled():
         task.exception()

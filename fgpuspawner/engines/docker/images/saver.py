@@ -89,7 +89,7 @@ class ImageSaver:
         has = False
         for daemon in self._fleet.answering:
             async with daemon.image_lock:
-                has |= await self._call(daemon, commit.tag_anew, image, reference)
+                has |= await self._call(daemon, commit.add_tag, image, reference)
         home = self._fleet.find(image.node_id)
         if not has or (home is not None and not home.answers):
             return False

@@ -23,7 +23,7 @@ while True:
 """
 
 
-def measured(folder: Path) -> disk.Taken:
+def measured(folder: Path) -> disk.FolderUse:
     found = disk._measured({str(folder): "~"}, disk._Nameless({}), ())
     assert found is not None
     return found

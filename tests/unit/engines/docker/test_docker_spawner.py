@@ -18,7 +18,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 from fgpu_scheduler import BadSettings, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.docker.create import Place, arguments
+from fgpuspawner.engines.docker.create import CreateContext, arguments
 from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.engines.docker.engine import client_settings
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
@@ -32,7 +32,7 @@ ASKED = Request("alice", "", "torch", "default", 500, 2000, 1024)
 SESSION = Session(
     7, ASKED, SessionState.PREPARING, 0, placement=Placement("lab", (Share("GPU-1f", 500, 2048, 25),))
 )
-PLACE = Place("fgpu-abc-7-1", {"fgpu.session": "7"}, "fgpu-abc-u-1", "1.41")
+PLACE = CreateContext("fgpu-abc-7-1", {"fgpu.session": "7"}, "fgpu-abc-u-1", "1.41")
 
 
 def spawner_of(**settings: Any) -> FGPUSpawner:

@@ -57,7 +57,7 @@ class Bridges:
         self.found: dict[str, Any] | None = None
         self._others = {
             "Driver": "bridge",
-            "Options": {shared_network.NO_TALK: icc},
+            "Options": {shared_network.ENABLE_ICC: icc},
             "IPAM": {"Config": [{"Gateway": "172.18.0.1"}]},
         }
 

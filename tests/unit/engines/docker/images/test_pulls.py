@@ -19,7 +19,7 @@ from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images import fetch as fetching
 from fgpuspawner.engines.docker.images import pulls as module
-from fgpuspawner.engines.docker.images.long_request import Talk
+from fgpuspawner.engines.docker.images.long_request import EngineRequest
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.images.availability import Where
@@ -354,7 +354,9 @@ async def test_a_private_image_is_copied_as_soon_as_the_engine_that_has_it_answe
 async def test_engines_that_are_silent_for_long_are_waited_for_in_a_copy(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Talk", lambda client, *, silent_s=0.05: Talk(client, silent_s=silent_s))
+    monkeypatch.setattr(
+        module, "EngineRequest", lambda client, *, silent_s=0.05: EngineRequest(client, silent_s=silent_s)
+    )
     monkeypatch.setattr(module, "AGAIN_AFTER_S", ())
     other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
     other.holds = threading.Event()

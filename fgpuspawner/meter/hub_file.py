@@ -13,7 +13,7 @@ from fgpuspawner.isolation.files import write_whole
 T = TypeVar("T")
 
 
-class ToldFile(Generic[T]):
+class HubFile(Generic[T]):
     """The file of this ``name`` in a data folder. ``kind()`` is nothing told.
 
     Only its user reads it, who is the service's, too: whose processes do what is nobody else's business.
@@ -36,6 +36,6 @@ class ToldFile(Generic[T]):
             return self._kind()
 
 
-AVAILABLE = ToldFile("images.json", Availabilities)
-WANTED: ToldFile[dict[str, int]] = ToldFile("images_wanted.json", dict)
+AVAILABLE = HubFile("images.json", Availabilities)
+WANTED: HubFile[dict[str, int]] = HubFile("images_wanted.json", dict)
 """From the service to the Hub: when an administrator asked last for an image to be fetched, by its slug."""
