@@ -1,7 +1,7 @@
-"""How large and how slow a request may be, and whose is begun next.
+"""Limits on the size and duration of requests, and a fair order of their starts.
 
-Larger bodies are dropped as they come, and answered with 413 in words. Requests are begun one after the other, each time
-of another address: a thousand of one address keep nobody else waiting for longer than one of them takes.
+Larger bodies are dropped while they arrive, and answered with 413. Requests start one at a time, in turn by client
+address, so a thousand requests of one address delay others by one request only.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from tornado.web import Application
 MOST_BYTES = 1 << 20
 OWN = re.compile(r"/api/users/[^/]+/.")
 MOST_OWN_BYTES = 1 << 16
-"""What everybody may write for themselves, options of servers and notes of tokens, the Hub keeps for ever."""
+"""What every user may write for themselves (options of servers, notes of tokens) is stored by the Hub without end."""
 DEEPEST = 64
-"""So deep may lists and objects be in each other there. The Hub reads JSON, writes it into its database, and from then on
-cannot read that row where its stack is higher: nor can it read anything else until it has noticed."""
+"""Deepest nesting of lists and objects there. The Hub would parse deeper JSON, write it into its database, and then
+fail to read that row where its own stack is deeper, and every later query with it.
+"""
 BRACKETS = re.compile(rb'\\.?|["\[\]{}]', re.DOTALL)
 SLOWEST_S = 60.0
-"""A request's headers are there by then, and its body as long after them. Who sends nothing is let go, too."""
+"""Time for a request's headers, and again for its body. Silent clients are disconnected too."""
 
 
 def bound_bodies(application: Application) -> None:
-    """Refuse what is larger than `MOST_BYTES` (or `MOST_OWN_BYTES`) or slower than `SLOWEST_S`.
+    """Refuse requests that are larger than `MOST_BYTES` (or `MOST_OWN_BYTES`) or slower than `SLOWEST_S`.
 
-    That is before anything of this application sees it. What is not refused is begun in turn.
+    That happens before the application sees them. Accepted requests are started in turn.
     """
     start, turns = application.start_request, _RoundRobin()
 
     def bounded(server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         if isinstance(request_conn, HTTP1Connection):
-            # Tornado waits for an hour, and for a body for ever.
+            # Tornado itself waits an hour for headers, and without end for a body.
             request_conn.params.header_timeout = SLOWEST_S
             request_conn.set_body_timeout(SLOWEST_S)
         return _Bounded(start(server_conn, request_conn), request_conn, turns)
@@ -48,7 +49,7 @@ def bound_bodies(application: Application) -> None:
 
 
 class _Bounded(HTTPMessageDelegate):
-    """Passes a request on, as long as its body is not too large."""
+    """Passes a request on unless its body is too large."""
 
     def __init__(self, delegate: HTTPMessageDelegate, connection: HTTPConnection, turns: _RoundRobin) -> None:
         self._delegate = delegate
@@ -68,7 +69,7 @@ class _Bounded(HTTPMessageDelegate):
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         self._bytes += len(chunk)
         if self._bytes > self._most:
-            # What came before is let go, too.
+            # Also drop what has arrived.
             self._delegate.on_connection_close()
             return None
         if self._most == MOST_OWN_BYTES:
@@ -89,7 +90,7 @@ class _Bounded(HTTPMessageDelegate):
             self._turns.wait(self._address, self._begin)
 
     def _refuse(self, status: int, reason: str, code: str, words: str) -> None:
-        # The service's form of an error, and JupyterHub's.
+        # In the service's error format and JupyterHub's.
         problem = {"code": code, "field": None, "message": words}
         body = json.dumps({"status": status, "message": words, "error": problem}).encode()
         headers = HTTPHeaders({"Content-Type": "application/json", "Content-Length": str(len(body))})
@@ -99,7 +100,7 @@ class _Bounded(HTTPMessageDelegate):
     def _begin(self) -> None:
         stream = getattr(self._connection, "stream", None)
         if stream is None or stream.closed():
-            # Who sent it has gone meanwhile.
+            # The client has disconnected.
             self._delegate.on_connection_close()
         else:
             self._delegate.finish()
@@ -109,14 +110,14 @@ class _Bounded(HTTPMessageDelegate):
 
 
 class _Nested:
-    """How deep lists and objects are in each other in JSON that comes piece by piece."""
+    """Measures the nesting of JSON that arrives in pieces."""
 
     def __init__(self) -> None:
         self.deepest = self._depth = 0
         self._in_text = self._escaped = False
 
     def read(self, chunk: bytes) -> None:
-        """Go on with the next piece."""
+        """Add the next piece."""
         if self._escaped:
             chunk = b"\\" + chunk
             self._escaped = False
@@ -135,13 +136,13 @@ class _Nested:
 
 
 class _RoundRobin:
-    """Begins what waits: one in each round of the event loop, each time of the next address."""
+    """Starts waiting requests: one in each round of the event loop, in turn by address."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def wait(self, who: str, begin: Callable[[], None]) -> None:
-        """Have something begun when it is its turn."""
+        """Queue the start of a request."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
         self._waiting.setdefault(who, deque()).append(begin)
@@ -151,7 +152,7 @@ class _RoundRobin:
         line = self._waiting.pop(who)
         begin = line.popleft()
         if line:
-            # Behind all others.
+            # Behind the other addresses.
             self._waiting[who] = line
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
@@ -159,9 +160,9 @@ class _RoundRobin:
 
 
 def client_address(connection: HTTPConnection, headers: HTTPHeaders) -> str:
-    """Return the address that a request is from: what a proxy on this machine says, and else the connection's own.
+    """Return a request's client address: from a proxy on this machine, otherwise the connection's own.
 
-    Whoever connects directly could say anything.
+    A client that connects directly could forge the header.
     """
     context = getattr(connection, "context", None)
     stream = getattr(connection, "stream", None)

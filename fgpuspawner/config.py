@@ -1,4 +1,4 @@
-"""One call in jupyterhub_config.py that wires spawner, service, roles, scopes, pages and timeouts."""
+"""`configure` sets up spawner, service, roles, scopes, pages and timeouts from jupyterhub_config.py."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fgpuspawner.spawner.launch_form import is_no_link
 log = logging.getLogger("fgpu")
 
 ENGINES = "fgpuspawner.engines"
-"""The group of entry points under which packages offer the spawner classes of their engines, ours among them."""
+"""The entry point group in which packages offer their engines' spawner classes; ours are in it too."""
 NAMED_SERVERS = 100
-"""So many names of servers a user may have, unless more may wait or be asked for at a time."""
+"""Limit on a user's server names, unless more sessions may wait or run at a time."""
 
 
 def configure(c: Any, *, runtime: str = "local", **settings: Any) -> FGPU:
@@ -42,12 +42,13 @@ def configure(c: Any, *, runtime: str = "local", **settings: Any) -> FGPU:
 
     Args:
         c: the configuration object of jupyterhub_config.py.
-        runtime: what sessions run in: "local" (processes of the Hub's own user), "docker", or an engine that another
-            package offers, by its name or as "package.module:SpawnerClass".
+        runtime: the engine: "local" (processes of the Hub's own user), "docker", or another package's, by its name or
+        as
+            "package.module:SpawnerClass".
         settings: any trait of `FGPU`, by name; the same as ``c.FGPU.NAME = ...``.
 
-    What is set on ``c`` before this call stays where it can (services and roles are added to); what is set
-    after it wins. A wrong setting ends the process with one line.
+    What was set on ``c`` before this call stays where possible (services and roles are added to); what is set
+    afterwards wins. A wrong setting ends the process with one line.
     """
     try:
         return _configure(c, runtime, settings)
@@ -66,8 +67,8 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
     _use_hub(c, found, spawner_class)
     _use_service(c, found, spawner_class.capabilities)
     if JupyterHub.initialized():
-        # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
-        # setting has its final value, and nothing has been started that a wrong one would leave behind.
+        # `handlers` is the last thing that the Hub makes before it looks at its servers: every setting has its final
+        # value by then, and nothing has started that a wrong one would leave behind.
         app = JupyterHub.instance()
         app.log.addFilter(is_no_link)
         app_log.addFilter(logs.without_session_ids)
@@ -77,20 +78,20 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
 
 
 def _start(app: Any, only: HubLock) -> None:
-    # Before every handler is told who asks: Home leads to the sessions.
+    # Before the handlers are wrapped to record their users.
     app.handlers[:0] = [
         (f"{app.hub_prefix}home", Home),
         (rf"{app.hub_prefix}api/users/([^/]+)/tokens", Tokens),
     ]
     header, own = _header(app), app.tornado_settings["template_vars"]
-    # Pages of somebody else's server have their name as `user`; the header has who looks.
+    # On pages of another user's server, `user` is that user; the header needs the viewer.
     shown = {"fgpu": lambda user: header | {"viewer": user and user.name}}
     app.tornado_settings["template_vars"] = {**own, **shown}
     start_with_the_hub(app, only)
 
 
 class Home(BaseHandler):  # type: ignore[misc]
-    """The Hub's own Home: the sessions page has all that it had, and the places in the queue."""
+    """The Hub's Home: redirects to the sessions page, which has everything that Home had."""
 
     @authenticated
     def get(self) -> None:
@@ -131,15 +132,15 @@ def spawner_of(runtime: str) -> type[QueuedSpawner]:
 
 
 def make_data(data: Path) -> None:
-    """Make the Hub's data folder, for its owner alone.
+    """Make the Hub's data folder, accessible only to its owner.
 
     Raises:
-        BadSettings: it cannot be made, or not be written to.
+        BadSettings: it cannot be made or written to.
     """
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         if data.stat().st_uid == os.geteuid():
-            # It holds databases and secrets, also where it was there before.
+            # It holds databases and secrets; tighten an existing folder too.
             data.chmod(0o700)
     except OSError as e:
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be made: {e.strerror}") from None
@@ -149,23 +150,23 @@ def make_data(data: Path) -> None:
 
 def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None:
     data = settings.data_path()
-    # Commands load this file too, as other users: what they made here the Hub could not write to.
+    # Commands load this file as other users; the Hub could not write to folders that they make here.
     if JupyterHub.initialized():
         make_data(data)
     hub = c.JupyterHub
     hub.setdefault("allow_named_servers", True)
-    # The Hub keeps each name for ever, with the options that were sent for it.
+    # The Hub stores each server name without end, with its options.
     most = max(NAMED_SERVERS, settings.max_sessions + settings.max_pending_per_user)
     hub.setdefault("named_server_limit_per_user", most)
     hub.setdefault("db_url", f"sqlite:///{data / 'jupyterhub.sqlite'}")
     hub.setdefault("cookie_secret_file", str(data / "jupyterhub_cookie_secret"))
     hub.setdefault("cleanup_servers", False)
     hub.setdefault("logo_file", str(STATIC / "logo.svg"))
-    # Waiting requests count as pending spawns and active servers; the queue is what limits them.
+    # Waiting requests count as pending spawns and active servers; the queue limits them instead.
     hub.concurrent_spawn_limit = 0
     hub.active_server_limit = 0
     if str(_given(hub, "subdomain_host", "")).startswith("https:"):
-        # A page of a user's domain could else log its visitor in as somebody else, with a cookie for all domains.
+        # A page on a user's domain could otherwise set a cookie for all domains and log a visitor in as another user.
         hub.setdefault("cookie_host_prefix_enabled", True)
     tornado_settings = dict(_given(hub, "tornado_settings", {}))
     tornado_settings.setdefault("slow_spawn_timeout", 2)
@@ -174,7 +175,7 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
     c.Spawner.setdefault("http_timeout", 60)
     c.Spawner.setdefault("poll_interval", 10)
-    # What programs of one session write at home is not to be part of the server of the next.
+    # Files that a session's programs write at home must not change the server of the next session.
     c.Spawner.setdefault("disable_user_config", True)
     # Refusals and failed launches say nothing about the Hub's health.
     c.Spawner.setdefault("consecutive_failure_limit", 0)
@@ -209,7 +210,7 @@ def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
                 "FGPU_ENGINE": able.to_json(),
             },
             "oauth_no_confirm": True,
-            # A caller's token gets of these what the caller may do anyway.
+            # A caller's token only gets those of these that the caller has anyway.
             "oauth_client_allowed_scopes": [
                 "delete:servers",
                 "read:servers",
@@ -250,6 +251,6 @@ def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
 
 
 def _given(section: Any, name: str, empty: Any) -> Any:
-    """Return what was set so far; ``c.X.name.append(...)`` on something unset leaves only a note of it."""
+    """Return the value set so far; ``c.X.name.append(...)`` on something unset leaves a LazyConfigValue."""
     value = section.get(name, empty)
     return value.get_value(empty) if isinstance(value, LazyConfigValue) else value

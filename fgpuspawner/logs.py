@@ -1,4 +1,4 @@
-"""What is done to logs: files of bounded size, and no line with the cookie that a browser is known by."""
+"""Log files of bounded size, and log lines without browsers' session cookies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def cut_back(path: Path, *, most_bytes: int) -> None:
-    """Leave of a log file that is larger the newest lines, half as many bytes. Whoever writes on opened it to append.
+    """Truncate a large log file to its newest lines, half of ``most_bytes``. Writers must have opened it to append.
 
-    A line that is written in this very instant may be lost.
+    A line written at this moment may be lost.
     """
     with path.open("r+b") as file:
         if file.seek(0, os.SEEK_END) <= most_bytes:
@@ -23,7 +23,7 @@ def cut_back(path: Path, *, most_bytes: int) -> None:
 
 
 def without_session_ids(record: logging.LogRecord) -> bool:
-    """Take out of a line about xsrf what it names browsers by: the cookie of their session. A filter, for any logger."""
+    """Remove the session cookie, which identifies a browser, from lines about xsrf. A filter for any logger."""
     if "xsrf" in str(record.msg) and isinstance(record.args, tuple):
         record.args = tuple("(not shown)" if isinstance(arg, bytes) else arg for arg in record.args)
     return True

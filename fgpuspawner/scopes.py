@@ -1,4 +1,4 @@
-"""The OAuth scopes that the Hub gives and the service asks for, each in one place, and which session is meant."""
+"""The OAuth scopes that the Hub grants and the service checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SERVICE = "fgpu"
 """The managed service's name at the Hub."""
 
 SESSION_HEADER = "X-FGPU-Session"
-"""The session that a request to the Hub to end a server means, by its id."""
+"""Header of a request to end a server: the id of the session that is meant."""
 
 ACCESS = f"access:services!service={SERVICE}"
 QUEUE_READ = "custom:fgpu:queue:read"
@@ -16,16 +16,16 @@ KEEP = "custom:fgpu:sessions:keep"
 IMAGES = "custom:fgpu:images"
 ADMIN = "custom:fgpu:admin"
 OF_GROUPS = "custom:fgpu:group:"
-"""How the scopes of resource groups begin."""
+"""Prefix of the scopes of resource groups."""
 
 
 def admin_of(group: str) -> str:
-    """Return the scope of who administers one resource group, whatever name the group has."""
+    """Return the scope of the administrators of one resource group, whatever its name."""
     return f"{OF_GROUPS}{group}:admin"
 
 
 def custom(groups: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return what the Hub is told of the scopes that are ours: ``c.JupyterHub.custom_scopes``."""
+    """Return the definitions of our scopes, for ``c.JupyterHub.custom_scopes``."""
     of_groups: dict[str, dict[str, object]] = {
         admin_of(group): {
             "description": f"See and manage the GPU sessions, queue, quotas and machines of resource group {group}",

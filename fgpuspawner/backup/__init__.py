@@ -1,1 +1,1 @@
-"""An installation in one file, made while it runs, and put back on this machine or another."""
+"""Backs up a running installation into one file, and restores it here or on another machine."""

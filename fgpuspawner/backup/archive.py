@@ -1,4 +1,4 @@
-"""The file of a backup: databases, configuration and a manifest with their digests, as a tar that gzip packs."""
+"""The backup file: databases, configuration, and a manifest with their digests, in a gzipped tar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from fgpu_scheduler import schema_revision
 from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
 
 MOST_BYTES, MOST_OTHER_BYTES, MOST_FILES = 64 << 30, 16 << 20, 1000
-"""What a backup may hold: of databases in all, in each other file, and files. Databases of years have some GiB."""
+"""Limits of a backup: bytes of all databases, bytes of each other file, number of files. After years databases have
+some GiB.
+"""
 MANIFEST = "manifest.json"
 DATABASES = "databases/"
 CONFIG = "config/"
@@ -27,10 +29,10 @@ SECRETS = "secrets/"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup says of itself.
+    """The description in a backup.
 
-    ``made_at`` is in UTC; ``databases`` the kind of each by name;
-    ``digests`` the SHA-256 of each file by its path; ``schema`` that of the scheduler's database.
+    ``made_at`` is in UTC; ``databases`` has the kind of each by name; ``digests`` the SHA-256 of each file by path;
+    ``schema`` the revision of the scheduler's database.
     """
 
     made_at: str
@@ -43,9 +45,9 @@ class Manifest:
 
 
 def pack(folder: Path, manifest: Manifest, to: Path) -> Manifest:
-    """Write the files below ``folder`` into a new archive that only its owner may read; it is there whole or not at all.
+    """Write the files below ``folder`` into a new archive, atomically and readable only by its owner.
 
-    Returns the manifest, with their digests.
+    Returns the manifest with their digests.
     """
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {str(path.relative_to(folder)): _digest(path) for path in found}
@@ -67,10 +69,10 @@ def pack(folder: Path, manifest: Manifest, to: Path) -> Manifest:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Unpack a backup into a folder that is removed afterwards, every file compared with its digest, databases checked.
+    """Unpack a backup into a temporary folder, and check every file's digest and every database.
 
     Raises:
-        BackupFailed: it is none, is damaged, or its database has another schema.
+        BackupFailed: it is not a backup, is damaged, or its database has another schema.
     """
     with tempfile.TemporaryDirectory(prefix="fgpu-backup-") as name:
         folder = Path(name)
@@ -91,12 +93,12 @@ def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def database_file(name: str, kind: str) -> str:
-    """Return where the archive has a database."""
+    """Return a database's path in the archive."""
     return f"{DATABASES}{name}.{'sqlite' if kind == SQLITE else 'pgdump'}"
 
 
 def _unpack(packed: tarfile.TarFile, folder: Path) -> None:
-    """Write files below the folder, and nothing else. Python before 3.11.4 (Debian 12) has no filters for that."""
+    """Write files below the folder and nothing else. Python before 3.11.4 (Debian 12) has no extraction filters."""
     left = MOST_BYTES
     for count, member in enumerate(packed):
         most = left if member.name.startswith(DATABASES) else MOST_OTHER_BYTES

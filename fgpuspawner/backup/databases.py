@@ -1,4 +1,4 @@
-"""One database as one file, of one instant, while it is in use; and back into an empty place."""
+"""Dumps a database in use into one consistent file, and restores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQLITE, POSTGRESQL = "sqlite", "postgresql"
 
 
 class BackupFailed(FGPUError):
-    """A backup was not made, is damaged, or was not put back. The message is one line."""
+    """A backup could not be made or restored, or is damaged. The message is one line."""
 
     code = "backup_failed"
 
@@ -26,7 +26,7 @@ def kind_of(url: str, setting: str) -> str:
     """Return "sqlite" or "postgresql".
 
     Raises:
-        BadSettings: the database is of another kind, or in memory; it names ``setting``.
+        BadSettings: the database is of another kind, or in memory; the message names ``setting``.
     """
     try:
         found = make_url(url)
@@ -41,10 +41,10 @@ def kind_of(url: str, setting: str) -> str:
 
 
 def dump(url: str, to: Path, *, setting: str) -> None:
-    """Write a database of one instant into a new file. Others may go on writing to it.
+    """Write a consistent copy of a database into a new file; writers can continue.
 
     Raises:
-        BackupFailed: it could not be read; one line, without its password.
+        BackupFailed: it could not be read; one line, without the password.
     """
     if kind_of(url, setting) == POSTGRESQL:
         _tool("pg_dump", make_url(url), "--format=custom", "--no-owner", "--no-privileges", f"--file={to}")
@@ -58,14 +58,14 @@ def dump(url: str, to: Path, *, setting: str) -> None:
             closing(sqlite3.connect(to)) as target,
         ):
             source.backup(target)
-            # Else a reader of the copy would make further files beside it.
+            # Otherwise a reader of the copy would create further files beside it.
             target.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as e:
         raise BackupFailed(f"{path}: {e}") from None
 
 
 def check(file: Path, kind: str) -> None:
-    """Return if a database could be made from this file.
+    """Check that a database can be restored from this file.
 
     Raises:
         BackupFailed: it is damaged.
@@ -83,10 +83,10 @@ def check(file: Path, kind: str) -> None:
 
 
 def check_free(url: str, *, setting: str) -> None:
-    """Return if a database can be put here: SQLite's file may be there, PostgreSQL's database must be empty.
+    """Check that a database can be restored here: SQLite's file may exist, PostgreSQL's database must be empty.
 
     Raises:
-        BackupFailed: it holds tables, or cannot be reached.
+        BackupFailed: it has tables, or cannot be reached.
     """
     if kind_of(url, setting) == SQLITE:
         return
@@ -104,12 +104,12 @@ def check_free(url: str, *, setting: str) -> None:
 
 
 def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
-    """Make the database of this file. Nobody else may use it meanwhile, and `check_free` was asked.
+    """Restore a database from this file. Call `check_free` before; nothing else may use the database.
 
-    Returns what was there before, which has ``aside`` behind its name now; None where nothing was.
+    Returns the previous SQLite file, which gets the suffix ``aside``; None if there was none.
 
     Raises:
-        BackupFailed: it could not be made.
+        BackupFailed: it could not be restored.
     """
     if kind_of(url, setting) == POSTGRESQL:
         _tool(
@@ -122,14 +122,14 @@ def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
     draft = path.with_name(f"{path.name}.draft")
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as source:
         draft.unlink(missing_ok=True)
-        # Tokens' hashes and names are in it.
+        # It contains hashes of tokens, and names.
         draft.touch(mode=0o600)
         with closing(sqlite3.connect(draft)) as target:
             source.backup(target)
     kept = None
-    if path.exists() and path.stat().st_size:  # An empty one was made to be locked.
+    if path.exists() and path.stat().st_size:  # An empty file is only a lock.
         kept = path.with_name(f"{path.name}{aside}")
-        # What its last writer left in these belongs to it.
+        # These belong to the old database.
         for suffix in ("-wal", "-shm"):
             beside = path.with_name(path.name + suffix)
             if beside.exists():
@@ -140,12 +140,11 @@ def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
 
 
 def file_of(url: str) -> Path:
-    """Return the file of an SQLite database."""
     return Path(str(make_url(url).database))
 
 
 def _tool(program: str, url: URL, *arguments: str) -> None:
-    """Run a tool of PostgreSQL's on a database; the password is in no list of processes."""
+    """Run a PostgreSQL tool on a database, with the password hidden from the process list."""
     shown = url.set(drivername="postgresql", password=None)
     env = {} if url.password is None else {"PGPASSWORD": str(url.password)}
     if "password" in shown.query:

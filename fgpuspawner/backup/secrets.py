@@ -1,4 +1,4 @@
-"""Secrets in a backup: encrypted by a passphrase, which is in no backup."""
+"""Secrets in a backup, encrypted with a passphrase that is in no backup."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fgpuspawner.backup.databases import BackupFailed
 
 SALT = 16
 LEAST = 12
-"""Characters of a passphrase."""
+"""Shortest length of a passphrase."""
 
 
 def sealed(plain: bytes, passphrase: str) -> bytes:
-    """Return a secret encrypted: a salt of its own, and a Fernet token.
+    """Return a secret encrypted: a random salt, then a Fernet token.
 
     Raises:
         BackupFailed: the passphrase is too short.
@@ -28,10 +28,10 @@ def sealed(plain: bytes, passphrase: str) -> bytes:
 
 
 def opened(secret: bytes, passphrase: str) -> bytes:
-    """Return what was encrypted.
+    """Return the decrypted secret.
 
     Raises:
-        BackupFailed: this is not its passphrase, or somebody has changed it.
+        BackupFailed: the passphrase is wrong, or the secret was changed.
     """
     try:
         return _fernet(passphrase, secret[:SALT]).decrypt(secret[SALT:])
@@ -40,6 +40,6 @@ def opened(secret: bytes, passphrase: str) -> bytes:
 
 
 def _fernet(passphrase: str, salt: bytes) -> Fernet:
-    # 128 MiB and half a second for each guess.
+    # Each guess costs 128 MiB and half a second.
     key = Scrypt(salt=salt, length=32, n=2**17, r=8, p=1).derive(passphrase.encode())
     return Fernet(base64.urlsafe_b64encode(key))

@@ -1,7 +1,7 @@
-"""Background tasks: who owns them, steps that are repeated, and failures that are logged once.
+"""Background tasks: ownership, periodic steps, and failures that are logged once.
 
-A loop of a long-lived process must outlive whatever one of its steps raises, and nobody awaits it: what it does not log
-is never heard of. So every such loop is one line with a `Background`, which logs and goes on.
+A loop in a long-lived process must survive every exception of its steps. Nothing awaits it, so whatever it does not log
+is lost. So every such loop is one call of `Background`, which logs failures and continues.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fgpu_scheduler import FGPUError
 
 T = TypeVar("T")
 FORESEEN = (FGPUError,)
-"""Errors whose message is all that there is to say; any other is logged with its trace."""
+"""Errors with a sufficient message; others are logged with their traceback."""
 
 
 class Failures:
-    """Logs why something fails that is tried again and again: each reason once, until it works or fails otherwise.
+    """Logs why a repeated step fails: each reason once, until it works or fails for another reason.
 
     ``failed`` begins the line: "The catalogue could not be read again".
     """
@@ -40,7 +40,7 @@ class Failures:
         self._said = ""
 
     def failed(self, error: BaseException) -> None:
-        """Log it, unless this was the last that was logged."""
+        """Log the error unless it equals the last logged one."""
         said = repr(error)
         if said == self._said:
             self._log.debug("%s, as before: %s", self._failed, error)
@@ -51,12 +51,12 @@ class Failures:
         self._said = said
 
     def worked(self) -> None:
-        """What fails from now on is new."""
+        """Log the next failure even if it equals the last one."""
         self._said = ""
 
 
 async def until_it_works(step: Callable[[], Awaitable[T]], *, every_s: float, failures: Failures) -> T:
-    """Return what a step returns, beginning it again after each failure."""
+    """Return the result of a step, repeated until it succeeds."""
     while True:
         try:
             return await step()
@@ -66,7 +66,7 @@ async def until_it_works(step: Callable[[], Awaitable[T]], *, every_s: float, fa
 
 
 class Background:
-    """The background tasks of one owner, who closes it; to be used in one running event loop."""
+    """The background tasks of one owner, who closes it. For one running event loop."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -79,7 +79,7 @@ class Background:
         failed: str,
         foreseen: tuple[type[BaseException], ...] = FORESEEN,
     ) -> asyncio.Task[T]:
-        """Run this beside all others, and return its task. What it raises is logged, also if nobody awaits it."""
+        """Run a coroutine in a task and return the task; its exception is logged."""
         task = asyncio.create_task(coroutine, name=failed)
         failures = Failures(self._log, failed, foreseen=foreseen)
 
@@ -104,16 +104,16 @@ class Background:
         foreseen: tuple[type[BaseException], ...] = FORESEEN,
         level: int = logging.WARNING,
     ) -> asyncio.Task[None]:
-        """Run a step again and again, with so many seconds between the end of one and the beginning of the next.
+        """Repeat a step, with a pause between the end of one and the beginning of the next.
 
         Args:
             seconds: the pause.
-            step: what is repeated. Whatever it raises is logged, and the next one follows.
-            failed: how the line of the log begins then.
-            first_after_s: the pause before the first one.
-            again_after_s: the pause after one that failed, if that is another.
-            wake: ends a pause early. It is cleared as a step begins, so what sets it during one has another follow.
-            foreseen: errors that are logged in one line, as ``level``; others are, with their trace, as errors.
+            step: the step. Whatever it raises is logged, and the next one follows.
+            failed: how the log line begins then.
+            first_after_s: the pause before the first step.
+            again_after_s: the pause after a failed step, if different.
+            wake: ends a pause early. It is cleared when a step begins, so an event during a step causes another step.
+            foreseen: errors that are logged in one line, as ``level``; others as errors with their traceback.
         """
         failures = Failures(self._log, failed, foreseen=foreseen, level=level)
 
@@ -129,7 +129,7 @@ class Background:
                 try:
                     await step()
                 except (Exception, asyncio.CancelledError) as e:
-                    # Something that the step awaited was cancelled, and not this task: that ends nothing here.
+                    # A cancellation of something that the step awaited, not of this task, ends nothing here.
                     if isinstance(e, asyncio.CancelledError) and own.cancelling():
                         raise
                     failures.failed(e)
@@ -140,8 +140,8 @@ class Background:
         return self.run(repeat(), failed=failed)
 
     async def close(self) -> None:
-        """Cancel all of them, and wait until each has ended."""
-        # Again, because one that ends may begin others.
+        """Cancel all tasks, and wait until they have ended."""
+        # In a loop, as a task that ends may start others.
         while tasks := [task for task in self._tasks if not task.done()]:
             for task in tasks:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Turns: of each caller so many requests are worked on at a time, so that no one's many keep everybody else waiting."""
+"""Fairness between callers: each gets a limited number of requests at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class TooMany(Exception):
-    """So many of one caller are there already that another is not let in."""
+    """The caller has too many requests in progress and waiting."""
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class _Line:
 
 
 class Turns:
-    """``at_a_time`` requests of each caller have a turn, and the others wait for theirs, in order; ``most`` in all."""
+    """Lets ``at_a_time`` requests of each caller run, and queues further ones up to ``most`` in all."""
 
     def __init__(self, *, at_a_time: int, most: int) -> None:
         self._at_a_time = at_a_time
@@ -25,10 +25,10 @@ class Turns:
         self._lines: dict[str, _Line] = {}
 
     async def take(self, who: str) -> None:
-        """Return when it is this caller's turn, which is to be given back with `leave`.
+        """Return when this caller may run a request; call `leave` afterwards.
 
         Raises:
-            TooMany: too many of theirs are there.
+            TooMany: the caller has ``most`` requests already.
         """
         line = self._lines.setdefault(who, _Line(Semaphore(self._at_a_time)))
         if line.there >= self._most:
@@ -41,7 +41,7 @@ class Turns:
             raise
 
     def leave(self, who: str) -> None:
-        """Give a turn back."""
+        """End a request."""
         line = self._lines[who]
         line.turns.release()
         self._left(who, line)

@@ -1,4 +1,4 @@
-"""Waiting for what a cancelled caller must not leave in mid-air, and for what may never end."""
+"""Waits for work that a cancelled caller must not abandon, and for work that may never end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 async def to_the_end(awaitable: Awaitable[T]) -> T:
-    """Await something that is never cancelled; cancellations of the caller take effect when it is done."""
+    """Await something that is never cancelled; a cancellation of the caller takes effect afterwards."""
     task = asyncio.ensure_future(awaitable)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        # A launch that is over its limit, and is then ended by its owner, is cancelled twice.
+        # A launch that exceeds its limit and is then ended by its owner is cancelled twice.
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
@@ -28,13 +28,14 @@ async def to_the_end(awaitable: Awaitable[T]) -> T:
 async def in_a_thread_of_its_own(
     function: Callable[..., T], *args: Any, cut: Callable[[], None] | None = None
 ) -> T:
-    """Run what can take hours, such that no other call waits for a free thread, nor the Hub's end for it.
+    """Run a function that may take hours in a new thread: no other call waits for a free thread, nor does the Hub's
+    end.
 
-    A caller that is cancelled leaves it behind. ``cut`` is called then: it ends what the thread waits for, or the
-    thread may be there for ever.
+    A cancelled caller leaves the thread behind. ``cut`` is called then and must end what the thread waits for, or the
+    thread may stay forever.
     """
     outcome: Future[T] = Future()
-    # From here on a cancelled caller cannot cancel it, and does not hear of it either.
+    # From here on a cancelled caller can neither cancel it nor see its result.
     outcome.set_running_or_notify_cancel()
 
     def run() -> None:

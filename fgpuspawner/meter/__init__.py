@@ -1,1 +1,1 @@
-"""The meter: what each running session holds and uses of its GPUs, measured on the host."""
+"""Measures on the host what each running session holds and uses of its GPUs."""

@@ -1,6 +1,6 @@
-"""How much of a disk sessions take, who is above a limit, and the file in which the Hub tells the service.
+"""Disk limits: what sessions use, which are above a limit, and the file in which the Hub publishes it.
 
-Blocks are counted, not sizes: a file can have more of them than its size says, and a sparse one has less.
+Blocks are counted, not sizes: a file can have blocks behind its end, and a sparse file has fewer than its size.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from fgpuspawner.meter.hub_file import HubFile
 MIB = 2**20
 TENTH_GIB = 2**30 / 10
 GROWN = 0.25
-"""A session that takes this much of the limit more than the limit is ended at the next look after its warning."""
+"""A session that exceeds the limit by this part of it is ended at the first check after its warning."""
 ABOVE = 1.01
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FolderUse:
-    """What a folder takes with all in it. ``files`` is None where that is not told; ``largest`` are folders in it.
+    """What folders take, with all in them. ``files`` is None if unknown; ``largest`` are the largest subfolders.
 
-    ``uncounted`` says why it can be more: its owner keeps it from being counted.
+    ``uncounted`` says why it can be more: its owner prevents a complete count.
     """
 
     bytes: int
@@ -33,9 +33,9 @@ class FolderUse:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a session takes: by what it wrote outside its home, and by its home. None where that is not known.
+    """What a session takes outside its home, and its home; None if unknown.
 
-    ``mounts`` are the file systems of this machine that it is on, where all of each is seen.
+    ``mounts`` are the file systems of this machine that it uses, if they are mounted as a whole.
     """
 
     session: FolderUse | None = None
@@ -45,15 +45,15 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class DiskLimit:
-    """How much may be taken; 0 is without a limit."""
+    """A limit on size and number of files; 0: none."""
 
     mib: int = 0
     files: int = 0
 
     def level(self, taken: FolderUse | None) -> float:
-        """Return how much of the limit is taken: above 1 is too much. What is not known counts as nothing.
+        """Return the part of the limit that is used; above 1 is too much. Unknown use counts as none.
 
-        What cannot be counted counts as a little too much: nobody gets more by that.
+        Uncountable use counts as slightly too much, so that preventing the count gains nothing.
         """
         if taken is None:
             return 0.0
@@ -66,7 +66,7 @@ class DiskLimit:
 
 @dataclass(frozen=True, slots=True)
 class DiskHistory:
-    """One session's looks so far. ``home`` is the level of its home at the first look, at least 1."""
+    """A session's earlier checks. ``home`` is the level of its home at the first check, at least 1."""
 
     home: float
     above_since_s: float | None = None
@@ -74,24 +74,24 @@ class DiskHistory:
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """What sessions and homes may take, and for how long one may be above it before it is ended; None: for ever."""
+    """The limits of sessions and homes, and how long one may be exceeded; None: without end."""
 
     session: DiskLimit
     home: DiskLimit
     grace_s: int | None = None
 
     def level(self, use: DiskUse) -> float:
-        """Return the level of what is nearest to, or furthest above, its limit."""
+        """Return the higher of the two levels."""
         return max(self.session.level(use.session), self.home.level(use.home))
 
 
 def judged(
     history: DiskHistory | None, use: DiskUse, limits: DiskLimits, now_s: float
 ) -> tuple[DiskHistory, bool]:
-    """Return the story with this look, and whether the session is to be ended. Pure.
+    """Return the history with this check, and whether the session must be ended. Pure.
 
-    A session above a limit is warned first. A home can be above when a session starts: its owner then has the same time
-    to make room in it.
+    A session above a limit is warned first. A home can be above its limit when a session starts: then its owner has the
+    same time to make room.
     """
     session, home = limits.session.level(use.session), limits.home.level(use.home)
     base = max(1.0, home) if history is None else history.home
@@ -105,7 +105,7 @@ def judged(
 
 
 def amounts(use: DiskUse, limits: DiskLimits) -> str:
-    """Return what is taken of what may be, for the owner: "3.2 of 20 GiB; home 12 of 50 GiB"."""
+    """Return use and limits for the owner: "3.2 of 20 GiB; home 12 of 50 GiB"."""
     parts = [
         f"{name}{_of(taken, limit)}"
         for name, taken, limit in (("", use.session, limits.session), ("home ", use.home, limits.home))
@@ -116,7 +116,7 @@ def amounts(use: DiskUse, limits: DiskLimits) -> str:
 
 
 def above_words(use: DiskUse, limits: DiskLimits) -> str:
-    """Return which limits are passed, and by what."""
+    """Return which limits are exceeded, and by how much."""
     parts = []
     for name, taken, limit in (("session", use.session, limits.session), ("home", use.home, limits.home)):
         if taken is not None and limit.level(taken) > 1:
@@ -145,7 +145,7 @@ def _largest(use: DiskUse) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """What the Hub told last, in words for the owners, by session."""
+    """What the Hub published last, in words for the owners, by session."""
 
     sessions: Mapping[int, str] = field(default_factory=dict)
 

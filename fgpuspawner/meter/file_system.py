@@ -1,7 +1,7 @@
-"""How much of a file system is taken by files without a name: removed, and still held open somewhere.
+"""Measures the space of files without a name: removed, but still open somewhere.
 
-Descriptors can be where no process shows them: in flight in a socket, registered with io_uring, of a thread alone. The
-file system knows all the same that the blocks are taken.
+Open descriptors can be invisible in every process: in flight in a socket, registered with io_uring, or held by a single
+thread. The file system still counts their blocks as used.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from fgpuspawner.meter.hub_file import HubFile
 
 Answers = dict[str, tuple[int, int, int]]
 TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")
-"""Used blocks are those of the files there, but for a constant. Not so on btrfs, ZFS and NFS."""
+"""On these, used blocks are those of all files plus a constant; not so on btrfs, ZFS and NFS."""
 LEAST = HubFile("file-systems.json", dict[str, int])
-"""The least that was ever found without a name, in bytes, by mount: what the file system takes for itself."""
+"""Lowest difference ever found, in bytes by mount: the file system's own overhead."""
 ASKED = HubFile("count-files.json", dict[str, int])
-"""The file systems whose files a Hub that is not root asks to be counted, each with a number that the answer repeats."""
+"""File systems that a Hub without root asks to be counted, each with a number that the answer repeats."""
 ANSWERS = Path("/run/fgpu-disk/counted.json")
-"""The answers, by mount: the number, and what `nameless_bytes` returned. `fgpu-disk.service` writes them as root."""
+"""The answers by mount: the number, and the result of `nameless_bytes`. Written by `fgpu-disk.service` as root."""
 COUNTER = Path("/etc/systemd/system/fgpu-disk.path")
-"""The unit that starts `fgpu-disk.service` when `ASKED` changes; `fgpu setup` writes it."""
+"""The unit that starts `fgpu-disk.service` when `ASKED` changes; written by `fgpu setup`."""
 PATIENCE_S = 1800.0
-"""How long a Hub waits for an answer: a large disk takes minutes."""
+"""How long a Hub waits for an answer; a large disk takes minutes."""
 DU = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "19", "du", "-x")
-"""Counts one file system's files with what the machine has left over, and ends with the Hub."""
+"""Counts one file system's files with low priority, and ends with the Hub."""
 
 
 def mount_of(folder: str) -> tuple[str, str] | None:
-    """Return where all of a folder's file system is mounted, and its type with options; None if that is not known."""
+    """Return where a folder's file system is mounted as a whole, and its type with options; None if unknown."""
     try:
         number = os.stat(folder).st_dev
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -47,40 +47,39 @@ def mount_of(folder: str) -> tuple[str, str] | None:
 
 
 def used_bytes(top: str) -> int:
-    """Return what is taken of a file system; raises OSError."""
+    """Return the used bytes of a file system; raises OSError."""
     found = os.statvfs(top)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def nameless_bytes(top: str) -> tuple[int, int]:
-    """Return what is taken beyond the files that have a name, at least and at most: they change while they are counted.
-
-    Blocks for minutes.
+    """Return the used bytes without a file name, at least and at most, as files change during the count. Blocks for
+    minutes.
 
     Raises:
-        OSError: they cannot be counted.
+        OSError: the files cannot be counted.
     """
     before = used_bytes(top)
     command = [*DU, "-s", "-B1", "--", top]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     named = done.stdout.partition(b"\t")[0]
     if not named.isdigit():
-        # It gives up when a folder that it is in is moved.
+        # du gives up when the folder it is in is moved.
         raise OSError(f"the files of {top} could not be counted: du ended with {done.returncode}")
     low, high = sorted((before, used_bytes(top)))
     return max(0, low - int(named)), max(0, high - int(named))
 
 
 def is_counted() -> bool:
-    """Return whether files of whole file systems can be counted here: by this process, or by root for it."""
+    """Return whether whole file systems can be counted: by this process, or by root for it."""
     return os.geteuid() == 0 or COUNTER.exists()
 
 
 def counted(top: str, data: Path, answers: Path = ANSWERS) -> tuple[int, int]:
-    """Return `nameless_bytes`, which root's unit finds out if this process is not root.
+    """Return `nameless_bytes`, through root's unit if this process is not root.
 
     Raises:
-        OSError: they cannot be counted, or no answer came.
+        OSError: the files cannot be counted, or no answer came.
     """
     if os.geteuid() == 0:
         return nameless_bytes(top)
@@ -95,7 +94,7 @@ def counted(top: str, data: Path, answers: Path = ANSWERS) -> tuple[int, int]:
 
 
 def answer(data: Path, answers: Path = ANSWERS) -> None:
-    """Count the files that the Hub asks for, as root. Only whole file systems are counted, and only read.
+    """Count the file systems that the Hub asks for, as root. Only whole file systems, and only reading.
 
     Raises:
         OSError: they cannot be counted.

@@ -1,6 +1,6 @@
-"""How each GPU is: its use, temperature, power and errors, and the file in which the Hub tells the service.
+"""The health of each GPU: use, temperature, power and errors; and the file in which the Hub publishes it.
 
-What the driver does not tell is None, and never 0.
+A value that the driver does not tell is None, never 0.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from fgpuspawner.isolation.nvml_child import PROGRAMS_XIDS, worse_xid
 from fgpuspawner.meter.hub_file import HubFile
 
 OLD_S = 120
-"""What was read longer ago is not what is."""
+"""An older reading counts as unknown."""
 HOT_C = 90
 XID_STANDS_S = 7 * 24 * 3600
-"""So long an error is told, if none follows it."""
+"""How long an error is shown if none follows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """The last look at one GPU. ``trouble`` says why nothing is known.
+    """The last reading of one GPU. ``trouble`` says why nothing is known.
 
-    ``ecc_errors`` are the uncorrected ones since its driver was loaded. ``xid`` is the driver's last error, seen at
-    ``xid_at_s``; 0 is none since it is watched.
+    ``ecc_errors`` counts uncorrected errors since the driver was loaded. ``xid`` is the driver's last error, seen at
+    ``xid_at_s``; 0 is none since the Hub watches.
     """
 
     at_s: int
@@ -39,7 +39,7 @@ class GpuHealth:
     trouble: str | None = None
 
     def after(self, before: GpuHealth | None) -> GpuHealth:
-        """Return this look with the last error that was seen before it, where it has none of its own."""
+        """Return this reading with the last error from before, if it has none of its own."""
         old = before.xid if before is not None else None
         if before is None or not old or self.at_s - (before.xid_at_s or 0) > XID_STANDS_S:
             return replace(self, xid_at_s=self.at_s) if self.xid else self
@@ -49,7 +49,7 @@ class GpuHealth:
 
     @property
     def problem(self) -> str:
-        """What an administrator has to see to, in words; empty where nothing is known to be wrong."""
+        """The problem that an administrator must solve, in words; empty if none is known."""
         found = []
         if self.trouble:
             found.append(f"its driver does not tell how it is: {self.trouble}")
@@ -64,18 +64,18 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealthState:
-    """What the Hub told last, by the GPU's UUID."""
+    """What the Hub published last, by the GPU's UUID."""
 
     devices: Mapping[str, GpuHealth] = field(default_factory=dict)
 
     def of(self, uuid: str, now_s: int) -> GpuHealth | None:
-        """Return what is known of a GPU now; None where nothing is, or has not been for a while."""
+        """Return the current health of a GPU; None if unknown for a while."""
         found = self.devices.get(uuid)
         return found if found is not None and abs(now_s - found.at_s) <= OLD_S else None
 
 
 def health_of(answer: Mapping[str, Any], now_s: int) -> GpuHealth:
-    """Return what the driver answered of one GPU; raises ValueError, TypeError or KeyError where that makes no sense."""
+    """Return the health in the driver's answer for a GPU; raises ValueError, TypeError or KeyError if it is invalid."""
     if "error" in answer:
         return GpuHealth(now_s, trouble=str(answer["error"])[:500])
 

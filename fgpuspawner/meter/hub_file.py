@@ -1,4 +1,4 @@
-"""A file in which the Hub tells the service what it saw last: whole each time, in place of what was."""
+"""A file in which the Hub publishes its latest state for the service; replaced as a whole."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class HubFile(Generic[T]):
-    """The file of this ``name`` in a data folder. ``kind()`` is nothing told.
+    """The file ``name`` in a data folder; ``kind()`` is its empty content.
 
-    Only its user reads it, who is the service's, too: whose processes do what is nobody else's business.
+    Only its owner can read it, as it says what each user's processes do. The service runs as the same user.
     """
 
     def __init__(self, name: str, kind: type[T]) -> None:
@@ -25,11 +25,10 @@ class HubFile(Generic[T]):
         self._form = TypeAdapter(kind)
 
     def write(self, data: Path, told: T) -> None:
-        """Write what is told."""
         write_whole(data / self.name, self._form.dump_json(told), mode=0o600)
 
     def read(self, data: Path) -> T:
-        """Return what was told last; nothing where the file is not there, or makes no sense."""
+        """Return the last content; the empty one if the file is missing or invalid."""
         try:
             return self._form.validate_json((data / self.name).read_bytes())
         except (OSError, ValueError):
@@ -38,4 +37,4 @@ class HubFile(Generic[T]):
 
 AVAILABLE = HubFile("images.json", Availabilities)
 WANTED: HubFile[dict[str, int]] = HubFile("images_wanted.json", dict)
-"""From the service to the Hub: when an administrator asked last for an image to be fetched, by its slug."""
+"""Written by the service for the Hub: when an administrator last asked to pull an image, by slug."""

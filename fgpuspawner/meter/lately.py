@@ -1,4 +1,4 @@
-"""How much of the GPUs was held in the last day and week, and how long people waited. Pure."""
+"""Use of the GPUs in the last day and week, and waits. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEEK_S = DAYS * DAY_S
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span until now: the GPUs that were held on the mean, who started, and after which waits in seconds."""
+    """A span until now: mean number of held GPUs, number of starts, and their waits in seconds."""
 
     gpus: float
     starts: int
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Lately:
-    """The last day and week until ``at_s``; ``hours`` and ``days``: the GPUs held on the mean in each, oldest first."""
+    """The last day and week until ``at_s``. ``hours`` and ``days``: mean number of held GPUs in each, oldest first."""
 
     at_s: int
     day: Span
@@ -35,7 +35,7 @@ class Lately:
 
 
 def lately(spent: Iterable[Spent], now_s: int) -> Lately:
-    """Return what was held and waited for, of the sessions that held shares in the last week."""
+    """Return use and waits, from the sessions that held shares in the last week."""
     hours, days = [0.0] * HOURS, [0.0] * DAYS
     waits: list[tuple[int, int]] = []
     for one in spent:

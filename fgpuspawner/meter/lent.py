@@ -1,6 +1,6 @@
-"""What sessions lend each other of a GPU's compute, from what the driver says that each computed. Pure.
+"""Compute that sessions on a GPU lend each other, by the driver's figures. Pure.
 
-libfgpu counts it too, in a file of the session's own, which the host can neither reach nor believe.
+libfgpu counts it too, but in a file of the session that the host cannot trust.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """In percent of a GPU: what a session computed, what of that was above its share, what others had of its share."""
+    """Percent of a GPU: what a session computed, what of it exceeded its share, what others used of its share."""
 
     received: float
     borrowed: float
@@ -24,10 +24,10 @@ class Lent:
 def lent_on(
     shares: Mapping[int, int], lend: Mapping[int, int], computed: Mapping[int, float]
 ) -> dict[int, Lent]:
-    """Return what each of those that ``lend`` on a device had and gave, by the shares of all sessions there.
+    """Return what each session that lends on a device received and gave, by the shares of all sessions there.
 
-    ``lend`` has their shares, ``computed`` what each computed. What was borrowed came from those who lend and from what
-    nobody has, in proportion to how much of it was idle.
+    ``lend`` has the lenders' shares, ``computed`` what each session computed. Borrowed compute is attributed to lenders
+    and to free capacity in proportion to their idle parts.
     """
     had = {i: computed.get(i, 0.0) for i in lend}
     borrowed = {i: max(0.0, had[i] - share) for i, share in lend.items()}

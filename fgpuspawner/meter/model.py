@@ -1,6 +1,6 @@
-"""What the meter says of a session, and the file in which the Hub tells the service.
+"""What the meter reports of a session, and the file in which the Hub publishes it.
 
-It is no business of the database: it changes at every look, and means little once the Hub has ended.
+Not in the database: it changes at every snapshot and means little after the Hub's end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 from fgpuspawner.meter.hub_file import HubFile
 
 KEPT_S = 600
-"""So long points are kept."""
+"""How long points are kept."""
 BETWEEN_POINTS_S = 10
-"""No two points are nearer, however often the meter looks: it bounds the file."""
+"""Shortest time between two points, to bound the file."""
 MOST_PROCESSES = 32
-"""Of one session: those that hold most."""
+"""Processes of one session that are listed: those that hold most."""
 RECEIVED_OVER_S = 60
 
 
 class Point(NamedTuple):
-    """What a session held and used at one instant; None where that was not known.
+    """What a session held and used at one time; None if unknown.
 
-    A plain tuple: with hundreds of sessions there are tens of thousands, read and written at every look.
+    A plain tuple: hundreds of sessions have tens of thousands, read and written at every snapshot.
     """
 
     at_s: int
@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a session on its GPUs. ``pid`` is its number as the session sees it."""
+    """A process of a session on its GPUs. ``pid`` is its number inside the session."""
 
     pid: int
     name: str | None
@@ -44,12 +44,12 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why.
+    """The last reading of a session, summed over its GPUs. Unknown values are None, and ``trouble`` says why.
 
-    ``compute_borrowed_percent`` is what of the compute received was lent to it, ``compute_lent_percent`` what others had
-    of its share, over the last minute; None where compute is not lent. ``compute_entitled_percent`` is None where compute
-    is not limited. ``memory_context_mib`` is what of the memory was charged for contexts and code, and so is not the
-    program's; None where that is not known, or nothing is charged.
+    ``compute_borrowed_percent`` and ``compute_lent_percent`` are what it received above its share and what others used
+    of its share in the last minute; None without lending. ``compute_entitled_percent`` is None without a compute limit.
+    ``memory_context_mib`` is the memory charged for contexts and code, which the program cannot use; None if unknown or
+    not charged.
     """
 
     at_s: int
@@ -66,7 +66,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """All that the meter tells of a running session."""
+    """Everything that the meter reports of a running session."""
 
     now: Meter
     points: tuple[Point, ...] = ()
@@ -75,15 +75,15 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class MeterState:
-    """What the Hub told last: how often it tells, and what was seen last of each session."""
+    """What the Hub published last: its interval, and the last reading of each session."""
 
     every_s: int = 0
     sessions: Mapping[int, Live] | None = None
 
     def of(self, session_id: int, now_s: int) -> Live | None:
-        """Return what is known of a session now; None where nothing is known yet.
+        """Return what is known of a session now; None if it was never read.
 
-        What was seen too long ago is not what is: it becomes unknown.
+        Values that are too old become unknown.
         """
         live = (self.sessions or {}).get(session_id)
         if live is None or abs(now_s - live.now.at_s) <= max(30, 6 * self.every_s):
@@ -107,14 +107,13 @@ METERS = HubFile("meters.json", MeterState)
 
 
 class MeterFile:
-    """Reads what is told, once for each time that it is written. Safe to use from several threads."""
+    """Reads the meter's file only when it has changed; thread-safe."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
         self._last: tuple[tuple[int, int, int], MeterState] | None = None
 
     def read(self) -> MeterState:
-        """Return what was told last."""
         try:
             found = (self._data / METERS.name).stat()
         except OSError:

@@ -1,6 +1,6 @@
-"""From what the driver says of processes to what a session holds and uses. Pure.
+"""Turns the driver's figures of processes into what a session holds and uses. Pure.
 
-What is not known is None with a reason, and never 0.
+Unknown values are None with a reason, never 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One look at a device: what the driver said, and whose its processes are. ``energy_mj`` is since the last look."""
+    """A snapshot of one device with the owners of its processes. ``energy_mj`` is since the last snapshot."""
 
     use: DeviceUse
     owners: Mapping[int, int]
@@ -27,7 +27,7 @@ class DeviceReading:
 
 @dataclass(frozen=True, slots=True)
 class SessionReading:
-    """What is known of a session at one look."""
+    """What is known of a session in one snapshot."""
 
     memory_mib: int | None
     sm_percent: float | None
@@ -44,10 +44,10 @@ def read(
     devices: Mapping[str, Device],
     charged_mib: Mapping[str, int] = MappingProxyType({}),
 ) -> SessionReading:
-    """Return what a session that has its shares holds and uses, summed over its devices.
+    """Return what a placed session holds and uses, summed over its devices.
 
-    ``seen`` is by device: what was seen of it, or why nothing was; and so is ``charged_mib``, what a process's context is
-    charged there.
+    ``seen`` has each device's reading, or why there is none. ``charged_mib`` is what each process's context is charged
+    there.
     """
     assert session.placement is not None
     memory, contexts, sm, troubles = 0, 0, 0.0, []
@@ -95,10 +95,10 @@ def read(
 def _energy(
     session_id: int, seen: DeviceReading, fgpu_milli: int, device: Device | None
 ) -> tuple[int | None, bool]:
-    """Return a session's part of what a device has used up since the last look, and whether that is an estimate.
+    """Return a session's part of a device's energy since the last snapshot, and whether it is an estimate.
 
-    Who has a GPU alone has all of it. Of a shared one only the sum is known: it is divided as the computing was, or,
-    while nobody computes, as the shares are.
+    A session with the whole GPU gets all of it. On a shared GPU only the sum is known: it is divided by compute, or by
+    shares while no session computes.
     """
     if seen.energy_mj is None or device is None:
         return None, False
@@ -113,7 +113,7 @@ def _energy(
 
 
 def shares_of(sessions: Iterable[Session], uuid: str) -> dict[int, int]:
-    """Return how much of a device's compute each session may have that holds a share of it."""
+    """Return the compute share, in percent, of each session on a device."""
     return {
         s.id: share.compute_percent
         for s in sessions
@@ -124,7 +124,7 @@ def shares_of(sessions: Iterable[Session], uuid: str) -> dict[int, int]:
 
 
 def computed_by_session(seen: DeviceReading) -> dict[int, float] | None:
-    """Return how much of a device each session computed; None where that is not known of all."""
+    """Return how much of a device each session computed; None if unknown for any process."""
     found: dict[int, float] = {}
     for process in seen.use.processes:
         session_id = seen.owners.get(process.pid)

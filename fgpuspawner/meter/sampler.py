@@ -1,4 +1,10 @@
-"""Counts what was seen of every running session's GPUs, and tells the service."""
+"""Counts what every running session uses of its GPUs, and publishes it for the service.
+
+1. `observe` adds each snapshot of the GPUs to a tally for each session.
+2. `tell` writes the latest readings into the meter's file every ``every_s``.
+3. `save` stores the tallies in the database every `SAVED_EVERY_S` and when a session ends; a restarted Hub continues
+   them.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +39,17 @@ from fgpuspawner.meter.tally import Sample, Tally, restored
 log = logging.getLogger("fgpu.meter")
 
 SAVED_EVERY_S = 60
-"""So much of what was counted is lost at most when the Hub is killed."""
+"""At most this much of the count is lost when the Hub is killed."""
 
 
 class Sessions(Protocol):
-    """The scheduler, as far as the meter needs it."""
+    """What the meter uses of the scheduler."""
 
     async def live(self) -> tuple[Session, ...]: ...
 
 
 class Sampler:
-    """One for the Hub: ``every_s`` is how often it tells, ``poll_every_s`` how often somebody looks, on the mean."""
+    """``every_s`` is the interval of publishing, ``poll_every_s`` the mean interval of snapshots. One for the Hub."""
 
     def __init__(
         self,
@@ -69,17 +75,17 @@ class Sampler:
         self._unsaved: dict[int, Measured] = {}
         self._live: dict[int, Live] = {}
         self._recent: dict[int, tuple[tuple[int, float | None, Lent | None], ...]] = {}
+        #: Limits by session and device, from the limits files.
         self._held_to: dict[int, Mapping[str, DeviceLimit]] = {}
-        """By session and device: what was settled when it was launched."""
         self._saved_at_s = 0
 
     def begin(self, background: Background) -> None:
-        """Go on with what the last run told, and tell every ``every_s`` seconds."""
+        """Continue from the last run's file, and publish every ``every_s`` seconds."""
         self._live = dict(METERS.read(self._data).sessions or {})
         background.every(self._every_s, self.tell, failed="The meter could not tell", level=logging.ERROR)
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Count what a look says of each session that runs there."""
+        """Add a snapshot to the tallies of the sessions that run there."""
         there = running_on(snapshot.devices, live)
         running = [s for s in live if s.id in there]
         await self._take_up(running)
@@ -93,7 +99,7 @@ class Sampler:
         }
 
     async def tell(self) -> None:
-        """Tell the service, and keep what was counted when it is time to."""
+        """Publish the readings, and save the tallies when due."""
         running = {s.id for s in await self._sessions.live() if s.state is SessionState.RUNNING}
         now_s = self._clock.now_s()
         ended = sorted(set(self._tallies) - running)
@@ -106,17 +112,17 @@ class Sampler:
             await self.save(now_s)
 
     async def save(self, now_s: int) -> None:
-        """Keep what was counted so far.
+        """Save what was counted so far.
 
         Raises:
-            StoreUnavailable: nothing was kept; the next time all of it is.
+            StoreUnavailable: nothing was saved; the next call saves all.
         """
         unsaved = {**self._unsaved, **{i: tally.measured() for i, tally in self._tallies.items()}}
         await asyncio.to_thread(self._meters.save, list(unsaved.values()))
         self._unsaved = {}
         self._saved_at_s = now_s
 
-    # -- one look -----------------------------------------------------------------------------------------
+    # -- one snapshot -------------------------------------------------------------------------------------
 
     def _one(self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]) -> DeviceReading | str:
         if isinstance(use, str):
@@ -125,14 +131,14 @@ class Sampler:
         now_s, spent = self._clock.now_s(), None
         if use.energy_mj is not None:
             before_mj, before_s = self._energy.get(uuid, (use.energy_mj, -1))
-            # Over a gap it is not known who was there; a driver that was loaded anew counts from 0.
+            # After a gap the sessions in it are unknown; a reloaded driver counts from 0.
             if 0 <= now_s - before_s <= self._longest_gap_s and use.energy_mj >= before_mj:
                 spent = use.energy_mj - before_mj
             self._energy[uuid] = use.energy_mj, now_s
         return DeviceReading(use, owners, spent)
 
     async def _take_up(self, running: Sequence[Session]) -> None:
-        """Go on with what was counted before a restart, and begin with who is new."""
+        """Continue tallies from before a restart, and begin those of new sessions."""
         new = [s for s in running if s.id not in self._tallies]
         resized = [s for s in running if s not in new and self._is_resized(s)]
         if new or resized:
@@ -147,7 +153,7 @@ class Sampler:
                 restored(known[session.id]) if session.id in known else self._begun(session)
             )
             if self._is_resized(session):
-                # While nobody counted.
+                # Resized while no Hub counted.
                 begun = self._begun(session)
                 self._tallies[session.id] = self._tallies[session.id].resized(
                     begun.gpu_millionths, begun.limit_mib
@@ -160,7 +166,7 @@ class Sampler:
         )
 
     def _limits_of(self, session_ids: Sequence[int]) -> dict[int, Mapping[str, DeviceLimit]]:
-        """Return what these sessions are held to, by their limits files."""
+        """Return these sessions' limits, from their files."""
         found: dict[int, Mapping[str, DeviceLimit]] = {}
         for session_id in session_ids:
             with contextlib.suppress(BadLimits):
@@ -172,7 +178,9 @@ class Sampler:
         return {uuid: own.context_mib for uuid, own in self._held_to.get(session_id, {}).items()}
 
     def _lent(self, live: Sequence[Session], seen: Mapping[str, DeviceReading | str]) -> dict[int, Lent]:
-        """Return what those had and gave who lend, summed over their devices; without whom a part is unknown of."""
+        """Return what lending sessions received and gave, summed over their devices; without sessions with unknown
+        parts.
+        """
         found: dict[int, Lent] = {}
         unknown: set[int] = set()
         for uuid, one in seen.items():
@@ -204,7 +212,7 @@ class Sampler:
         return Tally(session.id, gpu_millionths, sum(s.memory_mib for s in shares))
 
     def _told(self, session: Session, reading: SessionReading, now_s: int, lent: Lent | None) -> Live:
-        """Count one look at a session, and return what is told of it."""
+        """Add one reading to a session's tally, and return what is published of it."""
         assert session.placement is not None
         tally = self._tallies[session.id]
         gap_s = now_s - tally.at_s
@@ -214,7 +222,7 @@ class Sampler:
                 gap_s if 0 < gap_s <= self._longest_gap_s else self._poll_every_s,
                 reading.memory_mib,
                 reading.sm_percent,
-                # The first look at a session does not know since when it was there.
+                # At the first snapshot it is unknown since when the session was there.
                 reading.energy_mj if tally.at_s else None,
                 reading.energy_estimated,
                 lent,
@@ -247,7 +255,9 @@ class Sampler:
 
 
 def points_with(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
-    """Return the points of the last minutes with a new one, in place of the newest if that was too near to others."""
+    """Return the points of the last minutes with a new one; it replaces the newest if that was too close to the one
+    before.
+    """
     kept = [p for p in points if new.at_s - KEPT_S < p.at_s <= new.at_s]
     if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < BETWEEN_POINTS_S:
         kept.pop()

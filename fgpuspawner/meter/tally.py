@@ -1,4 +1,4 @@
-"""What is counted of one session's whole life, in little: a restart of the Hub goes on from it. Pure."""
+"""The counts over a session's whole life, small enough to save and continue after a restart. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fgpu_scheduler import Measured
 from fgpuspawner.meter.lent import Lent
 
 HIGHEST_MEMORY = 200
-"""Percent of the limit: this and all above is counted as one, as a session may be above its limit for a while."""
+"""Percent of the limit: everything above is counted as this, as a session may exceed its limit for a while."""
 
 LENDING = ("received", "borrowed", "lent")
-"""What of `Lent` is counted."""
+"""The fields of `Lent` that are counted."""
 
 _COUNTS = TypeAdapter(Mapping[str, Mapping[int, int]])
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a session: what was known of it, and for how long it speaks."""
+    """One reading of a session, and the time that it stands for."""
 
     at_s: int
     covers_s: int
@@ -34,11 +34,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """All looks at a session so far.
+    """All readings of a session so far.
 
-    ``memory`` counts the samples by percent of the limit, rounded up, ``sm`` by percent of a GPU: percentiles are exact
-    to one of those, and never below what they stand for. ``lending`` counts what `Lent` says, by percent of a GPU to the
-    nearest; nothing where compute is not lent.
+    ``memory`` counts readings by percent of the limit, rounded up, and ``sm`` by percent of a GPU, so percentiles are
+    exact to one percent and never too low. ``lending`` counts the fields of `Lent` by rounded percent of a GPU; empty
+    without lending.
     """
 
     session_id: int
@@ -54,7 +54,7 @@ class Tally:
     energy_estimated: bool = False
 
     def with_sample(self, sample: Sample) -> Tally:
-        """Return the tally with one more look."""
+        """Return the tally with one more reading."""
         new = replace(self, at_s=sample.at_s)
         if sample.memory_mib is not None:
             percent = min(HIGHEST_MEMORY, -(-100 * sample.memory_mib // self.limit_mib))
@@ -80,7 +80,7 @@ class Tally:
         return new
 
     def resized(self, gpu_millionths: int, limit_mib: int) -> Tally:
-        """Return the tally of a session whose slice has changed: what was counted stays, by percent of the new limit."""
+        """Return the tally of a resized session: the counts stay, in percent of the new limit."""
         memory: dict[int, int] = {}
         for percent, times in self.memory.items():
             now = min(HIGHEST_MEMORY, -(-percent * self.limit_mib // limit_mib))
@@ -89,7 +89,7 @@ class Tally:
 
     @property
     def p95_mib(self) -> int | None:
-        """What it held of memory at most during 95 % of the time; None where nothing is known."""
+        """The most memory that it held during 95 % of the time; None if unknown."""
         percent = percentile(self.memory, 95)
         if percent is None or self.peak_mib is None:
             return None
@@ -100,7 +100,7 @@ class Tally:
         )
 
     def measured(self) -> Measured:
-        """Return it as it is kept."""
+        """Return the tally as it is stored."""
         return Measured(
             self.session_id,
             self.at_s,
@@ -118,7 +118,7 @@ class Tally:
 
 
 def restored(measured: Measured) -> Tally:
-    """Return the tally that was kept."""
+    """Return the stored tally."""
     try:
         counts = _COUNTS.validate_json(measured.counts)
         memory, sm = counts["memory"], counts["sm"]
@@ -140,7 +140,7 @@ def restored(measured: Measured) -> Tally:
 
 
 def mean_lent(measured: Measured) -> Lent | None:
-    """Return what a session was lent and lent on the mean of all looks; None where compute was not lent, or none knew."""
+    """Return the means of what a session received and lent; None without lending or readings."""
     if '"lent"' not in measured.counts:
         return None
     lending = restored(measured).lending
@@ -153,7 +153,7 @@ def mean_lent(measured: Measured) -> Lent | None:
 
 
 def percentile(counts: Mapping[int, int], percent: int) -> int | None:
-    """Return the least value that is not below ``percent`` of all that were counted; None where there are none."""
+    """Return the least value that at least ``percent`` percent of the counts do not exceed; None if there are none."""
     wanted, seen = -(-percent * sum(counts.values()) // 100), 0
     for value in sorted(counts):
         seen += counts[value]

@@ -1,7 +1,7 @@
-"""Who used how much, and how long people waited: sums over a span of days. Pure.
+"""Usage reports: sums of use and waits over a span of days. Pure.
 
-Days are those of UTC. A session counts in each day for as long as it held its shares then; its wait counts in the day
-on which it started.
+Days are in UTC. A session counts on each day for the time that it held its shares; its wait counts on the day of its
+start.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The lines of one report, and all of them together."""
+    """The lines of a report, and their total."""
 
     lines: tuple[Line, ...]
     total: Line
 
 
 def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: int) -> Report:
-    """Return what was used from the first day until the last, both included, by what is asked for.
+    """Return the use from the first to the last day, both included, with a line for each ``by``.
 
-    Days come in their order, also those without anything; all else with the most GPU-hours first. With ``HUB_GROUP`` a
-    session counts in each of its user's groups, so that the lines are more together than the total.
+    Days come in order, even empty ones; other lines by GPU-hours, highest first. With ``HUB_GROUP`` a session counts in
+    each of its user's groups, so the lines add up to more than the total.
     """
     sums: dict[str, _Sum] = {}
     if by is By.DAY:
@@ -99,33 +99,32 @@ def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: in
 
 
 def days(first: date, last: date) -> Iterator[date]:
-    """Return the days from the first to the last, both included."""
     return (first + timedelta(days=n) for n in range((last - first).days + 1))
 
 
 def starts_at_s(day: date) -> int:
-    """Return the instant at which a day begins, in UTC."""
+    """Return when a day begins, in UTC."""
     return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
 
 
 def day_of(at_s: int) -> date:
-    """Return the day of an instant, in UTC."""
+    """Return the day of a time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).date()
 
 
 def p95(values: Sequence[int]) -> int | None:
-    """Return the smallest of the values that at least 95 % of them do not exceed, or None of none."""
+    """Return the smallest value that at least 95 % of the values do not exceed; None without values."""
     if not values:
         return None
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 
 
 Piece = tuple[int, int, int, int]
-"""From when until when what was held: in thousandths of an fGPU, and millionths of a GPU."""
+"""Begin and end of holding an amount, in thousandths of an fGPU and millionths of a GPU."""
 
 
 def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
-    """Return when a session held how much within the span: a piece for each amount, and of days one for each."""
+    """Return what a session held in the span: a piece for each amount, and for each day if asked by day."""
     until_s = end_s if one.ended_at_s is None else min(one.ended_at_s, end_s)
     for from_s, held_until_s, fgpu_milli, gpu_millionths in one.held(until_s):
         at_s = max(from_s, begin_s)

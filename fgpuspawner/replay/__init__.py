@@ -1,1 +1,1 @@
-"""``fgpu replay``: what another policy or quota would have done with the requests that there were."""
+"""``fgpu replay``: simulates past requests under another policy or quota."""

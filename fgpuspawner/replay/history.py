@@ -1,4 +1,4 @@
-"""What is replayed: jobs, and what happened to them, from an installation's database."""
+"""Reads the jobs to replay, and what happened to them, from an installation's database."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import median
 from fgpu_scheduler import ENDED, HOLDING, Job, Node, Outcome, Quota, Session, SessionState, Store
 
 PAGE = 5000
-"""So many events are read at a time."""
+"""Number of events that are read at once."""
 UNKNOWN_LENGTH_S = 3600
-"""What a session is taken to last where no session has ever run."""
+"""The assumed length of sessions where none has ever run."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Jobs in order of submission, and what happened to each, where that is known."""
+    """Jobs in order of submission, and what happened to each if known."""
 
     jobs: tuple[Job, ...]
     happened: tuple[Outcome, ...] | None
@@ -26,7 +26,7 @@ class History:
 
 @dataclass(slots=True)
 class _Life:
-    """What the log says of one session."""
+    """The log's times of one session."""
 
     submitted_at_s: int
     placed_at_s: int | None = None
@@ -34,10 +34,10 @@ class _Life:
 
 
 def read_history(store: Store, *, now_s: int) -> History:
-    """Return the history of an installation: every session that was ever submitted.
+    """Return an installation's history: every session ever submitted.
 
-    Who still has a share keeps it until now, and who still waits goes on to. A session that never started is taken to
-    last as long as half of those of its resource group that did. Nodes and quotas are today's.
+    Sessions that hold shares hold them until now; waiting ones keep waiting. The length of a session that never started
+    is the median of its resource group. Nodes and quotas are today's.
     """
     lives = _lives(store)
     snapshot = store.snapshot(now_s)
@@ -65,7 +65,7 @@ def _lives(store: Store) -> dict[int, _Life]:
             if life is None or event.to_state is None:
                 continue
             if event.to_state is SessionState.PENDING:
-                # Its node was lost before the launch: it waited on.
+                # Its node was lost before the launch, so it waited again.
                 life.placed_at_s = None
             elif event.to_state in HOLDING and life.placed_at_s is None:
                 life.placed_at_s = event.at_s
@@ -80,7 +80,7 @@ def _held_s(life: _Life, now_s: int) -> int:
 
 
 def typical_lengths_s(lengths: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    """Return the median length of each resource group's sessions, and under "" that of all."""
+    """Return the median length of each resource group's sessions, and under "" of all."""
     found: dict[str, list[int]] = {}
     for group, length_s in lengths:
         found.setdefault(group, []).append(length_s)
@@ -89,7 +89,7 @@ def typical_lengths_s(lengths: Iterable[tuple[str, int]]) -> Mapping[str, int]:
 
 
 def typical_length_s(typical: Mapping[str, int], resource_group: str) -> int:
-    """Return how long a session of this group is taken to last that never started."""
+    """Return the assumed length of a session of this group that never started."""
     return typical.get(resource_group, typical.get("", UNKNOWN_LENGTH_S))
 
 
@@ -100,7 +100,7 @@ def _happened(life: _Life, session: Session, typical: Mapping[str, int], now_s: 
         patience_s = None if life.ended_at_s is None else left_at_s - submitted_at_s
         job = Job(asked, submitted_at_s, typical_length_s(typical, asked.resource_group), patience_s)
         return Outcome(job, None, left_at_s)
-    # A clock that was set back in between must give nobody a start before the submission.
+    # After a clock was set back a start could precede its submission.
     placed_at_s = max(submitted_at_s, life.placed_at_s)
     job = Job(asked, submitted_at_s, _held_s(life, now_s))
     shares = session.placement.shares if session.placement else ()

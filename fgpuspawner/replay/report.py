@@ -1,4 +1,4 @@
-"""What the runs of a replay say, for reading and as JSON."""
+"""The results of a replay, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADING = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of every job under one policy, or what happened."""
+    """The outcome of every job under one policy, or in reality."""
 
     policy: str
     outcomes: tuple[Outcome, ...]
@@ -34,9 +34,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Runs of the same jobs, with the figures of those submitted in the window.
+    """Runs of the same jobs, with figures for those submitted in the window.
 
-    ``quotas`` are the words of those that are tried in place of the installation's, or None where these hold.
+    ``quotas`` are the words of the quotas tried; None if the installation's own apply.
     """
 
     runs: tuple[Run, ...]
@@ -47,13 +47,12 @@ class Report:
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
-        """The figures of each run."""
         of = {"capacity_milli": self.capacity_milli, "from_s": self.from_s, "until_s": self.until_s}
         return tuple(summary(run.outcomes, **of) for run in self.runs)
 
     @property
     def users(self) -> int:
-        """How many users submitted something in the window."""
+        """The number of users with submissions in the window."""
         jobs = (o.job for o in self.runs[0].outcomes)
         return len({job.request.user for job in jobs if job.submitted_at_s >= self.from_s})
 
@@ -75,7 +74,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_lines(report: Report) -> list[str]:
-    """Return the report as a table, under a line that says of what."""
+    """Return the report as a table with a heading."""
     summaries = report.summaries
     rows = [_row(run.policy, figures) for run, figures in zip(report.runs, summaries, strict=True)]
     tried = []

@@ -1,4 +1,4 @@
-"""A trace file: one session per row, in CSV. docs/replay.md has the format."""
+"""Trace files: one session in each row of CSV. docs/replay.md has the format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fgpuspawner.replay.history import History, typical_length_s, typical_length
 
 LARGEST = 2**53
 UNSAID = Request("", "", "", "default", fgpu_milli=0, cpu_milli=0, memory_mib=0)
-"""What is asked for where a column is not there, or empty."""
+"""The request where a column is missing or empty."""
 
 
 class _BadField(Exception):
-    """What is wrong with one field of a row."""
+    """A field of a row is wrong."""
 
 
 def _whole(text: str, field: str, *, least: int = 0, most: int = LARGEST) -> int:
@@ -70,17 +70,17 @@ COLUMNS: Mapping[str, Callable[[str, str], Any]] = {
     "groups": _names,
     "waited_s": _whole,
 }
-"""What reads each column."""
+"""The parser of each column."""
 
 
 def read_trace(path: str) -> History:
-    """Return the jobs of a trace file, and what happened to them if every row tells how long it waited.
+    """Return the jobs of a trace file, and what happened to them if every row has its wait.
 
     Raises:
-        BadSettings: the file cannot be read as a trace; the line and the field, and what would work.
+        BadSettings: with the line, the field, and what would work.
     """
     try:
-        # Spreadsheets put a byte order mark first.
+        # Spreadsheets write a byte order mark first.
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             rows = list(_rows(file, path))
     except UnicodeDecodeError:
@@ -101,10 +101,10 @@ def read_trace(path: str) -> History:
 
 
 class _Row:
-    """One row, as it is written."""
+    """One row as written."""
 
     def __init__(self, cells: Mapping[str, str]) -> None:
-        # Only the first may not be empty, beside the user.
+        # Besides the user, only the first column must not be empty.
         own = {name: COLUMNS[name](text, name) for name, text in cells.items() if text or name == REQUIRED[0]}
         if ("fgpu" in own) == ("gpu_memory_mib" in own):
             raise _BadField("fgpu: give either fgpu or gpu_memory_mib")
@@ -123,14 +123,14 @@ class _Row:
         self.request = replace(UNSAID, **own, **in_milli)
 
     def job(self, typical: Mapping[str, int]) -> Job:
-        """Return the row as a job; one that never started lasts as long as others do."""
+        """Return the row as a job; one that never started gets the typical length."""
         if self.length_s is not None:
             return Job(self.request, self.submitted_at_s, self.length_s)
         length_s = typical_length_s(typical, self.request.resource_group)
         return Job(self.request, self.submitted_at_s, length_s, self.waited_s)
 
     def outcome(self, job: Job, last_s: int) -> Outcome:
-        """Return what happened, where `waited_s` is known; ``last_s`` is when the trace ends."""
+        """Return what happened, if `waited_s` is known; ``last_s`` is the end of the trace."""
         if self.length_s is None:
             left_at_s = last_s if self.waited_s is None else self.submitted_at_s + self.waited_s
             return Outcome(job, None, max(self.submitted_at_s, left_at_s))

@@ -1,4 +1,4 @@
-"""Policies, quotas and GPUs in the words of the command line."""
+"""Parses policies, quotas and GPUs from the command line."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LIMITS = {
 }
 MOST_GPUS = 10_000
 PLENTY = 10**9
-"""CPU and memory of a node that is only thought of: they never bind."""
+"""CPU and memory of an imagined node: never a limit."""
 GPU_MEMORY_MIB = 81920
 
 
 def policy_of(words: str) -> Policy:
-    """Read a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``.
+    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``.
 
     Raises:
-        BadSettings: what is wrong, and what would work.
+        BadSettings: with what is wrong and what would work.
     """
     found: dict[str, Any] = {}
     for part in words.split(","):
@@ -54,10 +54,10 @@ def policy_of(words: str) -> Policy:
 
 
 def quota_of(words: str) -> Quota:
-    """Read one quota, such as ``user:*:fgpu=2,sessions=3``; the lifetime is in seconds.
+    """Parse a quota such as ``user:*:fgpu=2,sessions=3``; the lifetime is in seconds.
 
     Raises:
-        BadSettings: what is wrong, and what would work.
+        BadSettings: with what is wrong and what would work.
     """
     scope, _, rest = words.partition(":")
     who, _, limits = rest.rpartition(":")
@@ -79,10 +79,10 @@ def quota_of(words: str) -> Quota:
 
 
 def gpus_of(words: str, resource_group: str) -> Node:
-    """Read ``8`` or ``8x2``: a node of that many GPUs, each worth 1 or so many fGPU.
+    """Parse ``8`` or ``8x2``: a node with that many GPUs of 1 or the given fGPU each.
 
     Raises:
-        BadSettings: what is wrong, and what would work.
+        BadSettings: with what is wrong and what would work.
     """
     number, times, unit = words.partition("x")
     count, capacity = _count(number, "gpus"), _fgpu(unit if times else "1", "gpus")
