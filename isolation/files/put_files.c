@@ -1,8 +1,7 @@
-/* Puts a session's files into a folder, where no engine can: as the first container of a pod, whose folder the session
- * then has read-only. It runs as anybody, with no capability and on a read-only root.
+/* Puts a session's files into a folder where no engine can: as the first container of a pod; the session then has the folder read-only. It runs as any user, without capabilities and on a read-only root.
  *
- * FGPU_FILES has one file or folder a line, README.md its format. Files appear whole under their names, so that a
- * container that is started once more finds, and replaces, what it has written before. */
+ * FGPU_FILES has one file or folder in each line; README.md has its format. Files appear atomically, so that a
+ * restarted container finds and replaces what it wrote before. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -54,7 +53,7 @@ __attribute__((noreturn)) static void not_written(const char *path)
     fail(NOT_WRITTEN, "%s cannot be written: %s", path, strerror(errno));
 }
 
-/* A name in a folder, and not a way out of it. */
+/* A name in a folder, and not a path out of it. */
 static void check_path(const char *path)
 {
     size_t length = strlen(path);
@@ -108,7 +107,7 @@ static struct line parse(char *text)
         if (length < 2 || path[length - 1] != '/')
             malformed("the source is '-', and the path does not end in '/'");
         path[length - 1] = '\0';
-        /* A container that is started once more has to write into it again. */
+        /* A restarted container must be able to write into it again. */
         if ((line.mode & 0700) != 0700)
             malformed("a folder's mode has 7 for its owner");
     } else if (strncmp(source, "sha256:", 7) == 0) {
@@ -132,7 +131,7 @@ static int sextet(char digit)
     return found == NULL ? -1 : (int)(found - digits);
 }
 
-/* Decodes in place and returns how many bytes there are. */
+/* Decodes in place and returns the number of bytes. */
 static size_t decode(char *text)
 {
     size_t length = strlen(text), used = 0, padding = 0;
@@ -157,7 +156,7 @@ static size_t decode(char *text)
     return used - padding;
 }
 
-/* Opens a folder in a folder, and makes it if it is not there; a link is none. */
+/* Opens a folder in a folder, and makes it if missing; a link is refused. */
 static int enter(int parent, const char *name, const char *path)
 {
     bool made = mkdirat(parent, name, 0755) == 0;
@@ -166,13 +165,13 @@ static int enter(int parent, const char *name, const char *path)
     if (!made && errno != EEXIST)
         not_written(path);
     folder = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    /* The mode, whatever the umask says. */
+    /* The exact mode, whatever the umask. */
     if (folder < 0 || (made && fchmod(folder, 0755) != 0))
         not_written(path);
     return folder;
 }
 
-/* Returns the folder that the path's last name is in, which is put into ``name``. */
+/* Returns the folder of the path's last name, which is stored in ``name``. */
 static int parent_of(int target, const char *path, const char **name)
 {
     char part[LONGEST_PATH + 1];

@@ -14,7 +14,7 @@ static uint64_t tagged(const struct slots *slots, uint64_t sum) {
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled) {
     uint64_t used = atomic_load_explicit(&account->words[ACCOUNT_USED], memory_order_relaxed), most = slots->per_period / 2;
     for (;;) {
-        /* By slots of another size that long ago, which nobody here may have known: they add up in proportion. */
+        /* Charged under slots of another size, until a time that is unknown here: the parts add up in proportion. */
         uint64_t size = used >> ACCOUNT_SUM_BITS;
         bool others = size != slots->hundredths;
         uint64_t since = others ? entitled / slots->hundredths * size : entitled;
@@ -31,26 +31,26 @@ int64_t account_balance(struct fgpu_time_account *account, const struct slots *s
     }
 }
 
-/* Sets the bits of one word, for a time `age` turns of the ring ago, and says how many of them were not set. How old the
- * word itself is, only its 16 bits say: after 2.4 hours it looks young again. */
+/* Sets the bits of one word, for a time `age` turns of the ring ago, and returns how many were not set. A word's own
+ * age is only in its 16 bits: after 2.4 hours it looks young again. */
 static unsigned mark(_Atomic(uint64_t) *word, uint64_t turn, uint64_t age, uint64_t bits) {
     uint64_t before = atomic_load_explicit(word, memory_order_relaxed), others;
     do {
         uint64_t word_age = (turn + age - before) & TAG_MASK;
-        if (word_age < age) /* it tells of a later time by now */
+        if (word_age < age) /* it already stands for a later time */
             return (unsigned)__builtin_popcountll(bits);
         others = word_age == age ? before >> 16 : 0;
     } while (!atomic_compare_exchange_weak(word, &before, (others | bits) << 16 | (turn & TAG_MASK)));
     return (unsigned)__builtin_popcountll(bits & ~others);
 }
 
-/* Marks the time as used, and returns how much of it was not yet. */
+/* Marks the time as used, and returns how much of it was not. */
 static uint64_t mark_all(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now) {
-    /* A grain counts where its middle is busy: what is cut off here is added there. */
+    /* A grain counts if its middle is busy, so what is cut off at one end is added at the other. */
     uint64_t grain = (start + ACCOUNT_GRAIN_NS / 2) / ACCOUNT_GRAIN_NS;
     uint64_t end_grain = (end + ACCOUNT_GRAIN_NS / 2) / ACCOUNT_GRAIN_NS, paid = 0;
     uint64_t ring = ACCOUNT_GRAINS * (ACCOUNT_WORDS - 1);
-    if (end_grain > grain + ring) { /* longer than the ring of words: others' bits of its beginning are gone */
+    if (end_grain > grain + ring) { /* longer than the ring: other processes' bits of its beginning are gone */
         paid = end_grain - ring - grain;
         grain = end_grain - ring;
     }

@@ -1,9 +1,10 @@
-/* Arrays. Their size follows from their description; the driver's own padding is not known, and not charged. */
+/* Arrays. Their size follows from their description; the driver's padding is unknown and not charged. */
 #include "parts.h"
 
 /* ---- Sizes ---- */
 
-/* Of each format that is not so many bytes for each channel, a block: its side in elements, its bytes. */
+/* For each format that is not a fixed number of bytes per channel: the side of its block in elements, and the block's
+ * bytes. */
 static const struct {
     CUarray_format format;
     uint8_t side, bytes;
@@ -66,7 +67,7 @@ static void block_of(CUarray_format format, unsigned int channels, uint64_t *sid
     case CU_AD_FORMAT_FLOAT: *bytes = UINT64_C(4) * channels; return;
     default: break;
     }
-    *bytes = 16; /* no format needs more for an element; a newer one is counted as the largest */
+    *bytes = 16; /* no format needs more for an element; newer ones count as the largest */
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
         if (blocks[i].format == format) {
             *side = blocks[i].side;
@@ -84,7 +85,7 @@ static uint64_t blocks_along(uint64_t extent, uint64_t side) {
     return extent / side + (extent % side != 0);
 }
 
-/* With all its levels, each half as long along each side as the one before. Layers and faces stay. */
+/* With all levels, each half as long along each side as the one before. Layers and faces stay. */
 static uint64_t size_of(const CUDA_ARRAY3D_DESCRIPTOR *description, unsigned int levels) {
     uint64_t width = description->Width, height = description->Height, depth = description->Depth, sum = 0;
     uint64_t side, bytes;

@@ -1,4 +1,4 @@
-/* Batches of launches: what is in flight, how long it took, how long it will. */
+/* Batches of launches: the work in flight, how long it took, and how long it will take. */
 #include "throttle.h"
 
 #include "account.h"
@@ -6,15 +6,15 @@
 
 #include <string.h>
 
-#define IDLE_NS UINT64_C(200000)         /* a stream without launches for so long has a new batch next */
+#define IDLE_NS UINT64_C(200000) /* after this time without launches a stream gets a new batch */
 #define MEASURE_AGAIN_NS UINT64_C(1000000000)
-#define FORGOTTEN_NS UINT64_C(20000000)  /* an open batch without launches for so long is done */
-#define LATE_NS UINT64_C(50000)          /* between launch and event: the host had something else to do */
+#define FORGOTTEN_NS UINT64_C(20000000) /* an open batch without launches for this time is done */
+#define LATE_NS UINT64_C(50000) /* between launch and event: the host was delayed */
 #define PROBES 8
-#define ONE_BY_ONE 512  /* launches that are measured so after a surprise, or a doubt */
-#define SAMPLE 8        /* of so many doubts one is looked into */
+#define ONE_BY_ONE 512 /* number of launches measured one by one after a surprise or a doubt */
+#define SAMPLE 8 /* one in this many doubts is examined */
 #define SURPRISE_NS UINT64_C(200000)
-#define HELPED_NS (SLOTS_PERIOD_NS / 10) /* what ends so soon after a launch was let through had waited for it */
+#define HELPED_NS (SLOTS_PERIOD_NS / 10) /* work that ends this soon after a launch was let through had waited for it */
 
 /* ---- Kinds of work ---- */
 
@@ -32,9 +32,9 @@ struct kind *batches_other_kind(struct context *context, uint64_t key) {
     return oldest;
 }
 
-/* How long one launch of a batch took, to the kind that all its launches are of. Down faster than up: one too short
- * costs an overrun, which is paid for; one too long wastes the ends of slots. Where a neighbour may have had the device
- * for a part of the time (`shared`), up even more slowly. */
+/* Learns the length of one launch from a batch of a single kind. Down faster than up: too short an expectation costs an
+ * overrun, which is paid for; too long a one wastes the ends of slots. Where a neighbour may have used the device for
+ * part of the time (`shared`), up even more slowly. */
 static void learn_alone(struct kind *kind, uint64_t length, bool shared) {
     int64_t error = (int64_t)(length - kind->expected);
     if (kind->measured_at == 0)
@@ -43,9 +43,9 @@ static void learn_alone(struct kind *kind, uint64_t length, bool shared) {
         kind->expected += (uint64_t)(error / (error < 0 ? 2 : shared ? 16 : 4));
 }
 
-/* Where streams share the device, a batch has others' work between its events, and its own length cannot be told. What
- * can be told is how long all of them took together, and how long they were expected to: by half of what these differ,
- * the kinds of such batches are corrected, once for each some milliseconds of work. */
+/* If streams share the device, a batch has other streams' work between its events, so its own length is unknown. Known
+ * is how long all of them took together, and were expected to take: half of the difference corrects the kinds of such
+ * batches, once for each in some milliseconds of work. */
 static void learn_together(const struct context *context, struct kind *kind) {
     if (kind->round != context->round)
         kind->expected += (uint64_t)((int64_t)kind->expected * context->error_permille / 2000);
@@ -63,8 +63,8 @@ static void add_to_round(struct context *context, uint64_t expected, uint64_t le
     context->round++;
 }
 
-/* A launch that takes so much longer than expected is not the last of its kind. What was outside the slots, a neighbour
- * may have taken. */
+/* If a launch takes this much longer than expected, more of its kind will follow. Time outside the slots may have been
+ * a neighbour's. */
 static void be_wary(struct kind *kind, const struct batch *batch, uint64_t length, uint64_t outside) {
     if (length > outside + 2 * batch->expected + SURPRISE_NS) {
         kind->wary = ONE_BY_ONE;
@@ -77,7 +77,7 @@ static void be_wary(struct kind *kind, const struct batch *batch, uint64_t lengt
 static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, uint64_t outside,
                   bool shared, uint64_t now) {
     struct kind *kind = batch->kind;
-    uint64_t from = start < context->began_at ? context->began_at : start; /* no other batch's time twice */
+    uint64_t from = start < context->began_at ? context->began_at : start; /* time of other batches only counts once */
     uint64_t length = end > from ? end - from : 0;
     add_to_round(context, batch->expected, length);
     if (kind == NULL || kind->key != batch->key)
@@ -97,7 +97,7 @@ static void subtract(uint64_t *from, uint64_t what) {
     *from -= what < *from ? what : *from;
 }
 
-/* How much of this time was the session's: its slots, and what it was lent. */
+/* How much of this time was the session's own: its slots, and what it was lent. */
 static uint64_t rightful(struct context *context, uint64_t start, uint64_t end, uint64_t now) {
     uint64_t own = slots_entitled(context->slots, end) - slots_entitled(context->slots, start);
     if (context->lending.own == 0 || own >= end - start)
@@ -111,7 +111,7 @@ static uint64_t rightful(struct context *context, uint64_t start, uint64_t end, 
     return own;
 }
 
-/* What was lent is not held against it. */
+/* Charges the time; lent time is free. */
 static void charge(struct context *context, uint64_t start, uint64_t end, uint64_t now, uint64_t deposit) {
     uint64_t from = start;
     if (context->lending.own == 0 || start >= end ||
@@ -149,7 +149,7 @@ static void pay(struct context *context, struct batch *batch, uint64_t start, ui
     batch->launches = 0;
 }
 
-/* Without its events: it took as long as expected, from when it could begin. */
+/* A batch without events took as long as expected, from when it could begin. */
 static void abandon(struct context *context, struct batch *batch, uint64_t now) {
     uint64_t start = context->streams[batch->stream].last_end, end;
     if (start < batch->first_at)
@@ -158,7 +158,8 @@ static void abandon(struct context *context, struct batch *batch, uint64_t now) 
     pay(context, batch, start < end ? start : end, end, now);
 }
 
-/* Expectation was taken for truth. Whether it is, measuring tells, now and then: each launch by itself costs an event. */
+/* Expectation decided a payment. Now and then it is checked by measuring, since each single measurement costs an event.
+ */
 static void doubt(struct stream *stream) {
     if (stream->doubts++ % SAMPLE == 0)
         stream->watch = ONE_BY_ONE;
@@ -170,13 +171,13 @@ static void abandon_open(struct context *context, struct stream *stream, uint64_
     abandon(context, &stream->open, now);
 }
 
-/* A length of which so much is doubtful: that is left out as far as the rest is not less than expected. */
+/* A length without its doubtful part, but not less than expected. */
 static uint64_t less_doubt(uint64_t length, uint64_t doubtful, uint64_t expected) {
     uint64_t least = length > doubtful ? length - doubtful : 0;
     return length <= expected ? length : least > expected ? least : expected;
 }
 
-/* When its own work began. What had waited for a launch that was let through here did so until then: it is no long
+/* When its own work began. Work that waited for a launch that was let through here did so until then: it is no long
  * kernel, and the next one need not wait as long. */
 static uint64_t started(struct context *context, uint64_t start, uint64_t end) {
     uint64_t let_through_at = context->let_through_at;
@@ -193,7 +194,7 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
         known = sentinel_when(&context->sentinels, &batch->start, now, &start);
     } else {
         start = context->streams[batch->stream].last_end;
-        if (start < batch->first_at) /* nothing was known of the stream's last batch */
+        if (start < batch->first_at) /* the end of the stream's last batch is unknown */
             start = batch->first_at;
     }
     if (!known || !sentinel_when(&context->sentinels, &batch->end, now, &end)) {
@@ -203,13 +204,13 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
     uint64_t length = end > start ? end - start : 0;
     uint64_t in_slots = length == 0 ? 0 : rightful(context, start, end, now);
     uint64_t outside = length > in_slots ? length - in_slots : 0;
-    /* Where the host was late between event and launch, the device may have been idle: then expectation decides. */
+    /* If the host was late between event and launch, the device may have been idle: then expectation decides. */
     uint64_t least = less_doubt(length, batch->delay, batch->expected);
     if (least < length / 2 && batch->launches > 1)
         doubt(&context->streams[batch->stream]);
     length = least;
-    /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. So it decides
-     * there too, unless it is wrong: that work takes more than twice as long, no neighbour explains. */
+    /* Work beyond its slot's end may have shared the device with a neighbour, each for half of the time. So expectation
+     * decides there too, unless it is wrong: a neighbour cannot more than double the time. */
     bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
     learn(context, batch, started(context, end - length, end), end, outside, shared, now);
     if (shared)
@@ -289,7 +290,7 @@ struct stream *batches_other_stream(struct context *context, uint64_t key, CUstr
         if (stream->closed == 0 && (oldest == NULL || stream->last_launch < oldest->last_launch))
             oldest = stream;
     }
-    if (oldest == NULL) /* so many streams, all with work: two share a place */
+    if (oldest == NULL) /* too many streams with work: two share an entry */
         return &context->streams[0];
     if (oldest->open.launches > 0)
         abandon_open(context, oldest, now);
@@ -320,7 +321,7 @@ void batches_close(struct context *context, struct stream *stream, uint64_t now)
     close_batch(context, stream);
 }
 
-/* The stream is idle, so the device may be at somebody else's work: an event says when it comes to ours. */
+/* The stream is idle, so the device may be busy with other work: an event records when it reaches ours. */
 static void open_batch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
     batches_settle(context, now);
     stream->open = (struct batch){.stream = (unsigned)(stream - context->streams), .first_at = now, .kind = kind,
@@ -329,7 +330,7 @@ static void open_batch(struct context *context, struct stream *stream, struct ki
         sentinel_record(&context->sentinels, &stream->open.start, stream->handle);
 }
 
-/* True if the batch is to be closed after this launch. */
+/* True if the batch must be closed after this launch. */
 static inline bool count_launch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now, bool full) {
     struct batch *open = &stream->open;
     if (context->in_flight == 0 && context->began_at < now)
@@ -342,7 +343,7 @@ static inline bool count_launch(struct context *context, struct stream *stream, 
     context->in_flight += kind->expected;
     stream->in_flight += kind->expected;
     context->in_open += kind->expected;
-    /* Launches that come one at a time are measured one at a time: then expectation need not be right. */
+    /* Launches that come one at a time are measured one at a time, so expectation need not be right. */
     full |= kind->wary > 0 || stream->watch > 0;
     if (stream->watch > 0)
         stream->watch--;
@@ -350,7 +351,7 @@ static inline bool count_launch(struct context *context, struct stream *stream, 
     return open->full;
 }
 
-/* A launch that may not join those before it. */
+/* A launch that must not join the ones before it. */
 static __attribute__((noinline)) bool add_apart(struct context *context, struct stream *stream, struct kind *kind,
                                                 uint64_t now, bool paused, bool alone) {
     struct batch *open = &stream->open;
@@ -376,7 +377,7 @@ bool batches_add(struct context *context, struct stream *stream, struct kind *ki
 
 void batches_launched(struct context *context, struct stream *stream, uint64_t added_at) {
     struct batch *open = &stream->open;
-    if (open->launches == 0) /* another thread has closed it meanwhile */
+    if (open->launches == 0) /* another thread has closed it in between */
         return;
     uint64_t late = fgpu_now() - added_at;
     if (open->start.event != NULL && open->launches == 1)

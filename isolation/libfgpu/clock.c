@@ -1,4 +1,4 @@
-/* Apart from what uses it, so that the tests of throttle.c bring a clock of their own. */
+/* A separate file, so that the tests of throttle.c can replace the clock. */
 #include "clock.h"
 
 #include <sys/syscall.h>
@@ -19,21 +19,22 @@ static uint64_t read_clock(void) {
 #include <stdbool.h>
 #include <x86intrin.h>
 
-/* A launch asks for the time, and the kernel's clock costs as much as all else that a launch costs here. So for 2^16
- * ticks of the processor's counter after a reading, some 25 us, the counter tells the time. It lags by less than 0.1 us
- * and is never ahead, so time does not go back. Should processors count differently, it is wrong by as long at most. */
+/* Each launch needs the time, and the kernel's clock costs as much as everything else that a launch costs here. So for
+ * 2^16 ticks of the processor's counter after a reading, about 25 us, the counter gives the time. It lags by less than
+ * 0.1 us and is never ahead, so time does not go back. If processors count differently, the error is at most that
+ * period. */
 #define TICKS (UINT64_C(1) << 16)
-#define QUICK_TICKS (UINT64_C(1) << 12) /* a reading that took longer was interrupted: its ticks say nothing */
+#define QUICK_TICKS (UINT64_C(1) << 12) /* a reading that took longer was interrupted, so its ticks are useless */
 #define MEASURE_NS UINT64_C(1000000)
 #define ONE (UINT64_C(1) << 32)
 
 static _Thread_local struct {
     uint64_t at, ticks;          /* the last reading; ticks 0: the counter is not used */
-    uint64_t since, since_ticks; /* from when on the rate is measured next */
-    uint64_t rate;               /* nanoseconds of 2^32 ticks; 0: not known */
+    uint64_t since, since_ticks; /* begin of the rate's next measurement */
+    uint64_t rate; /* nanoseconds of 2^32 ticks; 0: unknown */
 } here __attribute__((tls_model("initial-exec")));
 
-/* It counts at one rate, and goes on while the processor sleeps. */
+/* Whether it counts at one rate, and continues while the processor sleeps. */
 static bool is_steady(void) {
     static _Atomic(int) known;
     int steady = atomic_load_explicit(&known, memory_order_relaxed);

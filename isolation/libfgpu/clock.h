@@ -6,7 +6,7 @@
 
 uint64_t fgpu_now(void);
 
-/* Returns at that time or, after a signal, earlier. Not a point where a thread can be cancelled. */
+/* Returns at that time, or earlier after a signal. Not a cancellation point. */
 void fgpu_sleep_until(uint64_t time);
 
 #endif

@@ -1,4 +1,4 @@
-/* Contexts: each takes memory of its own (as much as the limits say), and its end frees what was allocated in it. */
+/* Contexts: each takes memory itself (the limits say how much), and its end frees what was allocated in it. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -6,15 +6,15 @@
 struct context {
     const void *handle;
     int device;
-    unsigned uses; /* of cuCtxAttach, which nobody calls any more */
+    unsigned uses; /* of cuCtxAttach, which is obsolete */
     struct context *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context *contexts;
 
-/* Of each device. The lock is for changes of `fgpu_primary_charged` with the charge; nothing else of this library is
- * called under it but the region. */
+/* One for each device. The lock guards changes of `fgpu_primary_charged` together with the charge; under it only the
+ * region is called. */
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic(bool) fgpu_primary_charged[FGPU_MAX_DEVICES];
 static _Atomic(const void *) latest_created[FGPU_MAX_DEVICES]; /* by the program, and not destroyed */
@@ -41,14 +41,14 @@ static struct context **find(const void *handle) {
     return place;
 }
 
-/* A process that has a context has a slot in the region, also where contexts are charged nothing. */
+/* A process with a context has a slot in the region, even where contexts are free. */
 static bool may_create(CUdevice ordinal) {
     int device = fgpu_device_of(ordinal);
     return fgpu_claim(device, device >= 0 ? size_on(device) : 0);
 }
 
-/* Notes a context, with the lock held; false if it has to be destroyed again: there is no memory to note it in, or it
- * has come into being on a device that the driver said it does not know. */
+/* Records a context, with the lock held; false if it must be destroyed again: there is no memory for the record, or it
+ * came into being on a device that the driver said it does not know. */
 static bool add(const void *handle, int device) {
     struct context *context = device < 0 ? NULL : calloc(1, sizeof *context);
     if (context != NULL) {
@@ -86,7 +86,7 @@ static bool is_this(void *context, int device, const void *data) {
     return context == data;
 }
 
-/* The context has ended, with both locks held. */
+/* The context has ended; both locks are held. */
 static void ended(CUcontext handle) {
     struct context **place = find(handle);
     if (*place != NULL)
@@ -140,13 +140,13 @@ static enum presence presence_of(CUdevice ordinal) {
     return active ? PRESENT : ABSENT;
 }
 
-/* The driver has made it, so it is charged whatever the limit: where it does not fit, all allocations are refused until
- * there is room for it. */
+/* The driver has made it, so it is charged whatever the limit: if it does not fit, all allocations are refused until
+ * there is room. */
 void fgpu_look_for_primary(int device) {
     CUcontext current = NULL;
     if (DRIVER(cuCtxGetCurrent) != NULL && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != NULL &&
         current == atomic_load_explicit(&latest_created[device], memory_order_relaxed))
-        return; /* soon enough when it is used: this one is */
+        return; /* it is in use; the other is looked for when it is used */
     pthread_mutex_lock(&primary_lock);
     if (!atomic_load(&fgpu_primary_charged[device]) &&
         presence_of(fgpu_ordinal_of(device)) == PRESENT) {
@@ -156,7 +156,7 @@ void fgpu_look_for_primary(int device) {
     pthread_mutex_unlock(&primary_lock);
 }
 
-/* Whether it became so by this. */
+/* Whether this call made it charged. */
 static bool becomes_charged(int device) {
     pthread_mutex_lock(&primary_lock);
     bool before = atomic_exchange(&fgpu_primary_charged[device], true);
@@ -179,7 +179,7 @@ static CUresult entered(CUresult result) {
     return result;
 }
 
-/* `make`, which has the driver make the device's primary context unless it is there: that is charged once. */
+/* Runs `make`, by which the driver makes the device's primary context if it does not exist: it is charged once. */
 #define WITH_PRIMARY(device, make) \
     ({ \
         pthread_mutex_lock(&lock); \
@@ -193,7 +193,7 @@ static CUresult entered(CUresult result) {
         made; \
     })
 
-/* Of a device that nothing is granted of, what the driver has made is undone. */
+/* Undoes what the driver has made on a device without a grant. */
 #define UNGRANTED(device, make, undo) \
     ({ \
         CUresult answer = (device) == FGPU_UNKNOWN ? (make) : CUDA_ERROR_OUT_OF_MEMORY; \
@@ -208,7 +208,7 @@ static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *co
                       : WITH_PRIMARY(device, real(context, ordinal));
 }
 
-/* Whatever is not of a context that the program has created; what is of a green one is of the primary one. */
+/* Everything outside contexts that the program created; a green context's belongs to the primary one. */
 static bool is_of_primary(void *context, int device, const void *data) {
     return device == *(const int *)data && *find(context) == NULL;
 }
@@ -224,7 +224,7 @@ static void after_primary(int device) {
     fgpu_throttle_context_ended(NULL, device);
 }
 
-/* A release or a reset: if the context is gone then, so is what was allocated in it. */
+/* A release or a reset: if the context is then gone, so is everything allocated in it. */
 static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice ordinal) {
     int device = fgpu_device_of(ordinal);
     pthread_mutex_lock(&lock);
@@ -252,14 +252,14 @@ static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *con
 }
 
 static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx context) {
-    CUcontext current = NULL; /* what launches know it as */
+    CUcontext current = NULL; /* the context under which launches know it */
     bool gone[FGPU_MAX_DEVICES] = {false};
     pthread_mutex_lock(&lock);
     fgpu_memory_lock();
     if (DRIVER(cuCtxFromGreenCtx) != NULL)
         DRIVER(cuCtxFromGreenCtx)(&current, context);
     CUresult result = real(context);
-    for (int device = 0; device < FGPU_MAX_DEVICES; device++) { /* whose it was is not asked: one with it is gone */
+    for (int device = 0; device < FGPU_MAX_DEVICES; device++) { /* its device is unknown: any with a lost context */
         gone[device] = result == CUDA_SUCCESS && atomic_load(&fgpu_primary_charged[device]) &&
                        presence_of(fgpu_ordinal_of(device)) == ABSENT;
         if (gone[device])
@@ -277,14 +277,14 @@ static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx co
 
 /* ---- Heaps and stacks ---- */
 
-/* What kernels allocate by malloc() comes from a heap, what they print goes through a buffer, and every thread that can
- * run at once has a stack; a program chooses how large. What these have at first belongs to the context's own memory,
- * more than that is charged until it ends. */
+/* malloc() in kernels allocates from a heap, printing uses a buffer, and every thread that can run at once has a stack;
+ * a program chooses their sizes. The initial sizes are part of the context's memory; more is charged until the context
+ * ends. */
 static bool has_size(CUlimit limit) {
     return limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
 }
 
-/* UINT64_MAX if the driver does not say for how many threads. */
+/* UINT64_MAX if the driver does not tell the number of threads. */
 static uint64_t bytes_for(CUlimit limit, uint64_t value, int device) {
     if (limit != CU_LIMIT_STACK_SIZE || device < 0)
         return value;
@@ -297,7 +297,7 @@ static uint64_t bytes_for(CUlimit limit, uint64_t value, int device) {
     return fgpu_product(value, (uint64_t)threads * (uint64_t)processors);
 }
 
-/* In the table of addresses, beside arrays: handles are even, and these follow one. */
+/* Keys in the table of addresses, like those of arrays: handles are even, and these are odd. */
 static CUdeviceptr key_of(CUcontext context, CUlimit limit) {
     return ((CUdeviceptr)(uintptr_t)context | UINT64_C(1) << 63) + 1 + (CUdeviceptr)limit;
 }
@@ -317,10 +317,10 @@ static CUresult resize(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t va
     uint64_t growth = more.bytes > held.bytes ? more.bytes - held.bytes : 0;
     bool claimed = fgpu_claim(device, growth);
     result = claimed ? FGPU_TAKE(real(limit, value)) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (claimed) /* what is charged, less what is to stay so */
+    if (claimed) /* the charge without the part that stays */
         fgpu_unclaim(device, held.bytes + growth - (result == CUDA_SUCCESS ? more.bytes : held.bytes));
     const struct fgpu_holding *stays = result == CUDA_SUCCESS ? &more : &held;
-    if (stays->bytes != 0) /* should it not be noted for want of memory, it stays charged */
+    if (stays->bytes != 0) /* without memory for the record it stays charged */
         fgpu_hold_memory(key_of(context, limit), *stays);
     return result;
 }

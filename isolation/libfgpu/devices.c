@@ -1,4 +1,4 @@
-/* Which of the limits' devices a CUDA device is, and claims of its memory. */
+/* Maps CUDA devices to the limits' devices, and claims their memory. */
 #include "clock.h"
 #include "parts.h"
 
@@ -11,11 +11,11 @@
 #define ORDINALS 64
 #define TRIES 100 /* of PAUSE_NS each: half a second */
 #define PAUSE_NS UINT64_C(5000000)
-#define IN_VAIN_NS UINT64_C(10000000000) /* so long it is not waited for again */
+#define IN_VAIN_NS UINT64_C(10000000000) /* after waiting in vain, no further wait for this long */
 
 /* ---- Names ---- */
 
-/* The 16 bytes of a UUID's text; of a name in another form (simulated devices have such), its hash, 128-bit FNV-1a. */
+/* The 16 bytes of a UUID's text; for another name, as simulated devices have, its 128-bit FNV-1a hash. */
 static void bytes_of(const char *name, unsigned char bytes[16]) {
     unsigned digits = 0;
     for (const char *at = name; *at; at++) {
@@ -54,7 +54,7 @@ int fgpu_device_by_bytes(const CUuuid *bytes) {
 static uint64_t visible(const struct fgpu_device *named, uint64_t real) {
     if (named->memory_bytes <= real)
         return named->memory_bytes;
-    if (named->memory_bytes == named->device_bytes) /* the whole of it; the driver keeps some to itself */
+    if (named->memory_bytes == named->device_bytes) /* all of it; the driver keeps some to itself */
         return real;
     fgpu_log("larger", "device %s has %llu bytes, less than its limit of %llu (and that is not its device_mib either); "
              "nothing is granted of it", named->uuid, (unsigned long long)real,
@@ -68,7 +68,7 @@ uint64_t fgpu_visible_total(int device, uint64_t real) {
 
 /* ---- CUDA devices ---- */
 
-/* Of each CUDA device, 0 if it was not asked for yet, else what it is, plus 3. */
+/* For each CUDA device, 0 if not asked yet, otherwise its index plus 3. */
 static _Atomic(int) known[ORDINALS];
 static _Atomic(int) ordinals[FGPU_MAX_DEVICES];
 static _Atomic(uint64_t) real_total[FGPU_MAX_DEVICES];
@@ -80,7 +80,7 @@ void fgpu_devices_forget(void) {
 
 static int identify(CUdevice ordinal) {
     CUuuid bytes;
-    /* The second version names an instance of a partitioned device itself, the first its parent. */
+    /* The second version returns the UUID of a partitioned device's instance, the first its parent's. */
     if ((DRIVER(cuDeviceGetUuid_v2) == NULL || DRIVER(cuDeviceGetUuid_v2)(&bytes, ordinal) != CUDA_SUCCESS) &&
         (DRIVER(cuDeviceGetUuid) == NULL || DRIVER(cuDeviceGetUuid)(&bytes, ordinal) != CUDA_SUCCESS))
         return FGPU_UNKNOWN; /* before cuInit, or there is no such device */
@@ -100,8 +100,8 @@ static int identify(CUdevice ordinal) {
     return device;
 }
 
-/* The device of the limits that a word of CUDA_VISIBLE_DEVICES means: its number among them, or as much of the beginning
- * of its UUID as no other has; -1: none. */
+/* The device of the limits that a word of CUDA_VISIBLE_DEVICES means: its number among them, or an unambiguous
+ * beginning of its UUID; -1: none. */
 static int device_called(const struct fgpu_limits *limits, const char *word, size_t size) {
     char *end;
     unsigned long number = *word >= '0' && *word <= '9' ? strtoul(word, &end, 10) : ULONG_MAX;
@@ -117,10 +117,10 @@ static int device_called(const struct fgpu_limits *limits, const char *word, siz
     return found;
 }
 
-/* The driver would count the devices of the machine. So that the session's are all that there are, CUDA_VISIBLE_DEVICES
- * becomes a list of their UUIDs: all of them, or up to the first word that means none, as the driver takes a list.
- * A session's environment has the variable: setenv then changes one pointer and frees nothing, so that other threads may
- * call getenv at the same time. */
+/* The driver would list the machine's devices. So that it lists only the session's, CUDA_VISIBLE_DEVICES becomes a list
+ * of their UUIDs: all of them, or up to the first word without a device, as the driver reads a list. The variable
+ * exists in a session's environment, so setenv changes one pointer and frees nothing, and other threads may call getenv
+ * at the same time. */
 static void name_devices(void) {
     char list[FGPU_MAX_DEVICES * FGPU_UUID_BYTES] = "";
     const struct fgpu_limits *limits = fgpu_limits();
@@ -208,7 +208,7 @@ bool fgpu_takes_memory(CUmemLocation location, CUmemAllocationType type, int *de
         if (type != CU_MEM_ALLOCATION_TYPE_MANAGED)
             return false;
         break; /* it may move to a device */
-    default: break; /* a place that is newer than this library */
+    default: break; /* newer than this library */
     }
     *device = fgpu_current_device();
     if (*device == FGPU_UNKNOWN)

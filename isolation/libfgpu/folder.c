@@ -1,7 +1,7 @@
-/* Where the library is, the files beside it, and the log among them.
+/* The library's folder, the files in it, and the log among them.
  *
- * System calls are made through syscall(): the library's own open, write and close are points where a thread can be
- * cancelled, with whatever it holds; and glibc's fstat is newer than user images are. */
+ * System calls go through syscall(): the C library's open, write and close are cancellation points, where a thread
+ * would be cancelled with its locks held; and glibc's fstat is newer than user images are. */
 #include "fgpu.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static const char *_Atomic folder;
 
 struct search {
     uintptr_t address;
-    const char *name; /* the loader's; it stays while the object is loaded */
+    const char *name; /* the loader's string; valid while the object is loaded */
 };
 
 static int holds_address(struct dl_phdr_info *object, size_t size, void *data) {
@@ -45,7 +45,7 @@ static int holds_address(struct dl_phdr_info *object, size_t size, void *data) {
     return 0;
 }
 
-/* Found before main, so that no thread has to wait for the loader's lock later, which a fork may have left locked. */
+/* Before main, so that no thread later waits for the loader's lock, which a fork may have left locked. */
 __attribute__((constructor)) static void find_folder(void) {
     struct search search = {.address = (uintptr_t)&folder};
     dl_iterate_phdr(holds_address, &search);
@@ -61,12 +61,12 @@ __attribute__((constructor)) static void find_folder(void) {
     memcpy(copy, search.name, size);
     const char *nobody = NULL;
     if (!atomic_compare_exchange_strong(&folder, &nobody, copy))
-        munmap(copy, size + 1); /* another thread was here in the meantime */
+        munmap(copy, size + 1); /* another thread was faster */
 }
 
 const char *fgpu_folder(void) {
     const char *found = atomic_load_explicit(&folder, memory_order_acquire);
-    if (found == NULL) { /* another library's constructor is before ours */
+    if (found == NULL) { /* another library's constructor ran before ours */
         find_folder();
         found = atomic_load_explicit(&folder, memory_order_acquire);
     }
@@ -124,8 +124,8 @@ int fgpu_open(const char *name, int flags, struct stat *status, const char **why
     return descriptor;
 }
 
-/* Several may make it at once: it is the same file for all, and taking its blocks twice changes nothing. They are taken
- * at once, as who wrote to a page for which there is no room would be killed. */
+/* Several processes may make it at once: the result is one file, and allocating its blocks twice changes nothing. They
+ * are allocated at once, because a process that writes to a page without room is killed. */
 int fgpu_open_written(const char *name, int flags, size_t size, struct stat *status, const char **why) {
     int error = ENOENT;
     if (fgpu_folder() == NULL)
@@ -153,7 +153,7 @@ void fgpu_close(int descriptor) {
 
 static const char *_Atomic logged[REASONS];
 
-/* More reasons than the library has are not expected; should there be, the later ones are not logged. */
+/* If there were more reasons than expected here, the later ones would not be logged. */
 static bool first_time(const char *reason) {
     for (int i = 0; i < REASONS; i++) {
         const char *here = NULL;
@@ -165,12 +165,13 @@ static bool first_time(const char *reason) {
     return false;
 }
 
-/* Universal time by arithmetic: the C library's own takes a lock, which a fork may have left locked. */
+/* UTC by arithmetic: the C library's function takes a lock, which a fork may have left locked. */
 static int print_time(char *line, size_t size) {
     struct timespec now = {0};
     clock_gettime(CLOCK_REALTIME, &now);
     long days = now.tv_sec / 86400, second = now.tv_sec % 86400;
-    /* Years begin in March here: the leap day is the last of its year, and of 146,097 days every 400 years. */
+    /* Years begin in March here, so the leap day is the last day of its year, and a cycle of 400 years has 146,097
+     * days. */
     long shifted = days + 719468, era = shifted / 146097, day_of_era = shifted % 146097;
     long year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
     long day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
@@ -192,7 +193,7 @@ void fgpu_log(const char *reason, const char *format, ...) {
         int more = vsnprintf(line + size, sizeof line - size - 1, format, arguments);
         va_end(arguments);
         size += more < 0 ? 0 : strlen(line + size);
-        for (size_t i = 0; i < size; i++) /* one line, whatever a file or a program brought in */
+        for (size_t i = 0; i < size; i++) /* one line, whatever a file or a program put in */
             if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
                 line[i] = '?';
         line[size++] = '\n';
@@ -201,7 +202,7 @@ void fgpu_log(const char *reason, const char *format, ...) {
         int descriptor = fgpu_open_written("log", O_WRONLY | O_APPEND, 0, &status, &why);
         if (descriptor >= 0) {
             if ((size_t)status.st_size + size <= LOG_BYTES && syscall(SYS_write, descriptor, line, size) < 0)
-                (void)0; /* there is nobody to tell */
+                (void)0; /* nothing to report to */
             fgpu_close(descriptor);
         }
     }

@@ -1,10 +1,10 @@
 /* The decision over a launch. gate.h has the rules. */
 #include "gate.h"
 
-#define AT_LEAST_NS UINT64_C(2000000) /* the first part of a slot, where a quarter of it is less than that */
-#define LOOK_AHEAD 64                 /* slots; then the question is asked again */
+#define AT_LEAST_NS UINT64_C(2000000) /* the first part of a slot, if a quarter of the slot is less */
+#define LOOK_AHEAD 64 /* slots; then the caller asks again */
 
-/* The next slot, after `slot`, for which the account will be good enough. */
+/* The next slot, after `slot`, for which the account will suffice. */
 static struct gate_answer next(const struct slots *slots, uint64_t now, uint64_t expected,
                                const struct gate_state *state, struct slot slot) {
     uint64_t entitled = slots_entitled(slots, now);
@@ -24,7 +24,7 @@ struct gate_answer gate_ask(const struct slots *slots, struct slot slot, uint64_
     int64_t at_end = state->balance + (int64_t)(slot.end - now), need = gate_needs(expected, slot);
     uint64_t begins = state->free_at > now ? state->free_at : now;
     if (at_end < need || begins >= slot.end) {
-        /* With what is in flight done sooner than expected, there may be room. */
+        /* If the work in flight ends early, there may be room. */
         if (state->sentinels > 0 && at_end + (int64_t)state->in_flight >= need)
             return (struct gate_answer){.verdict = GATE_SENTINEL};
         return next(slots, now, expected, state, slot);

@@ -1,10 +1,10 @@
-/* Memory that graphs allocate. A graph that allocates has nodes for it; the memory is taken when the graph is first
- * launched or uploaded, from a reserve for all graphs of a device, and stays there until the reserve is trimmed. Charged
- * is the reserve (GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT).
+/* Memory that graphs allocate. A graph that allocates has nodes for it. The memory is taken when the graph is first
+ * launched or uploaded, from a reserve for all graphs of a device, and stays there until the reserve is trimmed. The
+ * reserve is charged (GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT).
  *
- * A launch cannot be taken back. So before an executable graph runs for the first time, or again after a trim, all that
- * its nodes allocate is claimed, as if nothing of it could serve twice: a graph that allocates and frees by turns is
- * refused earlier than the driver would do. */
+ * A launch cannot be undone. So before an executable graph runs for the first time, or again after a trim, everything
+ * that its nodes allocate is claimed, as if no memory could serve twice: a graph that allocates and frees in turn is
+ * refused earlier than by the driver. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -14,12 +14,12 @@
 /* What an executable graph allocates. */
 struct tally {
     uint64_t bytes[FGPU_MAX_DEVICES];
-    uint64_t claimed[FGPU_MAX_DEVICES]; /* for launches that have begun and not ended */
-    uint64_t launched;                  /* the value of `trims` at its last launch; 0: none yet */
-    bool refused;                       /* of a device that is not to be used, or it could not be counted */
+    uint64_t claimed[FGPU_MAX_DEVICES]; /* for launches in progress */
+    uint64_t launched; /* the value of `trims` at its last launch; 0: none yet */
+    bool refused; /* its device must not be used, or the count failed */
 };
 
-static struct fgpu_holdings executables; /* under fgpu_pools_lock(), as all here; the owner is the tally */
+static struct fgpu_holdings executables; /* under fgpu_pools_lock(), like all here; the owner is the tally */
 static uint64_t charged[FGPU_MAX_DEVICES];
 static uint64_t trims = 1;
 static _Atomic(bool) any; /* there is a node that allocates */
@@ -101,7 +101,7 @@ static bool count_node(CUgraphNode node, struct tally *tally, int depth) {
     return true;
 }
 
-/* False if it cannot be told. */
+/* False if unknown. */
 static bool count_nodes(CUgraph graph, struct tally *tally, int depth) {
     size_t count = 0;
     if (depth > DEPTH || DRIVER(cuGraphGetNodes) == NULL ||
@@ -124,7 +124,7 @@ static bool allocates(const struct tally *tally) {
     return tally->refused;
 }
 
-/* NULL if it allocates nothing; `*failed` if there is no memory to count it in. */
+/* NULL if it allocates nothing; `*failed` without memory for the count. */
 static struct tally *tally_of(CUgraph graph, bool *failed) {
     *failed = false;
     if (!atomic_load_explicit(&any, memory_order_relaxed))
@@ -164,7 +164,7 @@ static bool claim_of(struct tally *tally, int device) {
     if (!fgpu_claim(device, first))
         return false;
     tally->claimed[device] += first;
-    /* The claim may have trimmed the reserve that it relied on. */
+    /* The claim may have trimmed the reserve on which it relied. */
     uint64_t now = missing(tally, device), more = now > first ? now - first : 0;
     if (!fgpu_claim(device, more))
         return false;
@@ -172,7 +172,7 @@ static bool claim_of(struct tally *tally, int device) {
     return true;
 }
 
-/* What was claimed becomes what was taken. */
+/* Turns the claim into what was taken. */
 static void end(struct tally *tally) {
     for (int device = 0; device < FGPU_MAX_DEVICES; device++) {
         if (tally->bytes[device] == 0)
@@ -230,7 +230,7 @@ static CUresult upload(__typeof__(&cuGraphUpload) real, CUgraphExec executable, 
 
 /* ---- Nodes ---- */
 
-/* The memory is taken at a launch; but what can never be granted is refused here, where a program expects it. */
+/* The memory is taken at a launch; but an impossible amount is refused here, where a program expects it. */
 static bool may_add(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
     int device;
     if (!fgpu_takes_memory(parameters->poolProps.location, parameters->poolProps.allocType, &device))
@@ -262,14 +262,14 @@ static CUresult add_node_v2(__typeof__(&cuGraphAddNode_v2) real, CUgraphNode *no
 
 /* ---- Executable graphs ---- */
 
-/* The tally is the executable's from here on, or freed. */
+/* From here on the tally belongs to the executable, or is freed. */
 static CUresult note(struct tally *tally, const CUgraphExec *executable, CUresult result) {
     struct fgpu_holding before = {0};
     if (result == CUDA_SUCCESS && tally != NULL) {
         fgpu_pools_lock();
         if (fgpu_put(&executables, (struct fgpu_holding){.key = (uint64_t)(uintptr_t)*executable, .owner = tally},
                      &before))
-            tally = before.key == 0 ? NULL : before.owner; /* of one whose end was not seen here */
+            tally = before.key == 0 ? NULL : before.owner; /* of one that ended unnoticed */
         else
             result = CUDA_ERROR_OUT_OF_MEMORY;
         fgpu_pools_unlock();
@@ -295,7 +295,7 @@ static CUresult instantiate_with_flags(__typeof__(&cuGraphInstantiateWithFlags) 
     return failed ? CUDA_ERROR_OUT_OF_MEMORY : note(tally, executable, real(executable, graph, flags));
 }
 
-/* This one can upload, too. */
+/* This one can also upload. */
 static CUresult instantiate_with_params(__typeof__(&cuGraphInstantiateWithParams) real, CUgraphExec *executable,
                                         CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
     bool failed, uploads = parameters != NULL && (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;

@@ -1,4 +1,4 @@
-/* A hash table with open places. Keys are addresses and handles, multiples of large powers of two among them. */
+/* A hash table with open addressing. Keys are addresses and handles, among them multiples of large powers of two. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@ static size_t place_of(const struct fgpu_holdings *holdings, uint64_t key) {
     return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (holdings->capacity - 1);
 }
 
-/* The place of this key, or the free one where it would be. */
+/* The place of this key, or the free one for it. */
 static struct fgpu_holding *look(const struct fgpu_holdings *holdings, uint64_t key) {
     size_t place = place_of(holdings, key);
     while (holdings->places[place].key != 0 && holdings->places[place].key != key)
@@ -49,7 +49,7 @@ bool fgpu_take(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding
     if (found == NULL)
         return false;
     *out = *found;
-    /* Those behind it move up, as a gap would end the search for them. */
+    /* The ones behind it move up, as a gap would end the search for them. */
     size_t gap = (size_t)(found - holdings->places), place = gap, mask = holdings->capacity - 1;
     for (;;) {
         place = (place + 1) & mask;

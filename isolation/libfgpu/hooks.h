@@ -1,34 +1,35 @@
-/* The table of hooks: each name that libfgpu stands before is here, once. From it come the exported functions, the
- * names that dlsym() looks for, the addresses that cuGetProcAddress() swaps and the places of the real functions.
+/* The table of hooks: every name that libfgpu intercepts is here, once. It generates the exported functions, the names
+ * that dlsym() looks for, the addresses that cuGetProcAddress() swaps, and the places of the real functions.
  *
  * A line is HOOK(library, name, parameters, call). `call` is an expression in which `real` is the driver's function of
- * that name; the versions of a function share what they call and differ in `real`. The file that implements a group
- * of lines ends in its expansion, so that what is called can be static there:
+ * that name; versions of a function share what they call and differ in `real`. The file that implements a group of
+ * lines ends with the group's expansion, so that the called functions can be static:
  *
  *     FGPU_MEMORY_HOOKS(FGPU_EXPORT_HOOK)
  *
- * launch.c does this with FGPU_LAUNCH_HOOKS and defines before it what they call, each with the signature that the
- * lines give: launch_kernel(real, per_thread, ...), and so on. The driver's functions that are called but not hooked
- * are in FGPU_CALLS; DRIVER(name) is the real one of both kinds, NULL if the driver has none.
+ * launch.c does this with FGPU_LAUNCH_HOOKS and defines what they call before it, each with the signature in the lines:
+ * launch_kernel(real, per_thread, ...), and so on. Functions of the driver that are called but not hooked are in
+ * FGPU_CALLS; DRIVER(name) is the real function of both kinds, NULL if the driver lacks it.
  *
- * Versions: a name without suffix is the first version (sizes and device addresses of 32 bits where there is a _v2),
- * _ptsz the one whose NULL stream is the thread's own.
+ * Versions: a name without a suffix is the first version (32-bit sizes and device addresses if there is a _v2); _ptsz
+ * means that the NULL stream is the thread's own.
  *
- * Left alone, although memory of the device is behind them:
+ * Not hooked, although they involve device memory:
  * - cuIpcOpenMemHandle, cuMemImportFromShareableHandle, cuMemPoolImport*, cuImportExternalMemory, cuExternalMemoryGet*,
- *   cuGraphics*, cuEGL*: another process or library has allocated what these map. (Who exports memory and frees it or
- *   ends, while a descriptor or an importer is left, leaves it uncharged.)
- * - cuMulticastCreate, -Bind*, -AddDevice: an address range over memory of cuMemCreate, which is charged there. (What is
- *   bound and then released, stays bound uncharged.)
- * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows. What
- *   cuCtxSetLimit takes for stacks and for launches by kernels, and the driver for kernels with large stacks; streams,
- *   events, textures: likewise.
- * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: of managed memory,
- *   which is charged when it is allocated.
- * - cuCheckpointProcess*: what is checkpointed stays charged, so it can be restored.
- * - cuGetExportTable: private to NVIDIA's own libraries. CUDA's runtime may make the primary context by a function
- *   from there; contexts.c charges it when it sees it.
+ *   cuGraphics*, cuEGL*: another process or library has allocated what these map. (A process that exports memory and
+ *   then frees it or ends, while a descriptor or an importer remains, leaves it uncharged.)
+ * - cuMulticastCreate, -Bind*, -AddDevice: an address range over memory of cuMemCreate, which is charged there. (Memory
+ *   that is bound and then released stays bound uncharged.)
+ * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows.
+ *   Likewise what cuCtxSetLimit takes for stacks and for launches by kernels, what the driver takes for kernels with
+ *   large stacks, and streams, events, textures.
+ * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: managed memory, which
+ *   is charged when it is allocated.
+ * - cuCheckpointProcess*: checkpointed memory stays charged, so it can be restored.
+ * - cuGetExportTable: private to NVIDIA's own libraries. CUDA's runtime may make the primary context by a function from
+ *   there; contexts.c charges it when it notices it.
  * - cuDeviceSetMemPool and cuMemSetMemPool allocate nothing; the pool is looked up at each allocation.
+ *
  * The host's watchdog, which asks the driver, covers these. */
 #ifndef FGPU_HOOKS_H
 #define FGPU_HOOKS_H
@@ -41,7 +42,7 @@
 
 /* ---- libc and the lookup of functions: resolve.c --------------------------------------------------- */
 
-/* Written out in resolve.c, as they have to end in jumps to libc's. */
+/* Written out in resolve.c, as they must end in jumps to libc's. */
 #define FGPU_LIBC_HOOKS(HOOK) \
     HOOK(LIBC, dlsym, , ) \
     HOOK(LIBC, dlvsym, , ) \
@@ -96,7 +97,7 @@
          get_pool(real, pool, location, type)) \
     HOOK(CUDA, cuMemGetMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type), \
          get_pool(real, pool, location, type)) \
-    /* Pools give memory back to the device when a program waits for it; before that, its launches are measured. */ \
+    /* Pools give memory back to the device when a program waits; before that, its launches are measured. */ \
     HOOK(CUDA, cuStreamSynchronize, (CUstream stream), wait_for_stream(real, false, stream)) \
     HOOK(CUDA, cuStreamSynchronize_ptsz, (CUstream stream), wait_for_stream(real, true, stream)) \
     HOOK(CUDA, cuEventSynchronize, (CUevent event), waited(real(event))) \
@@ -267,7 +268,7 @@
          (nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *statistics), \
          fgpu_is_ours(pid) ? real(device, pid, statistics) : NVML_ERROR_NOT_FOUND)
 
-/* The second and the third version differ in what the driver counts, not in what they write. */
+/* The second and the third version differ in what the driver counts, but write the same. */
 #define FGPU_PROCESS_HOOKS(HOOK, name, kind) \
     HOOK(NVML, name, (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *processes), \
          list_v1(real, device, kind, count, processes)) \
@@ -333,7 +334,7 @@
          capture_ends(real, false, stream, graph)) \
     HOOK(CUDA, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), \
          capture_ends(real, true, stream, graph)) \
-    /* Into what a graphics library runs: that is not held. */ \
+    /* Into work of a graphics library, which is not limited. */ \
     HOOK(CUDA, cuStreamBeginCaptureToCig, (CUstream stream, CUstreamCigCaptureParams *parameters), \
          capture_begins(real(stream, parameters))) \
     HOOK(CUDA, cuStreamBeginCaptureToCig_ptsz, (CUstream stream, CUstreamCigCaptureParams *parameters), \
@@ -393,12 +394,12 @@ enum fgpu_library { FGPU_LIBC, FGPU_CUDA, FGPU_NVML, FGPU_LIBRARIES };
 
 enum {
 #define FGPU_NUMBER(library, name, ...) FGPU_REAL_##name,
-    FGPU_HOOKS(FGPU_NUMBER) FGPU_HOOK_COUNT, /* what is counted from here on is only called */
+    FGPU_HOOKS(FGPU_NUMBER) FGPU_HOOK_COUNT, /* numbers from here on are of functions that are only called */
     FGPU_BEFORE_CALLS = FGPU_HOOK_COUNT - 1,
     FGPU_CALLS(FGPU_NUMBER) FGPU_REAL_COUNT
 };
 
-/* table.c: name and hook of each number, the latter NULL for what is only called. */
+/* table.c: name and hook of each number; the hook is NULL if the function is only called. */
 struct fgpu_hook {
     const char *name;
     void *hook;
@@ -409,12 +410,12 @@ extern const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT];
 /* The number of the hook of this name, or -1. */
 int fgpu_hook_by_name(const char *name);
 
-/* Whether this object has most of a library's functions of the table: it is that library, whatever it is called, or
- * one that stands in for it. */
+/* Whether this object has most of a library's functions in the table: it is that library, whatever its name, or a
+ * substitute for it. */
 struct fgpu_object;
 bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library);
 
-/* resolve.c: the driver's functions by number, found when they are first needed. */
+/* resolve.c: the driver's functions by number, found at their first use. */
 extern _Atomic(void *) fgpu_reals[FGPU_REAL_COUNT];
 void *fgpu_find_real(unsigned number);
 
@@ -425,7 +426,7 @@ static inline void *fgpu_real(unsigned number) {
 
 #define DRIVER(name) ((__typeof__(&name))fgpu_real(FGPU_REAL_##name))
 
-/* table.c: has each part forget what it knows of the parent process, locks that other threads held included. */
+/* table.c: makes each part forget the state of the parent process, including locks held by its other threads. */
 void fgpu_forget(void);
 
 static inline void fgpu_enter(void) {
@@ -433,7 +434,7 @@ static inline void fgpu_enter(void) {
         fgpu_forget();
 }
 
-/* What a program gets that was linked against a function that its driver does not have. */
+/* The result for a program that was linked against a function missing in its driver. */
 #define FGPU_MISSING_CUDA CUDA_ERROR_NOT_FOUND
 #define FGPU_MISSING_NVML NVML_ERROR_FUNCTION_NOT_FOUND
 #define FGPU_RESULT_CUDA CUresult

@@ -3,13 +3,13 @@
 #include "hooks.h"
 #include "parts.h"
 
-/* Where compute is not limited, a launch costs one more load and a jump. */
+/* Without a compute limit a launch costs one more load and a jump. */
 static inline bool free_to_go(void) {
     return __builtin_expect(atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed), 1);
 }
 
-/* One function does larger work in more blocks: those of each power of two of blocks have a length of their own. The top
- * byte of an address is free. */
+/* A function does larger work in more blocks, so each power of two of blocks has its own length. The top byte of an
+ * address is free. */
 static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uint64_t grid_z) {
     uint64_t blocks = grid_x * grid_y * grid_z;
     uint64_t power = blocks == 0 ? 0 : (uint64_t)(64 - __builtin_clzll(blocks));
@@ -20,7 +20,7 @@ static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uin
 #define GATED(kind_, stream_, per_thread_, call) \
     do { \
         fgpu_enter(); \
-        struct fgpu_launch launch; /* not all of it is to be cleared */ \
+        struct fgpu_launch launch; /* not all of it needs clearing */ \
         launch.kind = (kind_); \
         launch.stream = (stream_); \
         launch.per_thread = (per_thread_); \
@@ -30,7 +30,7 @@ static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uin
         return result; \
     } while (0)
 
-/* With the parameters of the driver's own function, so that the hook jumps here without having to move them. */
+/* It has the parameters of the driver's own function, so that the hook can jump here without moving them. */
 static __attribute__((noinline)) CUresult gated_kernel(FGPU_LAUNCH_PARAMETERS, void **extra) {
     GATED(kind_of(function, grid_x, grid_y, grid_z), stream, false,
           DRIVER(cuLaunchKernel)(FGPU_LAUNCH_ARGUMENTS, extra));
@@ -84,7 +84,7 @@ static CUresult launch_legacy_grid_async(__typeof__(&cuLaunchGridAsync) real, CU
           real(function, width, height, stream));
 }
 
-/* Between `before` and `after` there may be nothing but the launch: graphs.c. */
+/* Nothing but the launch may be between `before` and `after`: graphs.c. */
 static CUresult launch_graph_now(__typeof__(&cuGraphLaunch) real, CUgraphExec executable, CUstream stream) {
     fgpu_enter();
     CUresult result = fgpu_graph_before_launch(executable);
@@ -102,7 +102,7 @@ static CUresult launch_graph(__typeof__(&cuGraphLaunch) real, bool per_thread, C
     GATED(executable, stream, per_thread, launch_graph_now(real, executable, stream));
 }
 
-/* One kernel on each of several devices, which need all of them at once: each device's gate in turn. */
+/* One kernel on each of several devices, which needs all of them at once: passes each device's gate in turn. */
 #define MOST_DEVICES 64
 
 static bool enter_context_of(CUstream stream) {
@@ -155,7 +155,7 @@ static bool is_capturing(CUstream stream) {
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Some failures end the capture, others leave it as it is: that of a thread which has not begun it, for one. */
+/* Some failures end the capture, others do not, for example in a thread that has not begun it. */
 static CUresult capture_ends(__typeof__(&cuStreamEndCapture) real, bool per_thread, CUstream stream, CUgraph *graph) {
     fgpu_enter();
     CUstream asked = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
@@ -173,8 +173,8 @@ static CUresult capture_to_cig_ends(CUresult result) {
     return result;
 }
 
-/* Unlike the other hooks, these enter only where they touch anything that a forked child has to forget: a launch that
- * goes straight through does not, and has no register to save for it. */
+/* Unlike other hooks these register the caller only if they use state that a forked child must forget: a launch that
+ * goes straight through does not, and saves no register for it. */
 #define EXPORT_LAUNCH_HOOK(library, name, parameters, call) \
     FGPU_EXPORT CUresult name parameters { \
         __typeof__(&name) real = DRIVER(name); \

@@ -1,16 +1,16 @@
-/* Whose turn it is. lending.h says what of. */
+/* Decides who gets lent compute; lending.h explains it. */
 #include "lending.h"
 
 #define HUNDREDTH_NS (SLOTS_PERIOD_NS / 100)
 #define CELL ((unsigned)(LENDING_GRANT_NS / HUNDREDTH_NS)) /* hundredths */
-#define CELLS ((100 + CELL - 1) / CELL)        /* in a period; the last one is shorter */
-#define QUIET ((int32_t)(3 * CELLS)) /* it is said once a period: so it had no work for two at least */
+#define CELLS ((100 + CELL - 1) / CELL) /* in a period; the last one is shorter */
+#define QUIET ((int32_t)(3 * CELLS)) /* words are renewed once a period, so it had no work for at least two */
 #define COUNTS_FROM 2
 
 _Static_assert(LENDING_GRANT_NS % HUNDREDTH_NS == 0, "cells are whole hundredths");
 
-/* Cells are counted in 32 bits, around which they go in 190 days: what lies half of that back looks like the future, and
- * says nothing either. */
+/* Cells are counted in 32 bits, which wrap after 190 days: a time more than half of that back looks like the future,
+ * and means nothing either. */
 static uint32_t cell_of(uint64_t moment) {
     return (uint32_t)(moment / SLOTS_PERIOD_NS * CELLS + moment % SLOTS_PERIOD_NS / LENDING_GRANT_NS);
 }
@@ -28,7 +28,7 @@ static bool is_awake(uint64_t word, uint32_t cell) {
     return word != 0 && (int32_t)(cell - (uint32_t)word) <= QUIET;
 }
 
-/* And all who look know it. */
+/* And all readers know it. */
 static bool counts(uint64_t word, uint32_t cell) {
     return is_awake(word, cell) && (int32_t)(cell - since(word)) >= COUNTS_FROM;
 }
@@ -42,7 +42,7 @@ uint64_t lending_word(uint64_t before, uint64_t now) {
 void lending_hear(struct lending *lending, unsigned number, uint64_t word, uint64_t now) {
     uint32_t cell = cell_of(now), last = (uint32_t)word;
     uint64_t before = lending->words[number];
-    if ((int32_t)(last - cell) > (int32_t)CELLS) /* others may write while this one reads, but no more than that */
+    if ((int32_t)(last - cell) > (int32_t)CELLS) /* others may write during our reading, but not that much later */
         word = 0;
     else if (word != 0 && (int32_t)(last - since(word)) < 0)
         word = joined(last, last);
@@ -74,7 +74,7 @@ static bool is_lent(const struct lending *lending, unsigned hundredth, uint32_t 
     return owner <= LENDING_SLICES && !counts(lending->words[owner], cell);
 }
 
-/* Whose turn it is in the cell so many cells with something to lend after the period's beginning; 0: nobody's. */
+/* The session whose turn it is in the nth lendable cell of the period; 0: none. */
 static unsigned turn(const struct lending *lending, uint32_t cell, uint64_t nth) {
     unsigned takers[LENDING_SLICES], count = 0;
     for (unsigned n = 1; n <= LENDING_SLICES; n++)
@@ -83,7 +83,7 @@ static unsigned turn(const struct lending *lending, uint32_t cell, uint64_t nth)
     return count == 0 ? 0 : takers[nth % count];
 }
 
-/* How many cells before this one have something to lend; and how many hundredths of them are this session's. */
+/* How many cells before this one have something to lend, and how many of their hundredths are this session's. */
 static uint64_t cells_before(const struct lending *lending, unsigned within, uint32_t cell, uint64_t period,
                              unsigned *own_before) {
     uint64_t lent_cells = 0;

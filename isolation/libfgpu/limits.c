@@ -1,7 +1,7 @@
-/* The limits of the session: read in full or not at all, and again when their revision changes.
+/* The session's limits: read in full or not at all, and again when their revision changes.
  *
- * Each limits file has one spelling: numbers have no leading zeros, fields have one order, one space stands between
- * them. So a file is either what the spawner wrote or refused. */
+ * A limits file has exactly one spelling: no leading zeros, one order of fields, one space between them. So a file is
+ * either what the spawner wrote or refused. */
 #include "fgpu.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #define FILE_BYTES (16 << 10)
 #define SESSION_DIGITS 18
-#define MIB_DIGITS 10 /* so that the sum of what 1,024 processes ask for stays below 2^64 bytes */
+#define MIB_DIGITS 10 /* so that the sum of 1,024 processes' requests stays below 2^64 bytes */
 
 /* ---- The parser ---- */
 
@@ -47,12 +47,12 @@ static size_t line_left(const struct parser *parser) {
     return (size_t)((newline ? newline : parser->end) - parser->at);
 }
 
-/* Of what stands there, as much as reads well in a message. */
+/* The length of the text to show in a message. */
 static int shown(size_t size) {
     return size > 40 ? 40 : (int)size;
 }
 
-/* How much stands at this place, up to the next space or comma. */
+/* The length of the word here, up to the next space or comma. */
 static int word_left(const struct parser *parser) {
     size_t size = 0, most = line_left(parser);
     while (size < most && parser->at[size] != ' ' && parser->at[size] != ',')
@@ -106,7 +106,7 @@ static bool expect_number(struct parser *parser, const char *field, size_t most_
 
 static bool expect_field(struct parser *parser, const char *key, uint64_t from, uint64_t to, uint64_t *out) {
     char name[32];
-    size_t size = strlen(key) - 2; /* without the space and the equals sign around it */
+    size_t size = strlen(key) - 2; /* without the space and the equals sign */
     memcpy(name, key + 1, size);
     name[size] = '\0';
     if (!expect(parser, key) || !expect_number(parser, name, MIB_DIGITS, out))
@@ -212,7 +212,7 @@ static bool expect_heading(struct parser *parser) {
     return expect_newline(parser);
 }
 
-/* Printable ASCII and newlines: rules out NUL bytes, tabs and carriage returns, whatever comes before them. */
+/* Allows printable ASCII and newlines: no NUL bytes, tabs or carriage returns. */
 static bool expect_text(struct parser parser) {
     for (; parser.at < parser.end; parser.at++) {
         if (*parser.at == '\n')
@@ -250,7 +250,7 @@ bool fgpu_limits_parse(const char *text, size_t size, struct fgpu_limits *out, c
 
 /* ---- The file ---- */
 
-/* Reads the whole file; -1 with `why` if that cannot be. */
+/* Reads the whole file; -1 with `why` on failure. */
 static long read_whole(char *text, size_t size, const char **why) {
     struct stat status;
     struct statvfs mount;
@@ -279,7 +279,7 @@ static long read_whole(char *text, size_t size, const char **why) {
 
 /* ---- Their revision ---- */
 
-/* A word that the host counts up after each change of the limits; without the file they never change. */
+/* A word that the host increments after each change of the limits; without the file they never change. */
 static const _Atomic(uint64_t) never;
 static const _Atomic(uint64_t) *_Atomic revision;
 
@@ -292,7 +292,7 @@ static bool find_revision(void) {
     errno = 0;
     int descriptor = fgpu_open("revision", O_RDONLY, &status, &why);
     if (descriptor >= 0) {
-        /* One that is too short would end every process that reads it. */
+        /* A file that is too short would kill every process that reads the mapping. */
         void *page = status.st_size < (off_t)sizeof *found
                          ? MAP_FAILED
                          : mmap(NULL, sizeof *found, PROT_READ, MAP_SHARED, descriptor, 0);
@@ -321,13 +321,13 @@ uint64_t fgpu_revision(void) {
     return word == NULL ? 0 : atomic_load(word);
 }
 
-/* ---- Those that are known ---- */
+/* ---- The known limits ---- */
 
 static bool read_limits(struct fgpu_limits *limits) {
     char reason[256];
     const char *why;
     bool good = false;
-    /* Not on the stack, as that of a thread may be small. */
+    /* Not on the stack, as a thread's may be small. */
     char *text = mmap(NULL, FILE_BYTES + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (text == MAP_FAILED)
         return false;
@@ -342,7 +342,7 @@ static bool read_limits(struct fgpu_limits *limits) {
     return good;
 }
 
-/* What is counted by a device's place, and what contexts were charged, stays what it was. */
+/* The order of devices, by which amounts are counted, and the context charges must stay the same. */
 static bool follows(const struct fgpu_limits *before, const struct fgpu_limits *after) {
     bool same = before->session == after->session && before->device_count == after->device_count;
     for (unsigned i = 0; same && i < after->device_count; i++)
@@ -356,9 +356,9 @@ static bool follows(const struct fgpu_limits *before, const struct fgpu_limits *
 static const struct fgpu_limits unreadable;
 static const struct fgpu_limits *_Atomic result;
 
-/* Threads that ask at once each read the file, and the first result counts: no lock that a fork could leave locked.
- * The result is on pages of its own that nobody can write by mistake, and that stay, as others may be reading them.
- * What cannot be read at first stays so; what cannot be read again is asked for each time. */
+/* Threads that ask at once each read the file, and the first result counts: there is no lock that a fork could leave
+ * locked. The result is on its own read-only pages, which stay, as other threads may be reading them. A first read that
+ * fails is final; a later one that fails is tried again each time. */
 static __attribute__((noinline)) const struct fgpu_limits *read_again(const struct fgpu_limits *found) {
     if (!find_revision())
         return found;
@@ -366,7 +366,7 @@ static __attribute__((noinline)) const struct fgpu_limits *read_again(const stru
     if (mine == MAP_FAILED)
         return found;
     const struct fgpu_limits *outcome = found == NULL ? &unreadable : found;
-    uint64_t now = fgpu_revision(); /* before the file, so that what is read is of this revision or a later one */
+    uint64_t now = fgpu_revision(); /* before the file, so that the file is of this revision or a later one */
     if (read_limits(mine) && (found == NULL || found == &unreadable || follows(found, mine))) {
         mine->revision = now;
         if (mprotect(mine, sizeof *mine, PROT_READ) == 0)

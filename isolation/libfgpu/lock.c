@@ -1,4 +1,4 @@
-/* A context's lock where it is not taken with plain stores: throttle.h. */
+/* A context's lock where plain stores do not suffice: throttle.h. */
 #include "clock.h"
 #include "throttle.h"
 
@@ -6,14 +6,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LOOKS 200           /* some hundred nanoseconds: longer than a launch holds the lock */
-#define PAUSE_NS UINT64_C(20000) /* who holds it asks the driver, or is not on a processor */
-#define IN_ROW 2048         /* a favour ends in up to 15 us; an atomic instruction more for each of these takes as long */
+#define LOOKS 200 /* some hundred nanoseconds: longer than a launch holds the lock */
+#define PAUSE_NS UINT64_C(20000) /* the holder is asking the driver, or is not running */
+#define IN_ROW 2048 /* ending a favour takes up to 15 us, as long as this number of atomic instructions */
 #define SETTLED_NS UINT64_C(1000000)
 
 _Thread_local char throttle_thread;
 
-/* What another processor's plain store wrote is seen after it, and what that one reads then is what was written before. */
+/* After it, this processor sees the other's plain stores, and the other's later loads see what was written here before.
+ */
 static bool membarrier(int command) {
     return syscall(SYS_membarrier, command, 0) == 0;
 }
@@ -29,12 +30,13 @@ static void look_again(unsigned *looks) {
         fgpu_sleep_until(fgpu_now() + PAUSE_NS);
 }
 
-/* With `taken`, so that there is one at a time. The owner has either read that the favour is over, or is seen here. */
+/* Called with `taken`, so one at a time. Afterwards the owner has either read that the favour is over, or is seen here.
+ */
 static void end_favour(struct lock *lock) {
     atomic_store(&lock->favoured, false);
-    if (!membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) { /* the program has forbidden itself to ask since */
+    if (!membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) { /* the program has since forbidden the call */
         lock->favours = false;
-        for (uint64_t settled = fgpu_now() + SETTLED_NS; fgpu_now() < settled;) /* a store takes no such time */
+        for (uint64_t settled = fgpu_now() + SETTLED_NS; fgpu_now() < settled;) /* a store takes less time than this */
             fgpu_sleep_until(settled);
     }
     for (unsigned looks = 0; atomic_load_explicit(&lock->here, memory_order_acquire) != 0;)

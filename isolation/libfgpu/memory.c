@@ -1,4 +1,4 @@
-/* Memory that is allocated and freed by address: plain, pitched, managed. */
+/* Memory allocated and freed by address: plain, pitched, managed. */
 #include "parts.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -14,7 +14,7 @@ void fgpu_memory_unlock(void) {
 
 void fgpu_memory_forget(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    memory = (struct fgpu_holdings){0}; /* the parent's pages are left alone: a lock of malloc may be taken */
+    memory = (struct fgpu_holdings){0}; /* the parent's pages stay: malloc's lock may be taken */
 }
 
 /* ---- What is held ---- */
@@ -32,7 +32,7 @@ bool fgpu_hold_memory(CUdeviceptr address, struct fgpu_holding holding) {
     fgpu_memory_lock();
     bool noted = fgpu_put(&memory, holding, &before);
     fgpu_memory_unlock();
-    if (before.key != 0) /* freed by the driver in a way that was not seen here */
+    if (before.key != 0) /* freed by the driver unnoticed */
         let_go(&before);
     return noted;
 }
@@ -60,14 +60,14 @@ void fgpu_release_memory_of(fgpu_owner_test is_gone, const void *data) {
             place++;
             continue;
         }
-        fgpu_take(&memory, holding.key, &holding); /* another one may have moved into this place */
+        fgpu_take(&memory, holding.key, &holding); /* another one may have moved to this place */
         fgpu_unclaim(holding.device, holding.bytes);
     }
 }
 
 /* ---- Allocations ---- */
 
-#define LARGE (UINT64_C(1) << 20) /* what is larger has pages of its own; what is not shares them */
+#define LARGE (UINT64_C(1) << 20) /* larger allocations have their own pages, smaller ones share */
 #define PAGE (UINT64_C(2) << 20)
 
 static uint64_t in_pages(uint64_t bytes) {
@@ -122,15 +122,15 @@ static CUresult allocate_managed(__typeof__(&cuMemAllocManaged) real, CUdevicept
                  CUDA_ERROR_NOT_SUPPORTED);
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    struct fgpu_holding claim; /* for managed memory that is attached to the host too: it may move to the device */
+    struct fgpu_holding claim; /* for managed memory attached to the host too, which may move to the device */
     return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_TAKE(real(address, bytes, flags)))
                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define USUAL_PITCH 512 /* of every driver that is known */
+#define USUAL_PITCH 512 /* of every known driver */
 
-/* The driver chooses the pitch. Claimed before is what it will be, so that nothing is taken that is not granted; when it
- * is known, what is too much is given back, and what is missing claimed. */
+/* The driver chooses the pitch. The expected one is claimed first, so that nothing is taken without a grant; afterwards
+ * the excess is given back, or the rest claimed. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t wide = width > UINT64_MAX - USUAL_PITCH ? UINT64_MAX : (width + USUAL_PITCH - 1) / USUAL_PITCH * USUAL_PITCH;
     return fgpu_product(wide, height);

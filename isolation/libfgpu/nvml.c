@@ -1,5 +1,5 @@
-/* What NVML says of memory and of processes. A session sees its limit as the device's total, what the session holds as
- * used, and no processes but its own; of a device that is not in its limits it may not know. */
+/* What NVML reports of memory and processes. A session sees its limit as the device's total, the session's sum as used,
+ * and only its own processes. Devices outside its limits are hidden. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -15,8 +15,8 @@ static int device_of(nvmlDevice_t device) {
 
 /* ---- Which devices there are ---- */
 
-/* The session's devices as NVML counts them, in the order of the limits, and what NVML says of each: an instance counts as
- * the GPU that it is a part of, and each GPU once. 0 where the limits cannot be read. */
+/* The session's devices as NVML counts them, in the order of the limits, with what NVML says of each. An instance
+ * counts as the GPU of which it is a part, and each GPU once. 0 if the limits cannot be read. */
 struct own {
     nvmlDevice_t handle;
     nvmlReturn_t result;
@@ -68,10 +68,10 @@ static nvmlReturn_t index_of(nvmlReturn_t result, nvmlDevice_t device, unsigned 
             *index = n;
             return NVML_SUCCESS;
         }
-    return result == NVML_SUCCESS && device_of(device) < 0 ? NVML_ERROR_NO_PERMISSION : result; /* that of an instance stays */
+    return result == NVML_SUCCESS && device_of(device) < 0 ? NVML_ERROR_NO_PERMISSION : result; /* an instance stays */
 }
 
-/* A device of others is not found, whatever names it. */
+/* Other sessions' devices are not found, however they are named. */
 static nvmlReturn_t only_own(nvmlReturn_t result, nvmlDevice_t *device) {
     unsigned int index = 0;
     if (result != NVML_SUCCESS || index_of(NVML_SUCCESS, *device, &index) == NVML_SUCCESS)
@@ -82,7 +82,7 @@ static nvmlReturn_t only_own(nvmlReturn_t result, nvmlDevice_t *device) {
 
 /* ---- Memory ---- */
 
-/* The three numbers always sum up: what a neighbour holds above its share is nothing that this session could see. */
+/* The three numbers always add up: memory that a neighbour takes above its share is not shown. */
 static nvmlReturn_t slice_of(nvmlDevice_t handle, unsigned long long *total, unsigned long long *unused,
                              unsigned long long *used) {
     int device = device_of(handle);
@@ -104,7 +104,7 @@ static nvmlReturn_t memory_info(__typeof__(&nvmlDeviceGetMemoryInfo) real, nvmlD
     return result == NVML_SUCCESS ? slice_of(device, &memory->total, &memory->free, &memory->used) : result;
 }
 
-/* What the driver keeps to itself is no part of the slice. */
+/* Memory that the driver keeps to itself is not part of the slice. */
 static nvmlReturn_t memory_info_v2(__typeof__(&nvmlDeviceGetMemoryInfo_v2) real, nvmlDevice_t device,
                                    nvmlMemory_v2_t *memory) {
     nvmlReturn_t result = real(device, memory);
@@ -116,16 +116,16 @@ static nvmlReturn_t memory_info_v2(__typeof__(&nvmlDeviceGetMemoryInfo_v2) real,
 
 /* ---- Lists of processes ---- */
 
-/* In a container, NVML knows processes by other numbers than the session does, or not at all. So the list is made from
- * what the session's processes have written down: those that can be named here, and what each holds of the device.
+/* In a container, NVML knows processes by other numbers than the session does, or not at all. So the list comes from
+ * what the session's processes have recorded: those with a number in this namespace, and what each holds of the device.
  * Graphics and MPS processes are not known, so none are listed. */
 
 enum kind { COMPUTE, OTHER };
 
-#define MORE 16 /* processes that may start between two questions */
+#define MORE 16 /* processes that may start between two calls */
 
-/* The processes that hold something of the device; of a session with one device, all that have a context. NULL if there
- * are none, or (`*result`) no memory for them. */
+/* The processes that hold memory of the device; in a session with one device, all with a context. NULL if there are
+ * none, or, with `*result`, no memory for the list. */
 static struct fgpu_process *processes_on(int device, unsigned int *count, nvmlReturn_t *result) {
     unsigned int room = fgpu_processes(device, NULL, 0) + MORE, used = 0;
     struct fgpu_process *processes = calloc(room, sizeof *processes);
@@ -141,7 +141,7 @@ static struct fgpu_process *processes_on(int device, unsigned int *count, nvmlRe
 /* Writes an entry of a list. */
 typedef void (*writer)(void *entries, unsigned int index, const struct fgpu_process *process);
 
-/* NVML's protocol: a list that is too short for what there is, none among them, gets the number that would do. */
+/* NVML's protocol: if the given list is too short, even an empty one, the call returns the number needed. */
 static nvmlReturn_t list(nvmlDevice_t handle, enum kind kind, unsigned int *count, void *entries, writer write) {
     int device = device_of(handle);
     if (device < 0)
@@ -159,7 +159,7 @@ static nvmlReturn_t list(nvmlDevice_t handle, enum kind kind, unsigned int *coun
     return result;
 }
 
-/* The driver is asked too, for how many: what is wrong with the device or the library is its to say. */
+/* The driver is asked too, for the number, so that its own errors are reported. */
 static bool answers(nvmlReturn_t result) {
     return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE;
 }
@@ -208,7 +208,7 @@ static nvmlReturn_t detail_list(__typeof__(&nvmlDeviceGetRunningProcessDetailLis
 
 /* ---- Samples of processes ---- */
 
-/* Moves the entries of the session's own processes to the front. Each has its pid at `pid_at`. */
+/* Moves the entries of the session's own processes to the front. Each entry has its pid at `pid_at`. */
 static unsigned int keep_ours(void *entries, unsigned int count, size_t size, size_t pid_at) {
     char *from = entries, *to = entries;
     for (unsigned int i = 0; i < count; i++, from += size) {
@@ -247,8 +247,8 @@ static nvmlReturn_t utilization_info(__typeof__(&nvmlDeviceGetProcessesUtilizati
     return information->processSamplesCount > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* A list that is too short for all, ours among others, is refused with the number of all: it says no more than how many
- * processes the device has seen. */
+/* A list that is too short for all sessions' processes is refused with the total number, which reveals no more than the
+ * number of processes that the device has seen. */
 static nvmlReturn_t accounting_pids(__typeof__(&nvmlDeviceGetAccountingPids) real, nvmlDevice_t device,
                                     unsigned int *count, unsigned int *pids) {
     nvmlReturn_t result = real(device, count, pids);

@@ -6,7 +6,7 @@
 
 /* ---- One object ---- */
 
-/* The loader has relocated the addresses in most dynamic sections, but not in those that are read-only. */
+/* The loader has relocated the addresses in most dynamic sections, but not in read-only ones. */
 static const void *pointer_of(const struct fgpu_object *object, ElfW(Addr) address) {
     return (const void *)(address >= object->base ? address : address + object->base);
 }
@@ -57,7 +57,7 @@ struct symbols {
     const ElfW(Half) *versions;
 };
 
-/* 0: not this one; 1: this name in an old version, kept for old programs; 2: what a program of today gets. */
+/* 0: another name; 1: this name in an old version, for old programs; 2: the version that programs get today. */
 static int quality(const struct symbols *table, uint32_t index, const char *name) {
     const ElfW(Sym) *symbol = &table->symbols[index];
     if (symbol->st_shndx == SHN_UNDEF || symbol->st_value == 0 || (symbol->st_info & 0xf) != STT_FUNC ||
@@ -92,7 +92,7 @@ static uint32_t find_by_gnu_hash(const struct symbols *table, const uint32_t *he
     return found;
 }
 
-/* In a table of the old kind, all symbols are counted; looking through them all is soon enough here. */
+/* A table of the old kind has no end mark, so all symbols are counted; a linear search is fast enough here. */
 static uint32_t find_by_count(const struct symbols *table, const uint32_t *header, const char *name) {
     uint32_t found = 0;
     for (uint32_t index = 1; index < header[1]; index++) {
@@ -116,7 +116,7 @@ void *fgpu_object_function(const struct fgpu_object *object, const char *name) {
 
 /* ---- All of them ---- */
 
-/* The loader's list without its lock: asked for libc, which never leaves it, and first when there is one thread. */
+/* The loader's list without its lock: used for libc, which is never unloaded, and first called with a single thread. */
 void *fgpu_function_of(const char *name, const char *function) {
     for (const struct link_map *each = _r_debug.r_map; each != NULL; each = each->l_next) {
         struct fgpu_object object = {.base = each->l_addr, .dynamic = each->l_ld, .path = each->l_name};
@@ -128,7 +128,7 @@ void *fgpu_function_of(const char *name, const char *function) {
 
 typedef int (*iterate_function)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
 
-/* libc's own, whoever else has a function of this name. */
+/* libc's own, even if another object defines this name. */
 static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data) {
     static _Atomic(void *) place;
     void *found = atomic_load_explicit(&place, memory_order_acquire);
@@ -142,7 +142,7 @@ static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *da
 struct search {
     const char *name;
     uintptr_t address;
-    bool passed; /* the object that the address is in */
+    bool passed; /* the object with the address */
     void *found;
     struct fgpu_object *out;
 };

@@ -1,9 +1,9 @@
-/* NVIDIA's OpenCL does not pass through CUDA: neither its memory nor its compute would be held. So a program that looks for
- * its functions does not find them, as in a system without it. Every loader of OpenCL's platforms asks dlsym() for them,
- * and goes on to the next platform: those of processors stay.
+/* NVIDIA's OpenCL does not use CUDA, so neither its memory nor its compute would be limited. A program that looks for
+ * its functions does not find them, as on a system without it: every loader of OpenCL platforms asks dlsym() for them
+ * and goes on to the next platform, so processors' platforms remain.
  *
- * An empty folder over /etc/OpenCL/vendors would hide all platforms, is not asked by who opens the library by its name, and
- * NVIDIA's container toolkit, which makes a file there, could not start the container. */
+ * An empty folder over /etc/OpenCL/vendors would hide all platforms, would not stop programs that open the library by
+ * name, and would keep NVIDIA's container toolkit, which makes a file there, from starting the container. */
 #include "objects.h"
 #include "fgpu.h"
 
@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 #define SONAME "libnvidia-opencl.so.1"
-#define ALLOWS "opencl" /* a file in the folder, whatever is in it: the administrator allows it */
+#define ALLOWS "opencl" /* a file in the folder, with any content: the administrator allows it */
 #define STATUS 127
 
-/* Who has whole devices only cannot take anything from anybody. */
+/* A session with whole devices only cannot take from other sessions. */
 static bool has_whole_devices(void) {
     const struct fgpu_limits *limits = fgpu_limits();
     if (limits == NULL)
@@ -43,7 +43,7 @@ bool fgpu_hides(const struct fgpu_object *object) {
     return true;
 }
 
-/* A program that is linked with it needs no dlsym(). There is no such program, but for one that is made to get around. */
+/* A program linked with it needs no dlsym(). Only a program made to bypass the limits is. */
 __attribute__((constructor)) static void end_if_linked(void) {
     static const char words[] = "fgpu: this program is linked with NVIDIA's OpenCL, which this session may not use: it was "
                                 "ended. Use CUDA, or ask for a whole GPU.\n";
@@ -51,7 +51,7 @@ __attribute__((constructor)) static void end_if_linked(void) {
     if (!fgpu_object_named(SONAME, &object) || !fgpu_hides(&object))
         return;
     if (syscall(SYS_write, 2, words, sizeof words - 1) < 0)
-        (void)0; /* there is nobody to tell */
+        (void)0; /* nothing to report to */
     syscall(SYS_exit_group, STATUS);
     abort();
 }

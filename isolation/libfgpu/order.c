@@ -1,13 +1,13 @@
-/* Where libfgpu stands among the loaded objects. A program that is linked against a function gets the first of this
- * name: of the program itself, of what LD_PRELOAD names, of what /etc/ld.so.preload names, of everything else. So
- * LD_PRELOAD=libc.so.6 would put dlsym() before ours, and the driver's own library there all of its functions.
+/* Keeps libfgpu first among the loaded objects. A linked program gets the first definition of a function: from the
+ * program itself, from LD_PRELOAD, from /etc/ld.so.preload, then from everything else. So LD_PRELOAD=libc.so.6 would
+ * put dlsym() before ours, and the driver's own library all of its functions.
  *
- * Where that is found, the program is started once more, the same in all but its LD_PRELOAD, which then begins with
- * libfgpu. That is done before any of it has run, and is the least that can be done: what LD_PRELOAD names stays
- * loaded, and a process that never needs a GPU goes on as it would have. Where it cannot be done, the process ends.
+ * If such an object is found, the program is executed again, unchanged except that its LD_PRELOAD then begins with
+ * libfgpu. That happens before any of it has run and changes the least: the objects in LD_PRELOAD stay loaded, and a
+ * process that never needs a GPU runs as usual. If that is impossible, the process ends.
  *
- * What stands before libfgpu and wraps single functions, as sanitizers and profilers do, is left there: it calls the
- * next one of the name, and that is ours. */
+ * Objects before libfgpu that wrap single functions, as sanitizers and profilers do, stay: they call the next
+ * definition, which is ours. */
 #include "objects.h"
 #include "hooks.h"
 
@@ -24,12 +24,12 @@
 #define PRELOAD_FILE "/etc/ld.so.preload"
 #define STATUS 127
 
-/* ---- Who stands before it ---- */
+/* ---- Objects before libfgpu ---- */
 
 struct order {
-    const char *path;       /* of the object that stands before it; NULL: none does */
+    const char *path; /* of the object before it; NULL: none */
     const char *own_path;   /* of libfgpu */
-    bool libfgpu;           /* that object is another libfgpu */
+    bool libfgpu; /* that object is another copy of libfgpu */
 };
 
 static const char own_name[] = "libfgpu.so";
@@ -78,7 +78,7 @@ static bool names(const char *list, const char *path) {
     return false;
 }
 
-/* It can be read by everybody, and has one line. */
+/* It can be read by every user, and has one line. */
 static bool file_names(const char *path) {
     char text[PATH_MAX + 1];
     long file = syscall(SYS_openat, AT_FDCWD, PRELOAD_FILE, O_RDONLY | O_CLOEXEC, 0);
@@ -94,7 +94,7 @@ static bool file_names(const char *path) {
 
 static const char variable[] = "LD_PRELOAD=";
 
-/* Of several the loader takes the last. */
+/* The loader takes the last of several. */
 static const char *preload_of(char **environment) {
     const char *list = "";
     for (char **each = environment; *each != NULL; each++)
@@ -103,7 +103,7 @@ static const char *preload_of(char **environment) {
     return list;
 }
 
-/* The environment with this object as the first to be preloaded. NULL if there is no memory. */
+/* The environment with this object as the first in LD_PRELOAD. NULL without memory. */
 static char **with_first(char **environment, const char *path, const char *list) {
     size_t count = 0, kept = 0;
     while (environment[count] != NULL)
@@ -121,9 +121,9 @@ static char **with_first(char **environment, const char *path, const char *list)
     return changed;
 }
 
-/* ---- Once more ---- */
+/* ---- Executing the program again ---- */
 
-/* Its own name first: then tools that list processes show the program's, and not "exe". */
+/* By its own name first, so that process lists show it rather than "exe". */
 static void execute(char **arguments, char **environment) {
     static const char self[] = "/proc/self/exe";
     char path[PATH_MAX];
@@ -139,7 +139,7 @@ static void say(const char *first, const char *second, const char *third) {
     char line[3 * PATH_MAX];
     int size = snprintf(line, sizeof line, "fgpu: %s%s%s\n", first, second, third);
     if (size > 0 && syscall(SYS_write, 2, line, (size_t)size < sizeof line ? (size_t)size : sizeof line - 1) < 0)
-        (void)0; /* there is nobody to tell */
+        (void)0; /* nothing to report to */
 }
 
 static __attribute__((noreturn)) void end(const struct order *order, const char *why) {
@@ -156,7 +156,7 @@ static void start_again(const struct order *order, char **arguments, char **envi
         end(order, "libfgpu's own path cannot be put before it");
     if (is_entry(list, length_of_entry(list), own))
         end(order, "putting libfgpu first in LD_PRELOAD did not help");
-    if (getauxval(AT_BASE) == 0) /* its arguments are the loader's, which are gone */
+    if (getauxval(AT_BASE) == 0) /* started by the loader, whose arguments are gone */
         end(order, "the program was started through the dynamic loader");
     char **changed = with_first(environment, own, list);
     if (changed == NULL)
@@ -167,8 +167,8 @@ static void start_again(const struct order *order, char **arguments, char **envi
     end(order, strerror(errno));
 }
 
-/* In all but a few processes nothing stands before it, and this costs nothing. Only where it was preloaded: a program
- * may have opened it, too, and has long begun then. */
+/* In almost all processes no object is before it, and this costs nothing. Only if preloaded: a program may also have
+ * opened it, long after its start. */
 __attribute__((constructor)) static void keep_order(int count, char **arguments, char **environment) {
     struct order order = {0};
     (void)count;

@@ -1,4 +1,4 @@
-/* What the parts that count memory know of each other. */
+/* The interfaces between the parts that count memory. */
 #ifndef FGPU_PARTS_H
 #define FGPU_PARTS_H
 
@@ -8,50 +8,51 @@
 
 /* ---- devices.c -------------------------------------------------------------------------------------- */
 
-/* Instead of an index: the limits do not name the device or cannot be applied to it, so nothing of it is granted; or
- * there is no context, or no such device, which the driver says better: what it allocates nevertheless is freed again. */
+/* Instead of an index. UNNAMED: the limits do not name the device or cannot be applied, so nothing on it is granted.
+ * UNKNOWN: there is no context or no such device, for which the driver has the better error; what it allocates
+ * nevertheless is freed again. */
 #define FGPU_UNNAMED (-2)
 #define FGPU_UNKNOWN (-1)
 
-/* The index in the limits of a CUDA device, or one of the two. */
+/* The index in the limits of a CUDA device, or one of these two. */
 int fgpu_device_of(CUdevice device);
 
-/* The CUDA device of an index that fgpu_device_of() has returned. */
+/* The CUDA device of an index from fgpu_device_of(). */
 CUdevice fgpu_ordinal_of(int device);
 
-/* What is held to: the limit in force, or for a share of the whole device what the driver says it has, if that is less.
- * 0 while the limits have changed and cannot be read. */
+/* The enforced limit: the one in force, or for a share of the whole device the driver's total, if that is less. 0 while
+ * the limits have changed and cannot be read. */
 uint64_t fgpu_limit_of(int device);
 
-/* fgpu_reserve() within that limit. What is granted is within the limit that is in force when this returns: whoever makes
- * the limit smaller and then sums what is committed sees all that was granted before. */
+/* fgpu_reserve() within that limit. A grant is within the limit in force when this returns: a Hub that lowers the limit
+ * and then sums the committed bytes sees everything that was granted before. */
 enum fgpu_verdict fgpu_reserve_in_force(int device, uint64_t bytes);
 
-/* The total that NVML or the CUDA driver reports is shown as this; 0: the device is not to be used (logged). */
+/* Shown in place of the total that NVML or the CUDA driver reports; 0: the device must not be used (logged). */
 uint64_t fgpu_visible_total(int device, uint64_t real_total);
 
-/* The name in the limits of 16 bytes of the driver's. -1: none of them. */
+/* The index of a device by the driver's 16 bytes; -1: none. */
 int fgpu_device_by_bytes(const CUuuid *bytes);
 
-/* As fgpu_current_device(), with the context. */
+/* Like fgpu_current_device(), with the context. */
 int fgpu_current_context(CUcontext *context);
 
-/* The device whose memory something of this kind takes; false for host memory. */
+/* The device whose memory an allocation of this kind takes; false for host memory. */
 bool fgpu_takes_memory(CUmemLocation location, CUmemAllocationType type, int *device);
 
 void fgpu_devices_forget(void);
 
 /* ---- claims: devices.c ------------------------------------------------------------------------------- */
 
-/* Reserves; over the limit, first what the driver has given back is released, then what it holds in reserve is given
- * back to it. False: CUDA_ERROR_OUT_OF_MEMORY. True for FGPU_UNKNOWN. */
+/* Reserves. Over the limit it first releases what the driver has given back, then makes the driver give up its
+ * reserves. False: CUDA_ERROR_OUT_OF_MEMORY. True for FGPU_UNKNOWN. */
 bool fgpu_claim(int device, uint64_t bytes);
 
-/* Charges what the driver has changed by itself: before a report, and before a refusal. */
+/* Charges what the driver has changed on its own: before a report, and before a refusal. */
 void fgpu_settle(int device);
 
-/* `call`, which takes what was claimed, and again for half a second while the driver has no memory for it: a process that
- * was killed leaves its slot as soon as its address space is gone, and the driver's memory a moment later. */
+/* Runs `call`, which takes claimed memory, and repeats it for half a second while the driver has no memory: a killed
+ * process leaves its slot when its address space is gone, and the driver's memory a moment later. */
 #define FGPU_TAKE(call) \
     ({ \
         CUresult taken = (call); \
@@ -60,20 +61,21 @@ void fgpu_settle(int device);
         taken; \
     })
 
-/* Waits a little; false if it was tried often enough, or lately in vain. */
+/* Waits a little; false after enough tries, or if waiting was in vain recently. */
 bool fgpu_take_again(unsigned tries);
 
-/* Has pools and graphs give back what they hold in reserve. */
+/* Makes pools and graphs give back their reserves. */
 void fgpu_trim(int device);
 
-/* Takes a claim back. */
+/* Cancels a claim. */
 void fgpu_unclaim(int device, uint64_t bytes);
 
-/* Around what waits or frees, in a thread that may be capturing a stream: in the stricter modes that would spoil the
- * capture. Returns the mode that was in force, to be put back. */
+/* Around calls that wait or free, in a thread that may be capturing a stream: in the stricter modes they would
+ * invalidate the capture. Returns the mode that was in force, to be restored. */
 CUstreamCaptureMode fgpu_relax(CUstreamCaptureMode mode);
 
-/* The driver hands out memory of pools in parts of 512 bytes, and small allocations too. UINT64_MAX, more than any limit, if it overflows. */
+/* The driver hands out memory of pools, and small allocations, in units of 512 bytes. UINT64_MAX, above any limit, on
+ * overflow. */
 uint64_t fgpu_rounded(uint64_t bytes);
 uint64_t fgpu_product(uint64_t a, uint64_t b);
 
@@ -92,28 +94,28 @@ struct fgpu_holdings {
     size_t capacity, count;
 };
 
-/* False if there is no memory. A holding that was there under this key is moved to `before`, whose key is 0 otherwise. */
+/* False without memory. An existing holding under this key is moved to `before`; otherwise its key is 0. */
 bool fgpu_put(struct fgpu_holdings *holdings, struct fgpu_holding holding, struct fgpu_holding *before);
 struct fgpu_holding *fgpu_get(const struct fgpu_holdings *holdings, uint64_t key);
 bool fgpu_take(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding *out);
 
 /* ---- memory.c ------------------------------------------------------------------------------------------ */
 
-/* Notes what was allocated under this address; false if there is no memory to note it in. */
+/* Records an allocation under its address; false without memory for the record. */
 bool fgpu_hold_memory(CUdeviceptr address, struct fgpu_holding holding);
 
-/* Around each function that allocates in the current context: claims, then notes under `key` what the driver has
- * allocated, or takes the claim back. `end` is true if there is no memory to note it in: then the result is changed, and
- * what was allocated is to be freed. */
+/* Around each function that allocates in the current context: claims, then records under `key` what the driver has
+ * allocated, or cancels the claim. `end` returns true without memory for the record: then the result was changed, and
+ * the caller must free the allocation. */
 bool fgpu_begin_claim(struct fgpu_holding *claim, uint64_t bytes);
 bool fgpu_end_claim(const struct fgpu_holding *claim, CUdeviceptr key, CUresult *result);
 
-/* Around each function that frees an address. It leaves the table before the driver frees it, as the driver may hand
- * the address out again at once; it returns if the driver has not freed it. */
+/* Around each function that frees an address. The address leaves the table before the driver frees it, as the driver
+ * may hand it out again at once; it returns to the table if the driver did not free it. */
 void fgpu_free_begins(CUdeviceptr address, struct fgpu_holding *holding);
 CUresult fgpu_free_ends(const struct fgpu_holding *holding, CUresult result);
 
-/* Around what ends a context, with the allocations locked; then those of which `is_gone` says so are released. */
+/* Around the end of a context, with the allocations locked; releases those for which `is_gone` returns true. */
 void fgpu_memory_lock(void);
 void fgpu_memory_unlock(void);
 typedef bool (*fgpu_owner_test)(void *context, int device, const void *data);
@@ -123,44 +125,44 @@ void fgpu_memory_forget(void);
 
 /* ---- pools.c ------------------------------------------------------------------------------------------- */
 
-/* What the driver takes by itself, for pools and for graphs, is counted under this lock. A thread may take it again. */
+/* Guards the counts of what the driver takes on its own for pools and graphs. Recursive. */
 void fgpu_pools_lock(void);
 void fgpu_pools_unlock(void);
 
 /* Memory of a pool was freed. */
 void fgpu_pool_freed(void *pool, uint64_t bytes);
 
-/* Charges what the pools hold of this device now. `trim`: first has them give back what is not in use. */
+/* Charges what the pools of this device hold now. `trim`: first makes them give back unused memory. */
 void fgpu_pools_settle(int device, bool trim);
 
-/* The primary context of this device is gone; what of its pools is left counts again when they are used. */
+/* The primary context of this device is gone; pools that remain count again when they are used. */
 void fgpu_pools_drop(int device);
 void fgpu_pools_forget(void);
 
-/* Brings `*charged` to what the driver says that it holds, whatever the limit. */
+/* Sets `*charged` to what the driver says that it holds, whatever the limit. */
 void fgpu_recharge(int device, uint64_t *charged, uint64_t held);
 
 /* ---- graphs.c ------------------------------------------------------------------------------------------ */
 
 void fgpu_graphs_settle(int device, bool trim);
 
-/* An allocation was captured from a stream, to be part of a graph. */
+/* An allocation was captured from a stream and becomes part of a graph. */
 void fgpu_graph_will_allocate(void);
 void fgpu_graphs_forget(void);
 
-/* Around the real launch of an executable graph, directly before and directly after it, in the same thread. What
- * `before` returns other than CUDA_SUCCESS is the launch's result; then it is not launched, and `after` not called. */
+/* Around the real launch of an executable graph, directly before and after it, in the same thread. If `before` does not
+ * return CUDA_SUCCESS, that is the result: the graph is not launched, and `after` not called. */
 CUresult fgpu_graph_before_launch(CUgraphExec executable);
 void fgpu_graph_after_launch(CUgraphExec executable, CUresult result);
 
 /* ---- the others ---------------------------------------------------------------------------------------- */
 
-/* virtual.c: a sparse array is gone, and with it what was mapped into it. */
+/* virtual.c: a sparse array is gone, and everything that was mapped into it. */
 void fgpu_array_unmapped(const void *array);
 
-/* contexts.c: charges the device's primary context if there is one that was not charged yet, as CUDA's runtime may
- * make it by a function that nobody can stand before. Whatever takes memory of a device calls this, and what tells of
- * it; with no lock of this library held but those of the callers of fgpu_claim(). */
+/* contexts.c: charges the device's primary context if it exists and was not charged, as CUDA's runtime may make it by a
+ * function that cannot be hooked. Called by everything that takes or reports memory of a device, with no lock of this
+ * library held but those of the callers of fgpu_claim(). */
 extern _Atomic(bool) fgpu_primary_charged[FGPU_MAX_DEVICES];
 void fgpu_look_for_primary(int device);
 

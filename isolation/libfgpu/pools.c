@@ -1,16 +1,16 @@
-/* Memory that is allocated in the order of a stream. It comes from pools, which the driver makes larger when they have
- * nothing fitting and smaller when a program waits for the device. Charged is what a pool holds (its attribute
- * RESERVED_MEM_CURRENT), not what was asked of it. */
+/* Memory allocated in stream order. It comes from pools, which the driver enlarges when they have nothing that fits,
+ * and shrinks when a program waits for the device. What a pool holds is charged (its attribute RESERVED_MEM_CURRENT),
+ * not what was asked of it. */
 #include "parts.h"
 
 #include <stdlib.h>
 
 struct pool {
-    CUmemoryPool handle; /* NULL: destroyed, with allocations that are not freed yet */
+    CUmemoryPool handle; /* NULL: destroyed, with allocations that are not freed */
     int device;
     bool charges;     /* false: host memory, or another process's */
-    uint64_t charged; /* what it held when it was last looked at */
-    uint64_t used;    /* what was allocated of it and not freed yet */
+    uint64_t charged; /* what it held at the last check */
+    uint64_t used; /* allocated from it and not freed */
     struct pool *next;
 };
 
@@ -42,7 +42,7 @@ void fgpu_recharge(int device, uint64_t *charged, uint64_t held) {
     *charged = held;
 }
 
-/* What it holds according to the driver; if that does not say, what it held before. */
+/* What it holds by the driver; if unknown, what it held before. */
 static uint64_t held_by(const struct pool *pool) {
     cuuint64_t held = 0;
     __typeof__(&cuMemPoolGetAttribute) get = DRIVER(cuMemPoolGetAttribute);
@@ -89,8 +89,8 @@ static struct pool *add(CUmemoryPool handle, int device, bool charges) {
     return pool;
 }
 
-/* Ends what is known under a handle. Its memory stays charged until the last allocation is freed, as the driver keeps
- * it until then. */
+/* Forgets a handle. Its memory stays charged until the last allocation is freed, because the driver keeps it until
+ * then. */
 static void end(struct pool *pool) {
     pool->handle = NULL;
     if (pool->used != 0)
@@ -146,8 +146,8 @@ static int device_of_stream(CUstream stream) {
     return device_of_context(context);
 }
 
-/* The device whose default pool this is. One that is none, and was not seen being made, belongs to the stream's device:
- * pools that were imported cannot be allocated from. */
+/* The device of this default pool. A pool that is no default pool, and was not seen being made, belongs to the stream's
+ * device: imported pools cannot be allocated from. */
 static int device_of_pool(CUmemoryPool handle, CUstream stream) {
     CUmemoryPool its;
     __typeof__(&cuDeviceGetDefaultMemPool) get = DRIVER(cuDeviceGetDefaultMemPool);
@@ -157,7 +157,7 @@ static int device_of_pool(CUmemoryPool handle, CUstream stream) {
     return device_of_stream(stream);
 }
 
-/* The pool of an allocation; a `handle` of NULL means the one of the stream's device. */
+/* The pool of an allocation; a `handle` of NULL means the pool of the stream's device. */
 static struct pool *pool_for(CUmemoryPool handle, CUstream stream) {
     int device = -1;
     if (handle == NULL) {
@@ -196,8 +196,8 @@ static bool is_captured(const struct request *request) {
     return get != NULL && get(request->stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* The pool has grown further than the session may. The allocation is freed before anybody knows of it, and the stream
- * is waited for, so that the pool can give back what it took. */
+/* The pool grew above the session's limit. The allocation is freed before the program knows of it, and the stream is
+ * waited for, so that the pool can give back what it took. */
 static void undo(const struct request *request, struct pool *pool) {
     CUstreamCaptureMode mode = fgpu_relax(CU_STREAM_CAPTURE_MODE_RELAXED);
     if (request->per_thread && DRIVER(cuMemFreeAsync_ptsz) != NULL) {
@@ -214,9 +214,8 @@ static void undo(const struct request *request, struct pool *pool) {
 
 /* ---- How a pool grows ---- */
 
-/* In steps of this. The driver's are of 32 MiB, as far as is known; if they are seen to be others, by those, within
- * bounds. What is claimed before an allocation is what the pool will grow by, so that it is never larger than the
- * session may be. */
+/* Pools grow in steps of this size: 32 MiB in known drivers; if others are observed, by those, within bounds. Before an
+ * allocation the expected growth is claimed, so that a pool is never larger than the session may be. */
 #define USUAL_STEP (32 * FGPU_MIB)
 #define LARGEST_STEP (64 * FGPU_MIB)
 static uint64_t step = USUAL_STEP;
@@ -225,7 +224,8 @@ static uint64_t in_steps(uint64_t bytes) {
     return bytes > UINT64_MAX - step ? UINT64_MAX : (bytes + step - 1) / step * step;
 }
 
-/* What it holds and nobody uses. What is freed in the order of a stream counts, as it serves the next in that order. */
+/* Memory that it holds and nothing uses. Memory freed in stream order counts, as it serves the next allocation in that
+ * order. */
 static uint64_t free_in(const struct pool *pool) {
     return pool->charged > pool->used ? pool->charged - pool->used : 0;
 }
@@ -234,16 +234,16 @@ static uint64_t growth_for(const struct pool *pool, uint64_t bytes) {
     return bytes > free_in(pool) ? in_steps(bytes - free_in(pool)) : 0;
 }
 
-/* Only a pool that had nothing free shows its step: where its free memory is in pieces, it grows by all that was asked
- * for. */
+/* Only a pool without free memory shows its step: if its free memory is fragmented, it grows by all that was asked for.
+ */
 static void learn(uint64_t unused, uint64_t expected, uint64_t growth) {
     if (unused != 0 || growth == 0 || growth == expected)
         return;
-    uint64_t seen = growth & -growth; /* the largest power of two in it */
+    uint64_t seen = growth & -growth; /* its largest power-of-two factor */
     step = seen < LARGEST_STEP ? seen : LARGEST_STEP;
 }
 
-/* Allocates with `claimed` bytes reserved, and charges what the pool has grown by. */
+/* Allocates with `claimed` bytes reserved, and charges the pool's growth. */
 static CUresult allocate_with(const struct request *request, struct pool *pool, uint64_t claimed) {
     uint64_t unused = free_in(pool), expected = growth_for(pool, fgpu_rounded(request->bytes));
     CUresult result = ask(request);
@@ -274,15 +274,15 @@ static CUresult allocate_with(const struct request *request, struct pool *pool, 
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What is claimed for an allocation: the growth, or if none is expected, what it would be if the pool's free memory were
- * in pieces. */
+/* The claim for an allocation: the growth, or if none is expected, the growth if the pool's free memory were
+ * fragmented. */
 static uint64_t claim_for(const struct pool *pool, uint64_t bytes) {
     uint64_t growth = growth_for(pool, bytes);
     return growth != 0 ? growth : bytes;
 }
 
-/* At the limit, what the pool has free may serve: tried without a claim, and taken back if the pool has grown. Last, all
- * that nobody uses is given back to the device. */
+/* At the limit, the pool's free memory may suffice: tried without a claim, and undone if the pool has grown. As a last
+ * resort all unused memory is given back to the device. */
 static CUresult allocate_at_the_limit(const struct request *request, struct pool *pool, uint64_t bytes) {
     fgpu_settle(pool->device);
     uint64_t claim = claim_for(pool, bytes);
@@ -299,7 +299,7 @@ static CUresult allocate_at_the_limit(const struct request *request, struct pool
         return allocate_with(request, pool, claim);
     if (step <= USUAL_STEP)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    /* Nothing would ever show that steps are not that large, if all that is smaller were refused. */
+    /* If all smaller requests were refused, it would never show that steps are smaller. */
     step = USUAL_STEP;
     claim = claim_for(pool, bytes);
     return fgpu_reserve_in_force(pool->device, claim) == FGPU_GRANTED ? allocate_with(request, pool, claim)
@@ -320,7 +320,8 @@ static CUresult allocate_in(const struct request *request, struct pool *pool) {
     uint64_t claim = claim_for(pool, bytes);
     enum fgpu_verdict verdict = fgpu_reserve_in_force(pool->device, claim);
     CUresult result = verdict == FGPU_GRANTED ? allocate_with(request, pool, claim) : CUDA_ERROR_OUT_OF_MEMORY;
-    /* Where it would have grown by more than was claimed, its free memory was in pieces: given back, it may do. */
+    /* If it would have grown by more than the claim, its free memory was fragmented: after giving it back, it may fit.
+     */
     return verdict == FGPU_REFUSED || result != CUDA_ERROR_OUT_OF_MEMORY ? result
                                                                         : allocate_at_the_limit(request, pool, bytes);
 }
@@ -328,7 +329,7 @@ static CUresult allocate_in(const struct request *request, struct pool *pool) {
 static CUresult serve(const struct request *request) {
     if (fgpu_current_device() == FGPU_UNKNOWN && (request->stream == NULL || request->stream == CU_STREAM_LEGACY ||
                                         request->stream == CU_STREAM_PER_THREAD))
-        return ask(request); /* no context: the driver says so */
+        return ask(request); /* no context: the driver reports it */
     fgpu_pools_lock();
     struct pool *pool = pool_for(request->pool, request->stream);
     CUresult result = pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : allocate_in(request, pool);
@@ -344,7 +345,7 @@ static CUresult allocate_async(__typeof__(&cuMemAllocAsync) real, bool per_threa
 static CUresult allocate_from_pool(__typeof__(&cuMemAllocFromPoolAsync) real, bool per_thread, CUdeviceptr *address,
                                    size_t bytes, CUmemoryPool pool, CUstream stream) {
     if (pool == NULL)
-        return real(address, bytes, pool, stream); /* an error, which the driver knows best */
+        return real(address, bytes, pool, stream); /* an error that the driver reports best */
     return serve(&(struct request){NULL, real, address, bytes, pool, stream, per_thread});
 }
 

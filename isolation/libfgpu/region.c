@@ -1,16 +1,16 @@
-/* What the session's processes hold. README.md, "Accounting", has the idea; region.h the bytes.
+/* What the session's processes hold. README.md, "Accounting", has the idea; region.h the layout.
  *
- * Why the limit holds. Who reserves first announces (adds to its `pending`), then sums all slots. Between its
- * announcement and its release each reservation is visible, in `pending` or in `committed` or for a moment in both:
- * the owner adds to the second before it subtracts from the first, and a reader reads the first before the second. Of
- * all reservations that are held at some moment, take the one announced last: its sum had all the others in it.
- * Everything is sequentially consistent, so "last" has a meaning.
+ * Why the limit holds. A process that reserves first announces (adds to its `pending`), then sums all slots. From
+ * announcement to release each reservation is visible, in `pending` or in `committed` or briefly in both: the owner
+ * adds to the second before it subtracts from the first, and a reader reads the first before the second. Of all
+ * reservations held at some time, take the one announced last: its sum contained all the others. Everything is
+ * sequentially consistent, so "last" has a meaning.
  *
- * A sum is not a snapshot: it may count bytes twice that were released here and reserved there meanwhile. So a sum
- * within the limit grants at once, and one above it is looked into more closely by reserve_contended().
+ * A sum is not a snapshot: bytes released in one slot and reserved in another during the sum may count twice. So a sum
+ * within the limit grants at once, and one above it is examined by reserve_contended().
  *
- * Who truncates the file has its processes killed by SIGBUS, and who writes into it cheats: the region belongs to the
- * session. Values read from it are bounded before they are used, that is all. */
+ * A session that truncates the file gets its processes killed by SIGBUS, and one that writes into it cheats: the region
+ * belongs to the session. Values from it are bounded before use, nothing more. */
 #include "region.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@
 #define F_OFD_SETLK 37
 #endif
 
-#define PATIENCE_NS INT64_C(100000000) /* how long one waits for others' reservations in the making */
+#define PATIENCE_NS INT64_C(100000000) /* how long to wait for other processes' reservations in progress */
 #define CLAIM_PASSES 50
 #define COLLECTS 8
 #define ALL_TAKEN (-1)
@@ -39,12 +39,12 @@
 
 /* ---- This process ---- */
 
-/* On a page that is zero again in each child, however it was made: a child starts with no slot and with no lock taken
- * by a thread that it does not have. */
+/* On a page that is zero in each child, however it was forked: a child starts without a slot, and without locks of
+ * threads that it does not have. */
 struct process {
-    _Atomic(uint32_t) known;         /* 0: a child that nobody has noticed yet */
+    _Atomic(uint32_t) known; /* 0: a child that was not noticed yet */
     _Atomic(uint32_t) slot_plus_one; /* 0: none */
-    _Atomic(uint32_t) opener;        /* the thread that has a descriptor of the region open; forks wait for it */
+    _Atomic(uint32_t) opener; /* the thread that has a descriptor of the region open; forks wait for it */
     uint32_t forks_inside;           /* by the opener itself, in signal handlers; touched by that thread only */
     _Atomic(uint32_t) contender;     /* 1: a thread is in reserve_contended() */
 };
@@ -85,7 +85,7 @@ bool fgpu_forked_perhaps(void) {
 
 static void pause_for(long ns) {
     struct timespec time = {.tv_nsec = ns};
-    syscall(SYS_nanosleep, &time, NULL); /* not a point where a thread can be cancelled, unlike nanosleep() */
+    syscall(SYS_nanosleep, &time, NULL); /* not a cancellation point, unlike nanosleep() */
 }
 
 static int64_t now_ns(void) {
@@ -94,7 +94,7 @@ static int64_t now_ns(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Around everything that has a descriptor of the region open. False: this very thread is inside already, and a signal
+/* Around everything that has a descriptor of the region open. False: this thread is already inside, and a signal
  * handler has come here. */
 static bool begin_opening(struct process *process) {
     uint32_t me = (uint32_t)syscall(SYS_gettid), nobody = 0;
@@ -112,9 +112,9 @@ static void end_opening(struct process *process) {
     atomic_store(&process->opener, 0);
 }
 
-/* A child would keep a descriptor alive, and with it the lock, that it happens to be forked beside. So forks wait. What
- * is made by the bare system call at the same moment does not: then the slot stays taken until that child ends or
- * executes another program, which errs on the safe side. */
+/* A child would keep the descriptor, and with it the lock, that was open during its fork. So forks wait. A child made
+ * by the bare system call does not: then the slot stays taken until that child ends or executes another program, which
+ * is the safe side. */
 static void before_fork(void) {
     struct process *process = atomic_load(&process_page);
     if (process != NULL && !begin_opening(process))
@@ -124,7 +124,7 @@ static void before_fork(void) {
 static void after_fork_in_parent(void) {
     struct process *process = atomic_load(&process_page);
     if (process == NULL || atomic_load(&process->opener) != (uint32_t)syscall(SYS_gettid))
-        return; /* the page is younger than the fork's beginning */
+        return; /* the page is newer than the begin of the fork */
     if (process->forks_inside > 0)
         process->forks_inside--;
     else
@@ -132,7 +132,7 @@ static void after_fork_in_parent(void) {
 }
 
 __attribute__((constructor)) static void prepare_for_forks(void) {
-    this_process(); /* before there is anything that a child could inherit */
+    this_process(); /* before there is anything for a child to inherit */
     pthread_atfork(before_fork, after_fork_in_parent, NULL);
 }
 
@@ -141,7 +141,7 @@ __attribute__((constructor)) static void prepare_for_forks(void) {
 static int open_region(void) {
     struct stat status;
     const char *why;
-    /* A link is followed: the spawner links it from a file system in memory. */
+    /* A link is followed: the spawner links it from a tmpfs. */
     int descriptor = fgpu_open_written("accounting", O_RDWR | FGPU_FOLLOW, FGPU_REGION_BYTES, &status, &why);
     if (descriptor < 0) {
         fgpu_log("accounting", "the file accounting %s; every allocation is refused", why);
@@ -154,7 +154,7 @@ static int open_region(void) {
     return descriptor;
 }
 
-/* Children inherit these pages. They come from another file description than the one that carries a slot's lock. */
+/* Children inherit these pages. They come from another file description than the slot's lock. */
 static struct region *this_region(void) {
     struct region *found = atomic_load_explicit(&region_pages, memory_order_acquire);
     if (__builtin_expect(found != NULL, 1))
@@ -193,15 +193,15 @@ static unsigned high_water(struct region *region) {
 
 /* ---- Slots ---- */
 
-/* How many devices anything can be held of: the pages of the others stay untouched. */
+/* The number of devices with limits: the pages of the others stay untouched. */
 static unsigned devices(void) {
     const struct fgpu_limits *limits = fgpu_limits();
     return limits == NULL ? 0 : limits->device_count;
 }
 
-/* A slot's cells are cleared under a read lock, which can be had if and only if nobody has the write lock. Several may
- * clear at once, as all of them only write zeros. Were it a write lock, who comes second would take the first one for
- * the living owner and refuse what is free. */
+/* A slot's cells are cleared under a read lock, which is available only if no process has the write lock. Several may
+ * clear at once, as all write zeros. With a write lock the second one would take the first for the living owner and
+ * refuse a free slot. */
 static void clear(struct region *region, unsigned slot) {
     for (unsigned device = 0; device < devices(); device++) {
         atomic_store(&region->cell[device][slot].pending, 0);
@@ -246,9 +246,9 @@ static uint64_t pid_namespace(void) {
     return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &status, 0) == 0 ? (uint64_t)status.st_ino : 0;
 }
 
-/* Locks a free slot's byte, cleared: first read-locked and cleared, then write-locked, so that nobody ever sees a
- * write lock over what a dead process left. Two who meet at a slot keep each other from the write lock; then both let
- * go, and passes of different pace part them. */
+/* Locks a free slot's byte, cleared: first read-locked and cleared, then write-locked, so that a write lock never
+ * covers what a dead process left. Two processes at one slot block each other's write lock; both then let go, and
+ * passes of different speed separate them. */
 static int lock_free_slot(struct region *region, int descriptor) {
     for (int pass = 0; pass < CLAIM_PASSES; pass++) {
         bool met = false;
@@ -272,7 +272,7 @@ static int lock_free_slot(struct region *region, int descriptor) {
 }
 
 /* The lock lives as long as its file description, and that as long as this mapping: until the process ends or executes
- * another program. No descriptor is left that somebody could close, and no child inherits the mapping. */
+ * another program. No descriptor is left for the program to close, and no child inherits the mapping. */
 static int claim_with(struct region *region, int descriptor) {
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
     void *life = mmap(NULL, size, PROT_NONE, MAP_SHARED, descriptor, 0);
@@ -297,7 +297,7 @@ static int claim_with(struct region *region, int descriptor) {
     atomic_store(&region->owner[slot].namespace, pid_namespace());
     uint32_t pid = (uint32_t)syscall(SYS_getpid);
     atomic_store(&region->owner[slot].pid, pid);
-    /* When it has ended, this still says that it was counted. */
+    /* After its end this still shows that it was counted. */
     atomic_store(&region->lately[atomic_fetch_add(&region->started, 1) % REGION_LATELY], pid);
     return slot;
 }
@@ -305,7 +305,7 @@ static int claim_with(struct region *region, int descriptor) {
 static int claim_slot(struct process *process, struct region *region) {
     if (!begin_opening(process))
         return -1;
-    int slot = (int)atomic_load(&process->slot_plus_one) - 1; /* another thread may have been here meanwhile */
+    int slot = (int)atomic_load(&process->slot_plus_one) - 1; /* another thread may have been faster */
     if (slot < 0) {
         int descriptor = open_region();
         if (descriptor >= 0) {
@@ -319,7 +319,7 @@ static int claim_slot(struct process *process, struct region *region) {
     return slot;
 }
 
-/* This process's slot, taken now if it has none; -1, and the reason in the log, if it cannot have one. */
+/* This process's slot, taken now if it has none; -1, with the reason in the log, if it cannot have one. */
 static inline int this_slot(struct process *process, struct region *region) {
     int slot = (int)atomic_load_explicit(&process->slot_plus_one, memory_order_acquire) - 1;
     return __builtin_expect(slot >= 0, 1) ? slot : claim_slot(process, region);
@@ -356,15 +356,15 @@ static inline bool find_own_place(int device, struct place *place) {
 
 struct sums {
     uint64_t pending, committed;
-    uint64_t print;       /* of all committed: two sums with the same one are taken to be of the same state */
-    bool lower_announced; /* a lower slot than the own one has something pending */
+    uint64_t print; /* of all committed: equal ones are assumed to be of the same state */
+    bool lower_announced; /* a slot before its own has something pending */
 };
 
 static inline struct sums sum(const struct place *place) {
     struct sums sums = {0};
     int slots = (int)high_water(place->region);
     for (int slot = 0; slot < slots; slot++) {
-        uint64_t pending = atomic_load(&place->cells[slot].pending); /* before committed: see the top */
+        uint64_t pending = atomic_load(&place->cells[slot].pending); /* before committed: see the top of the file */
         uint64_t committed = atomic_load(&place->cells[slot].committed);
         sums.pending += pending;
         sums.committed += committed;
@@ -391,10 +391,10 @@ static inline enum fgpu_verdict commit(const struct place *place, uint64_t bytes
 
 /* ---- Reservations ---- */
 
-/* A closer look, by one thread of each process at a time. The dead are cleared. Who fails only because of what others
- * announced waits for them to make up their minds: the lowest slot stays announced, the others step back for it, so
- * it gets through, and then the next one. It ends after PATIENCE_NS, as somebody who is announced may be stopped.
- * "Over" is said when two sums, one after the other, saw the same state and were both over. */
+/* Examines a sum above the limit, in one thread of each process at a time. Dead slots are cleared. If only other
+ * processes' announcements are in the way, it waits for their decision: the lowest slot stays announced, the others
+ * step back, so it gets through, and then the next one. It ends after PATIENCE_NS, as an announced process may be
+ * stopped. "Over" is returned if two consecutive sums saw the same state and were both over. */
 static enum fgpu_verdict reserve_patiently(const struct place *place, uint64_t bytes, uint64_t limit,
                                            int64_t deadline) {
     struct region_cell *own = &place->cells[place->slot];
@@ -447,7 +447,7 @@ enum fgpu_verdict fgpu_reserve(int device, uint64_t bytes, uint64_t limit) {
     if (!find_own_place(device, &place))
         return FGPU_REFUSED;
     if (bytes > limit)
-        return FGPU_OVER; /* not announced: it would only keep others waiting */
+        return FGPU_OVER; /* not announced: that would only make others wait */
     struct region_cell *own = &place.cells[place.slot];
     atomic_fetch_add(&own->pending, bytes);
     struct sums sums = sum(&place);
@@ -510,7 +510,7 @@ static bool is_write_locked(int descriptor, unsigned slot) {
     return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_WRLCK;
 }
 
-/* Of living processes in this PID namespace: all (`pid` 0), or those with this id, of which there is one at most. */
+/* The living processes in this PID namespace: all (`pid` 0), or the one with this id. */
 static unsigned list_living(int device, uint32_t pid, struct fgpu_process *out, unsigned room) {
     struct place place;
     if (!find_place(device, &place) || !begin_opening(place.process))
@@ -542,7 +542,7 @@ bool fgpu_is_ours(uint32_t pid) {
     return pid != 0 && list_living(0, pid, NULL, 0) > 0;
 }
 
-/* Who computes has a slot, also where its context costs nothing: the watchdog takes those without one for processes
+/* A process that computes has a slot, even if its context is free: the watchdog treats processes without one as running
  * without libfgpu. */
 struct fgpu_time_account *fgpu_time_account(int device) {
     struct place place;
@@ -552,7 +552,7 @@ struct fgpu_time_account *fgpu_time_account(int device) {
     return &place.region->time[device];
 }
 
-/* Asks for no limits, as it is called while they are read. */
+/* Does not ask for the limits, as it is called while they are read. */
 void fgpu_say_behind(bool behind) {
     struct process *process = atomic_load(&process_page);
     struct region *region = atomic_load(&region_pages);

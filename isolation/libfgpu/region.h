@@ -20,7 +20,7 @@
 
 #include <stdatomic.h>
 
-#define REGION_MAGIC UINT64_C(0x31302d7570676600) /* "\0fgpu-01": no file begins like that by chance */
+#define REGION_MAGIC UINT64_C(0x31302d7570676600) /* "\0fgpu-01": no other file begins like that by chance */
 #define REGION_SLOTS 1024
 #define REGION_LATELY 2048
 

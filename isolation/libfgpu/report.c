@@ -1,15 +1,15 @@
-/* What the CUDA driver says of its memory. A session sees its limit as the total; while there are no limits to be read,
- * it sees an error and not the device's size. */
+/* What the CUDA driver reports of its memory. A session sees its limit as the total; while the limits cannot be read,
+ * it gets an error rather than the device's size. */
 #include "parts.h"
 
-/* Puts the slice in place of the device's numbers. */
+/* Replaces the device's numbers by the slice's. */
 static CUresult slice_of(int device, uint64_t *unused, uint64_t *total) {
     if (device < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     fgpu_see_primary(device);
     fgpu_settle(device);
     uint64_t limit = fgpu_limit_of(device), used = fgpu_used(device), left = limit > used ? limit - used : 0;
-    /* The device may be fuller than the shares say: what the driver does not have cannot be had. */
+    /* The device may be fuller than the shares say; memory that the driver lacks is not available. */
     if (left < *unused)
         *unused = left;
     *total = limit;
@@ -31,7 +31,7 @@ static unsigned int narrow(uint64_t bytes) {
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned int)bytes;
 }
 
-/* The first version's numbers end at 4 GiB; what is below that is exact. */
+/* The first version's numbers end at 4 GiB; below that they are exact. */
 static CUresult memory_info_v1(__typeof__(&cuMemGetInfo) real, unsigned int *unused, unsigned int *total) {
     CUresult result = real(unused, total);
     if (result != CUDA_SUCCESS)

@@ -1,11 +1,11 @@
 /* How a program finds its functions, and how libfgpu finds the real ones.
  *
- * A program gets at a driver's function in four ways: it is linked against it (then the loader finds libfgpu's export
- * first), it asks dlsym(), it asks cuGetProcAddress(), or a library that it uses does. What is no hook is left to
- * libc by a jump, not by a call: dlsym(RTLD_NEXT) and dlopen() with DT_RUNPATH depend on the address that called them.
+ * A program gets a driver's function in four ways: it is linked against it (the loader finds libfgpu's export first),
+ * it calls dlsym(), it calls cuGetProcAddress(), or a library that it uses does. Functions without a hook are left to
+ * libc by a jump, not a call: dlsym(RTLD_NEXT), and dlopen() with DT_RUNPATH, depend on the address of their caller.
  *
- * Nothing here takes a lock. The loader runs constructors while it holds its own, and constructors look up functions;
- * and a fork may leave any lock locked. */
+ * Nothing here takes a lock. The loader holds its own lock while it runs constructors, which look up functions; and a
+ * fork may leave any lock locked. */
 #include "objects.h"
 #include "hooks.h"
 
@@ -24,8 +24,8 @@ static void *nothing(void) {
     return NULL;
 }
 
-/* They are in libc since glibc 2.34, in libdl before. Found by name in the table of symbols: asked by version, the
- * answer would depend on the versions that were known here; and a reference of our own would lead back to our exports. */
+/* They are in libc since glibc 2.34, in libdl before. Found by name in the symbol table: a look-up by version would
+ * only know the versions listed here, and a reference would lead back to our own exports. */
 static __attribute__((noinline)) void *find_in_libc(_Atomic(void *) *place, const char *name) {
     static const char *const libraries[] = {"libc.so.6", "libdl.so.2"};
     void *found = NULL;
@@ -83,7 +83,7 @@ static size_t place_of(uintptr_t address) {
     return (size_t)((address * UINT64_C(0x9e3779b97f4a7c15)) >> 32) % ADDRESSES;
 }
 
-/* Two names of one address are versions of a function that do the same; the first in the table stands for both. */
+/* Two names of one address are equal versions of a function; the first in the table stands for both. */
 static void remember(struct driver *driver, uintptr_t address, int number) {
     size_t place = place_of(address);
     while (driver->hooked[place].address != 0 && driver->hooked[place].address != address)
@@ -102,7 +102,7 @@ static int hook_at(const struct driver *driver, uintptr_t address) {
 }
 
 /* Makes this object the driver that hooks call. The last one found counts: a program may look at the system's driver,
- * close it, and open one of a compatibility package. It stays loaded, as its addresses are kept. */
+ * close it, and open one from a compatibility package. It stays loaded, as its addresses are kept. */
 static struct driver *adopt(enum fgpu_library library, const struct fgpu_object *object) {
     struct driver *before = atomic_load_explicit(&drivers[library], memory_order_acquire);
     if (before != NULL && before->object.base == object->base && before->object.dynamic == object->dynamic)
@@ -132,7 +132,7 @@ static struct driver *adopt(enum fgpu_library library, const struct fgpu_object 
 
 static const char *const sonames[FGPU_LIBRARIES] = {NULL, "libcuda.so.1", "libnvidia-ml.so.1"};
 
-/* The driver in use; if none is known yet, as in a program that was linked against it, the one that is loaded. */
+/* The driver in use; if none is known yet, as in a program that was linked against it, the loaded one. */
 static struct driver *driver_of(enum fgpu_library library) {
     struct driver *known = atomic_load_explicit(&drivers[library], memory_order_acquire);
     struct fgpu_object object;
@@ -157,14 +157,14 @@ static bool is_libfgpu(const struct fgpu_object *object) {
     return (uintptr_t)&is_libfgpu >= object->start && (uintptr_t)&is_libfgpu < object->end;
 }
 
-/* Whether a hook's function in this object is the one that the hook stands before. */
+/* Whether the driver in use is this object. */
 static bool is_hooked(const struct fgpu_object *object, enum fgpu_library library) {
     if (library == FGPU_LIBC)
         return fgpu_same(object->name, "libc.so.6") || fgpu_same(object->name, "libdl.so.2");
     return fgpu_same(object->name, sonames[library]);
 }
 
-/* dlerror() is to say what is missing, and why. */
+/* Makes dlerror() say what is missing, and why. */
 static void *refuse(const char *name, const char *why) {
     char words[128];
     snprintf(words, sizeof words, "%.64s (refused by libfgpu: %s)", name, why);
@@ -172,9 +172,9 @@ static void *refuse(const char *name, const char *why) {
     return NULL;
 }
 
-/* The hook for a function that was found in this object, if it is the driver's or libc's; a copy of the driver is one,
- * whatever its DT_SONAME. But while the driver itself is in use, that copy may be a library that passes calls on to the
- * driver, and hence to the hooks: were it the driver that they call, it would call itself for ever. So it is refused. */
+/* The hook for a function found in this object, if that is the driver or libc; a copy of the driver counts, whatever
+ * its DT_SONAME. But while the driver itself is in use, that copy may be a library that passes calls on to the driver,
+ * and so to the hooks: as the hooks' driver it would call itself forever. So it is refused. */
 static void *instead_of(void *found, const struct fgpu_object *object, const struct fgpu_hook *hook) {
     bool by_name = is_hooked(object, hook->library);
     if (!by_name && !fgpu_implements(object, hook->library))
@@ -190,8 +190,8 @@ static void *instead_of(void *found, const struct fgpu_object *object, const str
     return adopt(hook->library, object) == NULL ? NULL : hook->hook;
 }
 
-/* The program gets the hook only where it would have got the function: what is not there stays missing, with dlerror()
- * as libc has left it, and a function of this name in another library stays what it is. */
+/* The program gets the hook only if it would have got the function: missing functions stay missing, with libc's
+ * dlerror(), and a function of this name in another library stays as it is. */
 static __attribute__((noinline)) void *find_hooked(void *handle, const char *name, const char *version, int number,
                                                    uintptr_t caller) {
     const struct fgpu_hook *hook = &fgpu_hooks[number];
@@ -204,7 +204,7 @@ static __attribute__((noinline)) void *find_hooked(void *handle, const char *nam
         if (found == NULL || !fgpu_object_at((uintptr_t)found, &object))
             return found;
     }
-    if (is_libfgpu(&object)) { /* by RTLD_DEFAULT: is there a driver behind it? */
+    if (is_libfgpu(&object)) { /* found by RTLD_DEFAULT: is there a driver behind it? */
         if (hook->library == FGPU_LIBC || fgpu_real((unsigned)number) != NULL)
             return hook->hook;
         return libc_dlsym()(RTLD_NEXT, name);
@@ -212,7 +212,7 @@ static __attribute__((noinline)) void *find_hooked(void *handle, const char *nam
     return instead_of(found, &object, hook);
 }
 
-/* Whether what follows a function's name is the suffix of a version. */
+/* Whether the rest of a function's name is a version suffix. */
 static bool is_suffix(const char *rest) {
     if (rest[0] == '_' && rest[1] == 'v' && rest[2] >= '0' && rest[2] <= '9')
         rest += 3;
@@ -237,7 +237,7 @@ static bool has_hooked_version(const char *symbol, enum fgpu_library library) {
     return false;
 }
 
-/* Whose function it is by its name; libc's if it is nobody's here. */
+/* The library of a function by its name; libc's if in none of the tables. */
 static enum fgpu_library library_of(const char *name) {
     if (name == NULL || (name[0] != 'c' && name[0] != 'n'))
         return FGPU_LIBC;
@@ -246,13 +246,13 @@ static enum fgpu_library library_of(const char *name) {
     return name[1] == 'v' && name[2] == 'm' && name[3] == 'l' ? FGPU_NVML : FGPU_LIBC;
 }
 
-/* A name that is not in the table, but is a version of one that is: of a driver newer than this libfgpu. */
+/* A name that is missing in the table but is a version of one in it: from a driver newer than this libfgpu. */
 static bool is_unknown_version(const char *name) {
     enum fgpu_library library = library_of(name);
     return library != FGPU_LIBC && has_hooked_version(name, library);
 }
 
-/* It would go past the limit, or tell of others; so it is missing, as it is in older drivers. */
+/* It would bypass the limit, or reveal other sessions; so it is missing, as in older drivers. */
 static __attribute__((noinline)) void *find_unknown_version(void *handle, const char *name) {
     struct fgpu_object object;
     enum fgpu_library library = library_of(name);
@@ -271,7 +271,7 @@ static inline bool is_opencl(const char *name) {
     return name != NULL && name[0] == 'c' && name[1] == 'l' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-/* Whether this name would lead into a library that the session may not use. */
+/* Whether this name leads into a library that the session may not use. */
 static __attribute__((noinline)) bool is_hidden(void *handle, const char *name, uintptr_t caller) {
     struct fgpu_object object;
     void *found = handle == RTLD_NEXT ? fgpu_function_after(caller, name, &object) : libc_dlsym()(handle, name);
@@ -305,8 +305,8 @@ FGPU_EXPORT void *dlopen(const char *file, int mode) {
     return libc_dlopen()(file, mode & ~RTLD_DEEPBIND);
 }
 
-/* Another namespace would have its own driver and no libfgpu; so there is only the one. A program that wanted two
- * copies of a library gets the same one twice. */
+/* Another namespace would have its own driver and no libfgpu, so there is only one. A program that wants two copies of
+ * a library gets the same one twice. */
 FGPU_EXPORT void *dlmopen(Lmid_t namespace, const char *file, int mode) {
     (void)namespace;
     return libc_dlopen()(file, mode & ~RTLD_DEEPBIND);
@@ -314,9 +314,9 @@ FGPU_EXPORT void *dlmopen(Lmid_t namespace, const char *file, int mode) {
 
 /* ---- cuGetProcAddress ---- */
 
-/* The driver knows which version of a function a program of this CUDA version wants; each answer is one of its exported
- * addresses. A version of a hooked function that is not in the table is refused: it would go past the limit. */
-/* A refusal looks as the driver's own answer for what it does not have: `missing`, and no function. */
+/* The driver knows which version of a function suits a program's CUDA version; each answer is one of its exported
+ * addresses. A version of a hooked function that is missing in the table is refused: it would bypass the limit. */
+/* A refusal looks like the driver's own answer for a missing function: `missing`, and no function. */
 static CUresult swap(const char *symbol, void **function, CUdriverProcAddressQueryResult *status, CUresult missing,
                      CUresult result) {
     struct driver *driver = driver_of(FGPU_CUDA);

@@ -1,14 +1,14 @@
-/* Sentinel events. sentinel.h says what they are for.
+/* Sentinel events. sentinel.h explains their use.
  *
- * The driver tells the time between two events only. So each one's time follows from that of the one before it, and is
- * held between the moment before it was recorded and the moment when it was seen to be done. Both bounds are close
- * whenever the device waits for the host or the host for the device, so that the two clocks cannot drift apart. The steps
- * are short: a float of milliseconds is exact to less than a microsecond up to 16 seconds. */
+ * The driver only measures the time between two events. So each event's time follows from the one before it, and is
+ * kept between the moment before it was recorded and the moment when it was seen to be done. Both bounds are close
+ * whenever the device waits for the host or the host for the device, so the two clocks cannot drift apart. Steps are
+ * short: a float of milliseconds is exact to a microsecond up to 16 seconds. */
 #include "sentinel.h"
 
 #include "clock.h"
 
-#define STEP_MS 100000.0f /* from a reference that came to pass so long before, clocks have drifted by milliseconds */
+#define STEP_MS 100000.0f /* after this long the clocks have drifted by milliseconds */
 
 bool sentinel_record(struct sentinels *sentinels, struct sentinel *sentinel, CUstream stream) {
     *sentinel = (struct sentinel){.recorded_at = fgpu_now()};

@@ -3,7 +3,7 @@
 
 #define HUNDREDTH_NS (SLOTS_PERIOD_NS / 100)
 
-/* Time is counted from `origin` periods' ends on; one period more, as `now` may be less than the origin. */
+/* Time since the origin; one period is added, as `now` may be less than the origin. */
 static uint64_t since_origin(const struct slots *slots, uint64_t now) {
     return now + SLOTS_PERIOD_NS - slots->origin;
 }

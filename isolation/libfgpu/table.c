@@ -11,7 +11,7 @@
 const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT] = {FGPU_HOOKS(HOOKED) FGPU_CALLS(CALLED)};
 
 int fgpu_hook_by_name(const char *name) {
-    /* Nearly every name asked for is another one: told by its first letters. */
+    /* Most names asked for are others, recognised by their first letters. */
     if (name == NULL || !((name[0] == 'c' && name[1] == 'u') || (name[0] == 'd' && name[1] == 'l') ||
                           (name[0] == 'n' && name[1] == 'v')))
         return -1;
@@ -29,7 +29,7 @@ bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library
         count++;
         there += fgpu_object_function(object, fgpu_hooks[number].name) != NULL;
     }
-    return there * 2 > count; /* not all: drivers are older and newer than the table */
+    return there * 2 > count; /* not all: drivers are older or newer than the table */
 }
 
 void fgpu_forget(void) {

@@ -1,5 +1,5 @@
 /* Holds the session to its share of each device's time: README.md, "Compute", has the idea, gate.h the rules and the
- * bound. No thread of its own, no signals: all of it happens in the program's launches. */
+ * bound. It uses no thread and no signals: everything happens in the program's launches. */
 #include "throttle.h"
 
 #include "account.h"
@@ -35,7 +35,7 @@ static __attribute__((noinline)) void read_limits(void) {
     pthread_mutex_unlock(&contexts_lock);
 }
 
-/* A child's context, if it ever gets one, is not the parent's. What the parent's tables hold is left where it is. */
+/* A child's context, if it gets one, is not the parent's. The parent's tables stay where they are. */
 void fgpu_throttle_forget(void) {
     contexts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (int n = 0; n < CONTEXTS; n++)
@@ -45,13 +45,13 @@ void fgpu_throttle_forget(void) {
 
 /* ---- Contexts ---- */
 
-/* What there is of the device from now on. */
+/* Takes over the current limits of the device. */
 static void take_slots(struct context *context, const struct fgpu_limits *limits) {
     const struct fgpu_device *device = &limits->devices[context->device];
     context->revision = fgpu_revision_word();
     context->seen_revision = limits->revision;
     if (device->slot_count == 0)
-        return; /* compute is not limited any more: what has begun goes on as it was */
+        return; /* compute is no longer limited: running work goes on as before */
     slots_from_limits(&context->slots_held, device);
     context->slots = &context->slots_held;
     context->slot = (struct slot){0};
@@ -66,13 +66,13 @@ static __attribute__((noinline)) void see_new_limits(struct context *context) {
         take_slots(context, limits);
 }
 
-/* The slice may have become another one. Asked before each launch: it is three loads. */
+/* Checks for a changed slice before each launch: it costs three loads. */
 static inline void see_limits(struct context *context) {
     if (__builtin_expect(atomic_load_explicit(context->revision, memory_order_acquire) != context->seen_revision, 0))
         see_new_limits(context);
 }
 
-/* With the lock held: a place that is free becomes this context's. */
+/* With the lock held: a free entry becomes this context's. */
 static void begin_context(struct context *context, CUcontext handle, int device) {
     memset(&context->sentinels, 0, sizeof *context - offsetof(struct context, sentinels));
     context->device = device;
@@ -83,7 +83,7 @@ static void begin_context(struct context *context, CUcontext handle, int device)
     atomic_store_explicit(&context->handle, handle, memory_order_release);
 }
 
-/* Takes a place for a context that has none; NULL where compute is not limited, or where it cannot be. */
+/* Takes an entry for a context; NULL if compute is not limited, or no entry is possible. */
 static struct context *add_context(CUcontext handle) {
     int device = fgpu_current_device();
     const struct fgpu_limits *limits = fgpu_limits();
@@ -113,7 +113,7 @@ static struct context *add_context(CUcontext handle) {
     return found;
 }
 
-/* The current context; one that is new to us only if it is to be added. */
+/* The current context; a new one only if `add`. */
 static inline struct context *current_context(bool add) {
     CUcontext handle;
     __typeof__(&cuCtxGetCurrent) get = DRIVER(cuCtxGetCurrent);
@@ -129,7 +129,7 @@ static inline struct context *current_context(bool add) {
     return add ? add_context(handle) : NULL;
 }
 
-/* Its events are gone with it. The handle may be another context's next. */
+/* Its events are gone. The handle may become another context's. */
 void fgpu_throttle_context_ended(const void *handle, int device) {
     for (int n = 0; n < CONTEXTS; n++) {
         struct context *context = atomic_load(&contexts[n]);
@@ -145,7 +145,7 @@ void fgpu_throttle_context_ended(const void *handle, int device) {
     }
 }
 
-/* ---- What is lent ---- */
+/* ---- Lent compute ---- */
 
 const struct lending *throttle_lending(struct context *context, uint64_t now) {
     if (context->lending.read_at == 0 || now >= context->lending.read_at + LENDING_READ_AGAIN_NS)
@@ -153,7 +153,7 @@ const struct lending *throttle_lending(struct context *context, uint64_t now) {
     return &context->lending;
 }
 
-/* Once a period. Who cannot say it is lent nothing, and others may have its slots. */
+/* Once a period. A session that cannot write its word borrows nothing, and others may use its slots. */
 static __attribute__((noinline)) void say_busy(struct context *context, uint64_t now) {
     context->said = fgpu_say_busy(context->device, now);
     if (!context->said)
@@ -161,7 +161,7 @@ static __attribute__((noinline)) void say_busy(struct context *context, uint64_t
     context->said_until = now - now % SLOTS_PERIOD_NS + SLOTS_PERIOD_NS;
 }
 
-/* The whole time from `from` to `to` is lent to the session, or its own. */
+/* The whole time from `from` to `to` is the session's own or lent to it. */
 static bool is_granted(const struct context *context, uint64_t from, uint64_t to) {
     while (from < to) {
         struct lending_stretch stretch = lending_at(&context->lending, from, true);
@@ -173,9 +173,9 @@ static bool is_granted(const struct context *context, uint64_t from, uint64_t to
     return true;
 }
 
-/* Where the session's slots do not allow a launch, it may begin in what is lent to it. That is known for 4 ms from when
- * the neighbours' words were read: an owner who comes back waits no longer than that, and one kernel. Of a length that is
- * not known, or that no grant has, only while nobody else has work. */
+/* If the session's slots do not allow a launch, it may begin in lent time. That is known for 4 ms after the neighbours'
+ * words were read: an owner that comes back waits no longer than that, and one kernel. A launch of unknown length, or
+ * longer than any grant, may begin only while no other session has work. */
 static struct gate_answer ask_for_loan(struct context *context, const struct kind *kind, const struct gate_state *state,
                                        uint64_t now, struct gate_answer answer) {
     const struct lending *lending = throttle_lending(context, now);
@@ -207,22 +207,22 @@ void fgpu_capture_begins(void) {
 }
 
 void fgpu_capture_ends(void) {
-    /* Never below none: of a beginning that was not seen, the end may be. */
+    /* Never below zero: a beginning may have been missed, and its end seen. */
     int before = atomic_load(&captures);
     while (before > 0 && !atomic_compare_exchange_weak(&captures, &before, before - 1)) {
     }
 }
 
-/* Nothing may be recorded in a stream that is being captured, nor waited for: the launch only becomes part of a graph.
- * An error says that the stream cannot be asked because of a capture elsewhere; the launch will hear the same. */
+/* In a captured stream nothing may be recorded or waited for: the launch only becomes part of a graph. An error means
+ * that the stream cannot be asked because of another capture; the launch will return the same. */
 static bool is_captured(CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return DRIVER(cuStreamIsCapturing) != NULL && (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS ||
                                                    status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* While any stream is captured, asking for events may break the capture, unless the thread says that it knows what it
- * does. `mode` is what it says now, and becomes what it said before. */
+/* While any stream is captured, asking for events may break the capture unless the thread's mode allows it. `mode` is
+ * the new mode, and becomes the old one. */
 static void exchange_mode(CUstreamCaptureMode *mode) {
     if (DRIVER(cuThreadExchangeStreamCaptureMode) != NULL)
         DRIVER(cuThreadExchangeStreamCaptureMode)(mode);
@@ -230,7 +230,7 @@ static void exchange_mode(CUstreamCaptureMode *mode) {
 
 /* ---- Launches ---- */
 
-/* What fgpu_launch_end() has to know, kept in the launch. */
+/* The state between fgpu_launch_begin() and fgpu_launch_end(), kept in the launch. */
 struct pending {
     struct context *context;
     struct stream *stream;
@@ -240,7 +240,7 @@ struct pending {
 
 _Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_words), "it fits");
 
-/* NULL is one of two streams, and the thread's own is another one in each thread. */
+/* NULL is one of two streams, and the thread's own differs in each thread. */
 static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
     if (stream == NULL)
         stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
@@ -248,8 +248,8 @@ static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
     return stream;
 }
 
-/* When the first of the sentinels should be done, or when to look again for one that is late, or that may come early as
- * it is of a kind that changes. */
+/* When the first sentinel should be done; or when to look again for a late one, or for one of a kind with varying
+ * lengths, which may come early. */
 static uint64_t look_again_at(const struct context *context, bool changes, uint64_t now) {
     uint64_t due = context->began_at + context->closed[0].expected;
     if (due > now + POLL_LEAST_NS && !changes)
@@ -258,15 +258,15 @@ static uint64_t look_again_at(const struct context *context, bool changes, uint6
     return now + (pause < POLL_LEAST_NS ? POLL_LEAST_NS : pause > POLL_MOST_NS ? POLL_MOST_NS : pause);
 }
 
-/* Work may wait for work that is launched after it (collective operations do), so that its sentinels are never done as
- * long as one waits for them here. Who has waited so long is let through, in the slot, and as far as the account goes
- * without what is overdue. It may as well be a kernel that takes long, so the patience doubles each time. */
+/* Work may wait for work that is launched after it (collective operations do), so its sentinels would never be done
+ * while later launches wait here. A launch that has waited this long is let through, in its slot, if the account allows
+ * it without the overdue work. It could also be a long kernel, so the patience doubles each time. */
 static bool is_stuck(const struct context *context, uint64_t since, uint64_t now) {
     uint64_t patience = 4 * context->in_flight;
     return now - since > (patience > context->patience ? patience : context->patience);
 }
 
-/* What the session was entitled to until now; as slots_entitled(), but a slot's launches need not compute it anew. */
+/* The session's entitlement until now, like slots_entitled(), but computed once for a slot's launches. */
 static __attribute__((noinline)) void find_slot(struct context *context, uint64_t now) {
     context->slot = slots_at(context->slots, now);
     context->entitled = slots_entitled(context->slots, context->slot.end);
@@ -278,7 +278,7 @@ static inline uint64_t entitled(struct context *context, uint64_t now) {
     return context->entitled - (context->slot.end - (now < context->slot.start ? context->slot.start : now));
 }
 
-/* Is the gate open, as it usually is? What pass() would find at once, and nothing else is due. */
+/* Whether the gate is open, as usual: what pass() would find at once, with nothing else due. */
 static inline bool is_open(struct context *context, const struct kind *kind, uint64_t now) {
     uint64_t free_at = context->began_at + context->in_flight;
     if (now >= context->said_until || (context->closed_count > 0 && now > free_at) || kind->tried)
@@ -294,7 +294,7 @@ static inline bool is_open(struct context *context, const struct kind *kind, uin
     return gate_is_open(context->slot, now, kind->expected, &state);
 }
 
-/* Asks until the gate is open, with the lock held but while it sleeps. Returns the time. */
+/* Asks until the gate is open, with the lock held except during sleep. Returns the time. */
 static __attribute__((noinline)) uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key) {
     uint64_t since = 0, settled = context->settled;
     for (;;) {
@@ -324,7 +324,7 @@ static __attribute__((noinline)) uint64_t pass(struct context *context, uint64_t
         if (answer.verdict != GATE_OPEN && context->said && !stuck)
             answer = ask_for_loan(context, kind, &state, now, answer);
         if (kind->tried && !stuck && context->closed_count > 0)
-            answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
+            answer.verdict = GATE_SENTINEL; /* a kind's first launch shows how long the others will take */
         if (answer.verdict == GATE_OPEN) {
             if (stuck) {
                 context->let_through_at = now;
@@ -402,7 +402,8 @@ void fgpu_launch_follow_up(const struct fgpu_launch *launch, int result) {
         exchange_mode(&mode);
 }
 
-/* Only the stream that is waited for is known to exist still. During a capture, another's events may be in the way. */
+/* Only the stream that is waited for certainly still exists. During a capture, other streams' events may be in the way.
+ */
 void fgpu_wait_begins(void *stream, bool per_thread) {
     struct context *context;
     if (!atomic_load_explicit(&limits_known, memory_order_acquire) ||

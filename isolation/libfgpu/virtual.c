@@ -1,5 +1,4 @@
-/* Memory that a program creates, and maps where it likes. It is held as long as there is a handle of it or a place
- * where it is mapped, whichever is longer. */
+/* Memory that a program creates and maps anywhere. It is held while there is a handle of it or a mapping. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -10,8 +9,8 @@ struct allocation {
     uint64_t handles, mappings;
 };
 
-/* A part of a sparse array that an allocation is mapped to. Which parts were unmapped again is not followed: an
- * allocation that was once mapped into an array stays charged until the array is destroyed. */
+/* A part of a sparse array to which an allocation is mapped. Unmapping of parts is not tracked: an allocation that was
+ * mapped into an array stays charged until the array is destroyed. */
 struct array_mapping {
     const void *array;
     struct allocation *allocation;
@@ -19,7 +18,7 @@ struct array_mapping {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fgpu_holdings handles;  /* the owner is the allocation; `bytes`, how often the handle has to be released */
+static struct fgpu_holdings handles; /* the owner is the allocation; `bytes`: how often the handle must be released */
 static struct fgpu_holdings mappings; /* by address; the owner is NULL for imported memory */
 static struct array_mapping *array_mappings;
 
@@ -52,7 +51,7 @@ static bool add_handle(CUmemGenericAllocationHandle handle, struct allocation *a
     } else {
         if (!fgpu_put(&handles, (struct fgpu_holding){.key = handle, .bytes = 1, .owner = allocation}, &before))
             return false;
-        if (before.key != 0) { /* released in a way that was not seen here */
+        if (before.key != 0) { /* released unnoticed */
             struct allocation *gone = before.owner;
             gone->handles -= before.bytes;
             drop_if_unused(gone);
@@ -144,7 +143,7 @@ static CUresult map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t byte
         struct allocation *allocation = known == NULL ? NULL : known->owner;
         if (allocation != NULL)
             allocation->mappings++;
-        /* Should it not be noted for want of memory, the allocation stays charged. */
+        /* Without memory for the record the allocation stays charged. */
         fgpu_put(&mappings, (struct fgpu_holding){.key = address, .bytes = bytes, .owner = allocation}, &before);
         if (before.key != 0)
             drop_mapping(before.owner);
@@ -153,7 +152,7 @@ static CUresult map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t byte
     return result;
 }
 
-/* A range covers whole mappings, usually one after another. */
+/* A range covers whole mappings, usually consecutive ones. */
 static void forget_mappings(CUdeviceptr address, size_t bytes) {
     CUdeviceptr at = address, end = address + bytes;
     struct fgpu_holding gone;
@@ -166,7 +165,7 @@ static void forget_mappings(CUdeviceptr address, size_t bytes) {
     for (size_t i = 0; i < mappings.capacity;) {
         uint64_t key = mappings.places[i].key;
         if (key >= at && key < end && fgpu_take(&mappings, key, &gone))
-            drop_mapping(gone.owner); /* another one may have moved into this place */
+            drop_mapping(gone.owner); /* another one may have moved to this place */
         else
             i++;
     }
@@ -188,7 +187,7 @@ static void add_array_mapping(const void *array, struct allocation *allocation) 
         if (known->array == array && known->allocation == allocation)
             return;
     struct array_mapping *mapping = malloc(sizeof *mapping);
-    allocation->mappings++; /* also if there is no memory to note it in: then it stays charged */
+    allocation->mappings++; /* even without memory for the record: then it stays charged */
     if (mapping == NULL)
         return;
     *mapping = (struct array_mapping){array, allocation, array_mappings};

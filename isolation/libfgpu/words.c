@@ -1,8 +1,8 @@
-/* The words of the sessions that share a device: one file each, which only its session can write; and who has which
- * hundredth of the period, which only the host writes. words.h says what for.
+/* The words of the sessions that share a device, one file each, which only its session can write; and the owner of each
+ * hundredth of the period, which only the host writes. words.h explains their use.
  *
- * Files are read, never mapped: who owns one may cut it off at any time, and would end every process that had it mapped.
- * They are opened anew each time, as programs close descriptors that they do not know. */
+ * Files are read, never mapped: the owner of a file may truncate it at any time, which would kill every process with a
+ * mapping. They are opened for each reading, as programs close descriptors that they do not know. */
 #include "words.h"
 
 #include <errno.h>
@@ -30,8 +30,7 @@ bool fgpu_say_busy(int device, uint64_t now) {
     return said;
 }
 
-/* What cannot be read is not lent: who makes its word unreadable has work as far as others know. An empty file is one
- * that nobody has written yet. */
+/* An unreadable word counts as "has work": its session's slots are not lent. An empty file was never written. */
 static uint64_t read_word(int device, unsigned number, uint64_t now) {
     char name[32];
     struct stat status;

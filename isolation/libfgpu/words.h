@@ -1,14 +1,14 @@
-/* The words of the sessions that share a device, in files: README.md, "Compute that is lent". Apart from what uses it,
- * so that the tests of throttle.c bring words of their own. */
+/* The words of the sessions that share a device, in files: README.md, "Compute that is lent". A separate file, so that
+ * the tests of throttle.c can replace it. */
 #ifndef FGPU_WORDS_H
 #define FGPU_WORDS_H
 
 #include "lending.h"
 
-/* Says that the session has work now. False: it cannot be said, so nothing may be lent. */
+/* Writes that the session has work now. False: it cannot be written, so nothing may be borrowed. */
 bool fgpu_say_busy(int device, uint64_t now);
 
-/* Reads what all say. */
+/* Reads all words. */
 void fgpu_read_words(int device, struct lending *lending, uint64_t now);
 
 #endif

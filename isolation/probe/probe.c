@@ -1,7 +1,7 @@
-/* Says in one line of JSON what this process sees of the GPUs and of the limits. README.md has the format.
+/* Prints one line of JSON about what this process sees of the GPUs and of the limits. README.md has the format.
  *
- * Each part that calls into a driver runs in a child: one that crashes or hangs is told as such, and the line is
- * printed all the same. */
+ * Each part that calls into a driver runs in a child: a crash or hang is reported, and the line is printed in any case.
+ */
 #include "probe.h"
 
 #include <fcntl.h>
@@ -109,7 +109,7 @@ static void child(int pipe_end, void (*fill)(struct json *, const struct options
     int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Whatever a driver prints is not to get into the line. */
+    /* Output of a driver must not get into the line. */
     if (nowhere < 0 || dup2(nowhere, STDOUT_FILENO) < 0)
         _exit(1);
     part.used = 0;
@@ -119,7 +119,7 @@ static void child(int pipe_end, void (*fill)(struct json *, const struct options
     _exit(!part.full && write_all(pipe_end, part.text, part.used) ? 0 : 1);
 }
 
-/* Reads what a child writes until its line ends, the child does, or time is up. */
+/* Reads a child's output until its line ends, the child ends, or time is up. */
 static bool gather(int pipe_end)
 {
     struct pollfd waiting = {.fd = pipe_end, .events = POLLIN};
@@ -143,7 +143,7 @@ static bool gather(int pipe_end)
     }
 }
 
-/* Tells of a child that wrote nothing usable: it hangs, or it has ended. */
+/* Reports a child that wrote nothing usable: it hangs, or it has ended. */
 static void tell_failure(pid_t process)
 {
     char text[128];
@@ -152,7 +152,7 @@ static void tell_failure(pid_t process)
     bool hangs = now_ms() >= deadline_ms;
 
     kill(process, SIGKILL);
-    /* A process that hangs in a driver may outlive its SIGKILL: it is not waited for. */
+    /* A process that hangs in a driver may outlive its SIGKILL, so it is not waited for. */
     if (!hangs)
         waitpid(process, &status, 0);
     if (hangs)
@@ -193,7 +193,7 @@ static void section(const char *name, void (*fill)(struct json *, const struct o
     close(ends[0]);
 }
 
-/* The last resort, when even reading a file hangs. The report so far is of no use; the host knows what it asked. */
+/* The last resort, when even reading a file hangs. The report so far is useless; the host knows its question. */
 static void too_late(int signal_number)
 {
     static const char line[] = "{\"probe\":1,\"error\":\"no report in time\"}\n";

@@ -1,4 +1,4 @@
-/* What the parts of the probe know of each other. README.md tells what it reports. */
+/* The interfaces between the parts of the probe. README.md describes its report. */
 #ifndef FGPU_PROBE_H
 #define FGPU_PROBE_H
 
@@ -12,7 +12,7 @@
 
 /* ---- probe_json.c ---------------------------------------------------------------------------------- */
 
-/* One line of JSON as it grows. What does not fit any more sets `full`, and the line is not used. */
+/* One line of JSON as it grows. If something does not fit, `full` is set and the line is not used. */
 struct json {
     size_t used;
     bool full;
@@ -32,17 +32,17 @@ void json_next(struct json *json);
 
 /* ---- probe_system.c: what needs no driver ------------------------------------------------------------ */
 
-/* Appends the list of the mapped files whose name begins so, each once: path, device, inode. */
+/* Appends the list of the mapped files whose name begins with `name`, each once: path, device, inode. */
 void system_mapped(struct json *json, const char *name);
 /* Copies the path of the first of them; returns false if there is none. */
 bool system_mapped_path(const char *name, char *path, size_t size);
-/* Appends what /etc/ld.so.preload is and holds. */
+/* Appends what /etc/ld.so.preload is and contains. */
 void system_preload(struct json *json);
 
 /* ---- probe_slots.c ------------------------------------------------------------------------------------ */
 
 struct options;
-/* Appends whose slots in the accounting file are held, and which of the processes that are asked for run. */
+/* Appends which slots in the accounting file are held, and which of the given processes run. */
 void probe_slots(struct json *json, const struct options *options);
 
 /* ---- probe_library.c: a driver's library, opened at run time ------------------------------------------ */
@@ -56,13 +56,13 @@ struct library {
 bool library_open(struct library *library, const char *file, struct json *json);
 /* Its function of this name, or NULL. */
 void *library_function(const struct library *library, const char *name);
-/* Appends the section's beginning: status, error, code, library; `error` and `library` may be NULL, code is null
- * if negative. The object is left open. */
+/* Appends the section's beginning: status, error, code, library. `error` and `library` may be NULL; a negative code is
+ * null. The object is left open. */
 void library_section(struct json *json, const char *status, const char *error, int code, const char *file);
 
 /* ---- sections, each run in a child of its own --------------------------------------------------------- */
 
-/* A limit that --allocate is to try. */
+/* A limit that --allocate tries. */
 struct limit {
     const char *uuid;
     size_t uuid_length;
@@ -74,11 +74,11 @@ struct options {
     unsigned timeout_s;
     unsigned limit_count;
     struct limit limits[PROBE_MAX_LIMITS];
-    const char *accounting; /* NULL: nothing is asked of it */
+    const char *accounting; /* NULL: not asked for */
     const char *processes;
 };
 
-/* Which call a section is in, for the report of one that crashed or hung; in memory shared with the parent. */
+/* The current call of a section, for the report of one that crashed or hung; in memory shared with the parent. */
 extern const char *volatile *probe_step;
 
 void probe_cuda(struct json *json, const struct options *options);

@@ -1,4 +1,4 @@
-/* Tries the limits: 2 MiB past each has to be refused, half of it to be had. */
+/* Tries the limits: 2 MiB above each must be refused, half of it granted. */
 #include "probe_cuda.h"
 
 #include <string.h>
@@ -21,8 +21,8 @@ static int hexadecimal(char digit)
     return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
 }
 
-/* The bytes by which the driver knows a UUID: those that it spells; of a name that spells none, as simulated devices
- * have, the 128-bit FNV-1a hash. */
+/* The driver's bytes of a UUID: those that it spells; for another name, as simulated devices have, its 128-bit FNV-1a
+ * hash. */
 static void bytes_of(const struct limit *limit, unsigned char bytes[16])
 {
     const char *name = limit->uuid + 4;

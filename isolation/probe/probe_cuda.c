@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How a result is called that stands for a function which the driver does not have. */
+/* The name of a result that stands for a function missing in the driver. */
 #define NO_FUNCTION (-1)
 
 static void describe(const struct cuda *cuda, char *text, size_t size, const char *call, int result)
@@ -64,7 +64,7 @@ bool cuda_begin(struct cuda *cuda, struct json *json)
 
 bool cuda_uuid(const struct cuda *cuda, CUdevice device, unsigned char uuid[16])
 {
-    /* The newer function tells the instance of a partitioned device, the older one the device. */
+    /* The newer function returns the instance of a partitioned device, the older one the device. */
     __typeof__(&cuDeviceGetUuid_v2) newer = CUDA_FUNCTION(cuda, cuDeviceGetUuid_v2);
     __typeof__(&cuDeviceGetUuid) older = CUDA_FUNCTION(cuda, cuDeviceGetUuid);
     CUuuid found;
@@ -77,7 +77,7 @@ bool cuda_uuid(const struct cuda *cuda, CUdevice device, unsigned char uuid[16])
     return true;
 }
 
-/* cuDeviceTotalMem as a program gets it that asks cuGetProcAddress, as CUDA's runtime library does. */
+/* cuDeviceTotalMem as a program gets it from cuGetProcAddress, like CUDA's runtime library. */
 static __typeof__(&cuDeviceTotalMem_v2) resolved(const struct cuda *cuda, cuuint64_t flags)
 {
     __typeof__(&cuGetProcAddress_v2) newer = CUDA_FUNCTION(cuda, cuGetProcAddress_v2);

@@ -12,17 +12,17 @@ struct cuda {
     int count;
 };
 
-/* A function of the driver found by dlsym, as a pointer of its own type; NULL if there is none. */
+/* A function of the driver by dlsym, as a pointer of its own type; NULL if missing. */
 #define CUDA_FUNCTION(cuda, name) ((__typeof__(&name))library_function(&(cuda)->library, #name))
 
-/* Loads and initialises the driver and appends the section's beginning. Returns false when that is all there is to
- * say; the object is closed then. */
+/* Loads and initialises the driver and appends the section's beginning. Returns false if nothing else can be reported;
+ * the object is closed then. */
 bool cuda_begin(struct cuda *cuda, struct json *json);
 
 /* The bytes by which the driver knows a device. */
 bool cuda_uuid(const struct cuda *cuda, CUdevice device, unsigned char uuid[16]);
 
-/* Appends `"error":` with the call's name and the driver's own word for the result; null for success. */
+/* Appends `"error":` with the call's name and the driver's name of the result; null for success. */
 void cuda_error(const struct cuda *cuda, struct json *json, const char *call, int result);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #ifndef PROBE_STATIC
-/* The names as old systems have them: linked on a new one, the probe would otherwise need its glibc. */
+/* The names in old systems: linked on a new one, the probe would otherwise need its glibc. */
 #if defined(__x86_64__)
 #define OLDEST "GLIBC_2.2.5"
 #elif defined(__aarch64__)
@@ -16,7 +16,7 @@ __asm__(".symver dlopen, dlopen@" OLDEST);
 __asm__(".symver dlsym, dlsym@" OLDEST);
 __asm__(".symver dlerror, dlerror@" OLDEST);
 
-/* The start-up code that the linker adds calls this one. Defined here, it too finds the old symbol. */
+/* The linker's start-up code calls this one. Defined here, it also finds the old symbol. */
 typedef int main_function(int, char **, char **);
 int old_start_main(main_function *, int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
 __asm__(".symver old_start_main, __libc_start_main@" OLDEST);
@@ -41,7 +41,7 @@ bool library_open(struct library *library, const char *file, struct json *json)
     const char *error = dlerror();
 
 #ifdef PROBE_STATIC
-    /* A static program can load libraries only of the very glibc that it was linked with. */
+    /* A static program can only load libraries of the same glibc. */
     library_section(json, "not_tried", error != NULL ? error : "dlopen failed", -1, NULL);
 #else
     library_section(json, "missing", error != NULL ? error : "dlopen failed", -1, NULL);

@@ -6,7 +6,7 @@
 
 #define NVML_FUNCTION(library, name) ((__typeof__(&name))library_function(library, #name))
 
-/* How a result is called that stands for a function which the library does not have. */
+/* The name of a result that stands for a function missing in the library. */
 #define NO_FUNCTION (-1)
 
 static void describe(const struct library *library, char *text, size_t size, const char *call, int result)
@@ -83,7 +83,7 @@ static void one_device(const struct library *library, struct json *json, nvmlDev
     json_raw(json, "}");
 }
 
-/* The instances of a partitioned device, as devices of their own. */
+/* The instances of a partitioned device, as separate devices. */
 static void instances(const struct library *library, struct json *json, nvmlDevice_t device)
 {
     __typeof__(&nvmlDeviceGetMigMode) get_mode = NVML_FUNCTION(library, nvmlDeviceGetMigMode);

@@ -1,4 +1,4 @@
-/* Who is counted: the slots of libfgpu's account that living processes hold, and which processes run at all. */
+/* Reports the slots of libfgpu's accounting file that living processes hold, and which processes run. */
 #include "probe.h"
 
 #include "../libfgpu/region.h"
@@ -27,7 +27,7 @@ static bool is_held(int descriptor, unsigned slot)
 static struct region_owner owners[REGION_SLOTS];
 static bool held[REGION_SLOTS];
 
-/* Read, never mapped: the session may cut the file off at any time. */
+/* Read, never mapped: the session may truncate the file at any time. */
 static void tell_slots(struct json *json, int descriptor)
 {
     size_t size = sizeof(owners);
@@ -47,7 +47,7 @@ static void tell_slots(struct json *json, int descriptor)
     json_raw(json, "]");
 }
 
-/* Of those, who could not read the changed limits. */
+/* The processes among them that could not read the changed limits. */
 static void tell_behind(struct json *json)
 {
     for (unsigned slot = 0; slot < REGION_SLOTS; slot++)
@@ -69,7 +69,7 @@ static bool is_asked(const char *processes, uint64_t process)
     return false;
 }
 
-/* Of each slot whose process is asked for: its number, and what it holds of each device. */
+/* For each slot of a requested process: its number, and what it holds of each device. */
 static void tell_amounts(struct json *json, int descriptor, const char *processes)
 {
     unsigned told = 0;
@@ -95,7 +95,7 @@ static void tell_amounts(struct json *json, int descriptor, const char *processe
     }
 }
 
-/* Of each device, what all of them hold: no more is granted by an older limit than what is committed here. */
+/* For each device, the sum of all: nothing beyond these commitments is granted by an older limit. */
 static void tell_held(struct json *json, int descriptor)
 {
     for (unsigned device = 0; device < FGPU_MAX_DEVICES; device++) {
@@ -107,7 +107,7 @@ static void tell_held(struct json *json, int descriptor)
                                   (device * REGION_SLOTS + slot) * sizeof(struct region_cell));
 
             if (held[slot] && pread(descriptor, &amount, sizeof(amount), place) != (ssize_t)sizeof(amount))
-                amount = (uint64_t)1 << 62; /* not known: too much */
+                amount = (uint64_t)1 << 62; /* unknown: count as too much */
             sum += amount;
         }
         json_next(json);
@@ -128,8 +128,8 @@ static bool has_memory(const char *path)
     return pages > 0;
 }
 
-/* Whether one of its threads has memory: otherwise it has ended, or is being taken apart, which with a GPU can take a
- * while. Its first thread may have ended before the others. */
+/* Whether one of its threads has memory: otherwise it has ended, or is being taken apart, which can take long with a
+ * GPU. Its first thread may have ended before the others. */
 static bool runs(unsigned long process)
 {
     char path[64];
@@ -148,7 +148,7 @@ static bool runs(unsigned long process)
     return found;
 }
 
-/* Of the processes asked for, those that took a slot lately, whether they still run or not. */
+/* Of the requested processes, those that took a slot lately, whether or not they still run. */
 static void tell_lately(struct json *json, int descriptor, const char *processes)
 {
     static uint32_t lately[REGION_LATELY];
@@ -162,7 +162,7 @@ static void tell_lately(struct json *json, int descriptor, const char *processes
         }
 }
 
-/* The slots come first: who gives its slot back in between has ended by then. */
+/* The slots come first: a process that gives its slot back in between has ended by then. */
 void probe_slots(struct json *json, const struct options *options)
 {
     int descriptor = open(options->accounting, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
@@ -173,7 +173,7 @@ void probe_slots(struct json *json, const struct options *options)
     if (descriptor >= 0)
         tell_slots(json, descriptor);
     else
-        /* Nobody has been counted yet: libfgpu makes the file. */
+        /* No process was counted yet: libfgpu makes the file. */
         json_raw(json, errno == ENOENT ? "[]" : "null");
     json_name(json, "behind");
     json_raw(json, "[");

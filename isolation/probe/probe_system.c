@@ -19,7 +19,7 @@ struct mapping {
     char path[4096];
 };
 
-/* Takes one line of /proc/self/maps apart: address permissions offset device inode path. */
+/* Splits one line of /proc/self/maps: address permissions offset device inode path. */
 static bool take_apart(char *line, struct mapping *mapping)
 {
     char *rest = line;
@@ -62,13 +62,13 @@ void system_mapped(struct json *json, const char *name)
     FILE *maps = fopen("/proc/self/maps", "re");
 
     if (maps == NULL) {
-        /* Not an empty list: it is not known what is mapped. */
+        /* Not an empty list: the mappings are unknown. */
         json_raw(json, "null");
         return;
     }
     json_raw(json, "[");
     while (next_mapped(maps, name, &mapping)) {
-        /* The segments of one file follow each other. */
+        /* The segments of one file are consecutive. */
         if (strcmp(mapping.path, before.path) == 0 && strcmp(mapping.inode, before.inode) == 0)
             continue;
         before = mapping;
@@ -99,7 +99,7 @@ bool system_mapped_path(const char *name, char *path, size_t size)
     return found;
 }
 
-/* Whether a file is a mount of its own: /proc/self/mountinfo's fifth field. */
+/* Whether a file is a mount of its own: the fifth field of /proc/self/mountinfo. */
 static bool is_mount(const char *path)
 {
     char line[8192];
@@ -124,14 +124,14 @@ void system_preload(struct json *json)
     struct stat status;
     struct statvfs volume;
     size_t size = 0;
-    /* A tampered image may have put anything there, a pipe too. */
+    /* A manipulated image may have put anything there, even a pipe. */
     int descriptor = open(PRELOAD, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
 
     json_raw(json, "{");
     json_name(json, "path");
     json_string(json, PRELOAD);
     json_name(json, "error");
-    /* The system call: fstat is a newer symbol than old systems have. */
+    /* By system call: fstat is a newer symbol than old systems have. */
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0) {
         json_string(json, strerror(errno));
     } else if (!S_ISREG(status.st_mode)) {
