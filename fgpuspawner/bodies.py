@@ -117,7 +117,6 @@ class _Nested:
         self._in_text = self._escaped = False
 
     def read(self, chunk: bytes) -> None:
-        """Add the next piece."""
         if self._escaped:
             chunk = b"\\" + chunk
             self._escaped = False
@@ -142,7 +141,6 @@ class _RoundRobin:
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def wait(self, who: str, begin: Callable[[], None]) -> None:
-        """Queue the start of a request."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
         self._waiting.setdefault(who, deque()).append(begin)

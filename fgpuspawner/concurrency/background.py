@@ -56,7 +56,6 @@ class Failures:
 
 
 async def until_it_works(step: Callable[[], Awaitable[T]], *, every_s: float, failures: Failures) -> T:
-    """Return the result of a step, repeated until it succeeds."""
     while True:
         try:
             return await step()
@@ -140,7 +139,6 @@ class Background:
         return self.run(repeat(), failed=failed)
 
     async def close(self) -> None:
-        """Cancel all tasks, and wait until they have ended."""
         # In a loop, as a task that ends may start others.
         while tasks := [task for task in self._tasks if not task.done()]:
             for task in tasks:

@@ -41,7 +41,6 @@ class Turns:
             raise
 
     def leave(self, who: str) -> None:
-        """End a request."""
         line = self._lines[who]
         line.turns.release()
         self._left(who, line)

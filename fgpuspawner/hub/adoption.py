@@ -144,7 +144,6 @@ class CheckedEngine:
 
 
 async def _answers(session: Session) -> bool:
-    """Return whether a session's Jupyter server answers at its stored address."""
     launched = Launched.from_json(session.launched)
     if launched is None or launched.token is None:
         return False
@@ -178,7 +177,6 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
 
 
 def session_in(state: Mapping[str, Any] | None) -> int | None:
-    """Return the id of the session in a server's state."""
     return (state or {}).get(KEPT)
 
 

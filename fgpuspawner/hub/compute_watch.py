@@ -193,7 +193,6 @@ class ComputeWatch:
         self._say_silent(snapshot)
 
     async def answered(self) -> None:
-        """Return when no question is open."""
         while self._asking:
             await asyncio.wait(tuple(self._asking.values()))
 

@@ -199,7 +199,6 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
         """Skip authentication: it would query the Hub's database."""
 
     async def get(self) -> None:
-        """Answer 200 while sessions can start and end, else 503."""
         room = self.watch.room
         disk = "full" if room.full else "short" if room.short else "ok"
         parts = {"disk": disk, "database": "ok", "engine": "ok"}

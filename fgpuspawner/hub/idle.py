@@ -119,6 +119,5 @@ async def _ask(url: str, token: str, *, may_be_missing: bool = False) -> Any:
 
 
 def instant_s(text: str) -> int:
-    """Return an ISO 8601 time, UTC by default, in seconds."""
     at = datetime.fromisoformat(text)
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

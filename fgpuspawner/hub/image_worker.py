@@ -185,7 +185,6 @@ class ImageWorker:
         log.info("Session %d is saved as %s, %d bytes", row.session_id, row.name, size_bytes)
 
     def _under(self, row: PrivateImage) -> PrivateImage | None:
-        """Return the private image that the session was started from, if any."""
         return next((image for image in self._images.all() if image.name == row.made_from), None)
 
     async def _note_made(self, row: PrivateImage, saved: SavedImage, size_bytes: int) -> None:

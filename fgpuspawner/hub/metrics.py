@@ -147,7 +147,6 @@ class Metrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the counters and the current values."""
         yield from self._counted.collect()
         away = GaugeMetricFamily("fgpu_database_away", "1 while the scheduler's database does not answer.")
         away.add_metric([], float(self._queue.database_is_away))
@@ -167,7 +166,6 @@ class Metrics(Collector):
 
 
 def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
-    """Return each group's sessions by state, and its longest wait."""
     groups = sorted(
         {n.resource_group for n in snapshot.nodes} | {s.request.resource_group for s in snapshot.sessions}
     )

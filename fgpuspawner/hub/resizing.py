@@ -92,14 +92,12 @@ class Resizer:
         background.every(LOOK_EVERY_S, self.look, failed="Sessions are not resized now")
 
     async def look(self) -> None:
-        """Start the work on each new request."""
         for wish in await asyncio.to_thread(self._wishes.asked):
             if wish.session_id not in self._busy:
                 task = asyncio.create_task(self._guarded(wish))
                 self._busy[wish.session_id] = task
 
     async def done(self) -> None:
-        """Return when no request is being worked on."""
         while self._busy:
             await asyncio.wait(tuple(self._busy.values()))
 

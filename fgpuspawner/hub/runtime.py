@@ -308,7 +308,6 @@ class Runtime:
             await asyncio.sleep(START_AGAIN_S)
 
     def _look_after(self) -> None:
-        """Begin the background work, now that the live sessions are known."""
         settings, clock = self.settings, SystemClock()
         watchdog = Watchdog(
             self.isolation,
@@ -425,7 +424,6 @@ class Runtime:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the scheduler has started."""
         return self._started is not None and self._started.done()
 
     async def ready(self) -> None:
@@ -438,7 +436,6 @@ class Runtime:
         return {**self._prefetch.failed, **self.engine.fetching()}
 
     def pull_of(self, session_id: int) -> PullState | None:
-        """Return the progress of the pull that a session waits for, or None."""
         return self.pull_states().get(session_id)
 
     async def prepare(self, session: Session) -> Prepared:
@@ -454,7 +451,6 @@ class Runtime:
             return await to_the_end(loop.run_in_executor(self._filers, self.isolation.prepare, session, live))
 
     async def clear(self, session: Session) -> None:
-        """Remove the files of a session that is gone."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
 
@@ -473,12 +469,10 @@ class Runtime:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The images in force."""
         return self.images.catalogue
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, as last seen."""
         return self.inventory.nodes
 
     @property

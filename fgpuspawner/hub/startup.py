@@ -164,7 +164,6 @@ async def _bound_bodies(app: Any) -> None:
 
 
 async def _tell_systemd(app: Any, address: str) -> None:
-    """Tell systemd that the Hub answers, if its unit is of ``Type=notify``."""
     await asyncio.shield(app._start_future)
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:

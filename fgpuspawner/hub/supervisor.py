@@ -55,7 +55,6 @@ class Supervisor:
         return True
 
     async def _keep_routes(self) -> None:
-        """Restore the routes of a proxy that lost them."""
         app = self._app
         routes = await app.proxy.get_all_routes()
         if app.hub.routespec not in routes:

@@ -192,7 +192,6 @@ def after_look(
 
 
 def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str:
-    """Return the warning for a session's owner."""
     what, found, advice = offence.advice
     if not ends:
         return f"{what}. {advice}"
@@ -219,7 +218,6 @@ class Judge:
         self._strikes: dict[int, Strikes] = {}
 
     def keep(self, live: Sequence[Session]) -> None:
-        """Forget sessions that are gone."""
         self._strikes = {s.id: self._strikes[s.id] for s in live if s.id in self._strikes}
 
     async def judge(self, session_id: int, at_s: float, offence: Offence | None, *, known: bool) -> None:

@@ -204,7 +204,6 @@ class Backend:
         return self.host.data / "limits" / str(session_id)
 
     def _with_folder(self, prepared: Prepared, own: Path) -> Prepared:
-        """Return ``prepared`` with the limits file, the log and the commands."""
         if not self.host.own_root:
             for name, source in self._commands().items():
                 link(own / name, source)
@@ -231,7 +230,6 @@ class Backend:
         return {path.name: path for path in sorted(self.host.commands.iterdir()) if path.is_file()}
 
     def _with_machine(self, prepared: Prepared, own: Path, node_id: str) -> Prepared:
-        """Return ``prepared`` with the simulated driver and its nvidia-smi."""
         machine_folder = machine.folder_of(self.host.data, node_id)
         smi = self.host.commands / "simulated" / SIMULATED_COMMAND if self.host.commands else None
         has_smi = smi is not None and smi.is_file()

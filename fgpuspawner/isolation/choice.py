@@ -85,7 +85,6 @@ class StoredChoice:
 
 
 def write_choices(data: Path, choices: Iterable[Choice]) -> None:
-    """Store each node's backend and reason for `read_choices`."""
     found = {
         c.node_id: {"backend": c.backend.name, "reason": c.reason, "fixed": c.backend.fixed} for c in choices
     }

@@ -67,7 +67,6 @@ def copy_whole(source: Path, path: Path, *, mode: int) -> Path:
 
 
 def make_empty(path: Path, *, mode: int) -> Path:
-    """Make an empty file in place of what was there."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -78,7 +77,6 @@ def make_empty(path: Path, *, mode: int) -> Path:
 
 
 def link(path: Path, target: Path) -> Path:
-    """Make a link in place of what was there."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     draft.symlink_to(target)

@@ -179,7 +179,6 @@ class GpuPoller:
 
 
 def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
-    """Return the running sessions with a share of one of these devices."""
     return frozenset(
         s.id
         for s in live

@@ -33,7 +33,6 @@ NOT_LENT = 255
 
 
 def folder_of(memory: Path, name: str) -> Path:
-    """Return the folder of a session or of a warm container."""
     return memory / FOLDER / name
 
 
@@ -137,7 +136,6 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def forget(memory: Path, name: str) -> None:
-    """Remove a session's folder; idempotent."""
     remove_folder(folder_of(memory, name))
 
 

@@ -157,7 +157,6 @@ class Isolation:
         return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)
 
     def _contexts(self, host: Host) -> dict[str, int]:
-        """Return what libfgpu charges for a context, in MiB by UUID."""
         held = [
             d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
         ]
@@ -195,7 +194,6 @@ class Isolation:
         return tuple(self._nodes.values())
 
     def devices_of(self, session: Session) -> tuple[Device, ...]:
-        """Return the devices of a session's shares that are still configured."""
         assert session.placement is not None
         node = self._nodes.get(session.placement.node_id)
         own = {share.device_uuid for share in session.placement.shares}
@@ -262,7 +260,6 @@ class Isolation:
         return _of_sessions(self._folder)
 
     def prune(self, live: Collection[int]) -> None:
-        """Remove the files of sessions that are not ``live``."""
         with self._preparing:
             self._prune(live)
             self._publish_lenders(self._neighbours())
@@ -382,7 +379,6 @@ def _trim(path: Path, *, most: int, to: int) -> bool:
 
 
 def _of_sessions(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are named after a session."""
     try:
         return [p for p in folder.iterdir() if p.name.isascii() and p.name.isdigit()]
     except FileNotFoundError:

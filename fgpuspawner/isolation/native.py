@@ -31,7 +31,6 @@ class Native:
 
     @property
     def probes(self) -> dict[str, Path]:
-        """The programs that check a limit from inside a session."""
         return {name: self.folder / name for name in ("probe", "probe-static")}
 
     @property
@@ -45,7 +44,6 @@ class Native:
 
     @property
     def parts(self) -> tuple[Path, ...]:
-        """Everything that the build makes for sessions."""
         return (self.library, *self.probes.values(), *self.simulated.values())
 
 

@@ -150,7 +150,6 @@ def static_command(nonce: str, *, timeout_s: int) -> list[str]:
 
 
 def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]:
-    """Return the command of the probe that lists the accounting file's slots."""
     asked = ",".join(map(str, pids))
     return ["probe-static", "--nonce", nonce, ACCOUNTING, accounting, "--processes", asked]
 

@@ -41,7 +41,6 @@ def is_knob(name: str) -> bool:
 
 
 def without_knobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables that only the Hub may set."""
     return {name: value for name, value in environment.items() if not is_knob(name)}
 
 

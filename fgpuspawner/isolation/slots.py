@@ -45,7 +45,6 @@ def assign(taken: Iterable[Slots], percent: int) -> Slots:
 
 
 def render(slots: Slots) -> str:
-    """Return slots as text of the limits file: ``50-75,80-85``."""
     return ",".join(f"{first}-{end}" for first, end in slots)
 
 

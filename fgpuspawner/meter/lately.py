@@ -35,7 +35,6 @@ class Lately:
 
 
 def lately(spent: Iterable[Spent], now_s: int) -> Lately:
-    """Return use and waits, from the sessions that held shares in the last week."""
     hours, days = [0.0] * HOURS, [0.0] * DAYS
     waits: list[tuple[int, int]] = []
     for one in spent:

@@ -99,7 +99,6 @@ class Sampler:
         }
 
     async def tell(self) -> None:
-        """Publish the readings, and save the tallies when due."""
         running = {s.id for s in await self._sessions.live() if s.state is SessionState.RUNNING}
         now_s = self._clock.now_s()
         ended = sorted(set(self._tallies) - running)
@@ -166,7 +165,6 @@ class Sampler:
         )
 
     def _limits_of(self, session_ids: Sequence[int]) -> dict[int, Mapping[str, DeviceLimit]]:
-        """Return these sessions' limits, from their files."""
         found: dict[int, Mapping[str, DeviceLimit]] = {}
         for session_id in session_ids:
             with contextlib.suppress(BadLimits):

@@ -54,7 +54,6 @@ class Tally:
     energy_estimated: bool = False
 
     def with_sample(self, sample: Sample) -> Tally:
-        """Return the tally with one more reading."""
         new = replace(self, at_s=sample.at_s)
         if sample.memory_mib is not None:
             percent = min(HIGHEST_MEMORY, -(-100 * sample.memory_mib // self.limit_mib))
@@ -100,7 +99,6 @@ class Tally:
         )
 
     def measured(self) -> Measured:
-        """Return the tally as it is stored."""
         return Measured(
             self.session_id,
             self.at_s,
@@ -118,7 +116,6 @@ class Tally:
 
 
 def restored(measured: Measured) -> Tally:
-    """Return the stored tally."""
     try:
         counts = _COUNTS.validate_json(measured.counts)
         memory, sm = counts["memory"], counts["sm"]

@@ -103,12 +103,10 @@ def days(first: date, last: date) -> Iterator[date]:
 
 
 def starts_at_s(day: date) -> int:
-    """Return when a day begins, in UTC."""
     return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
 
 
 def day_of(at_s: int) -> date:
-    """Return the day of a time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).date()
 
 

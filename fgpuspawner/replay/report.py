@@ -52,7 +52,6 @@ class Report:
 
     @property
     def users(self) -> int:
-        """The number of users with submissions in the window."""
         jobs = (o.job for o in self.runs[0].outcomes)
         return len({job.request.user for job in jobs if job.submitted_at_s >= self.from_s})
 
@@ -74,7 +73,6 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_lines(report: Report) -> list[str]:
-    """Return the report as a table with a heading."""
     summaries = report.summaries
     rows = [_row(run.policy, figures) for run, figures in zip(report.runs, summaries, strict=True)]
     tried = []

@@ -123,7 +123,6 @@ class _Row:
         self.request = replace(UNSAID, **own, **in_milli)
 
     def job(self, typical: Mapping[str, int]) -> Job:
-        """Return the row as a job; one that never started gets the typical length."""
         if self.length_s is not None:
             return Job(self.request, self.submitted_at_s, self.length_s)
         length_s = typical_length_s(typical, self.request.resource_group)

@@ -29,7 +29,6 @@ class Address:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is another machine."""
         return self.host is not None
 
 

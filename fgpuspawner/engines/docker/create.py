@@ -194,7 +194,6 @@ def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -
 
 
 def _taken(host: Mapping[str, Any]) -> list[str]:
-    """Return the paths that have a mount already."""
     return [
         *(_bind_target(bind) for bind in host.get("Binds") or []),
         *(str(mount.get("Target", "")) for mount in host.get("Mounts") or []),
@@ -208,7 +207,6 @@ def _binds_of(options: ContainerOptions) -> list[str]:
 
 
 def own_command(config: Mapping[str, Any]) -> list[str]:
-    """Return the command that an image runs as its server."""
     own = list(config.get("Cmd") or [])
     if not own or (len(own) == 1 and posixpath.basename(own[0]) in INTERPRETERS):
         return [handover.SERVER]
@@ -260,7 +258,6 @@ def _absolute(target: str) -> str:
 
 
 def _is_in(target: str, ours: Collection[str]) -> bool:
-    """Return whether a path is at or below one of ours."""
     path = _absolute(target)
     return any(path == own or path.startswith(f"{own}/") for own in ours)
 

@@ -192,8 +192,6 @@ class Daemon:
     async def ship(
         self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
     ) -> tuple[Mount, ...]:
-        """Copy a session's files to this daemon's machine; see `remote_files.ship`."""
-
         def carry() -> tuple[Mount, ...]:
             # One at a time: a node's first session makes the files that all share.
             with self._shipping:

@@ -61,7 +61,6 @@ def is_of_server(program: str) -> bool:
 
 
 def no_server(program: str) -> str:
-    """Return the message for a session if its image cannot start a server."""
     return (
         f"this image has no server environment: {program} is not in it, or cannot run; "
         "ask an administrator to build it with `fgpu images build` (docs/images.md), or choose another image"
@@ -69,7 +68,6 @@ def no_server(program: str) -> str:
 
 
 def refusal_words(error: APIError) -> str:
-    """Return an engine's refusal in words for the session's owner."""
     text = str(error.explanation or error)
     if any(words in text for words in NO_GPU_RUNTIME):
         return "this server's Docker engine has no GPU runtime; ask an administrator to install it"

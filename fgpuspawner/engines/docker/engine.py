@@ -145,7 +145,6 @@ class DockerEngine(Engine):
             )
 
     def _warm_pool(self, hub: HubSide) -> WarmPool | None:
-        """Return the warm pool of this machine's own daemon, if there is one."""
         sizes, catalogue = self._installation.settings.warm_pool, self._installation.catalogue
         unknown = sorted(slug for slug in sizes if catalogue().entry(slug) is None)
         if unknown:
@@ -259,7 +258,6 @@ class DockerEngine(Engine):
         return Endpoint(ip, port, has_driver, warm)
 
     async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
-        """Return the spec with the session's files on the daemon's machine."""
         assert spec.session.placement is not None
         node_id = spec.session.placement.node_id
         mounts = await daemon.ship(
@@ -344,7 +342,6 @@ class DockerEngine(Engine):
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 
     async def cgroup(self, session: Session) -> str | None:
-        """Return the cgroup of the container's first process."""
         daemon = self.fleet.of(session)
         if daemon.address.is_elsewhere:
             return None

@@ -83,7 +83,6 @@ class Events:
         return frozenset() if before is None else self._ended - before - self._told.keys()
 
     def has_told(self, name: str) -> bool:
-        """Return whether the end of this container was reported."""
         return name in self._told
 
     def _note(self, event: Mapping[str, Any]) -> None:

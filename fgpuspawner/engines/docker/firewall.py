@@ -148,12 +148,10 @@ class Rules:
 
 
 def chains(installation: str) -> tuple[str, ...]:
-    """Return the names of an installation's chains."""
     return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
 
 
 def jumps(installation: str) -> tuple[tuple[str, str], ...]:
-    """Return the chain and the rule of each of an installation's jumps."""
     interface = f"{network.interfaces(installation)}+"
     to_host, from_sessions, to_sessions = chains(installation)
     through = f"-o {interface} -j {to_sessions}", f"-i {interface} -j {from_sessions}"

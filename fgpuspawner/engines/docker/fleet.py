@@ -52,7 +52,6 @@ class Fleet:
                 log.error("%s; its nodes take no sessions until it does", trouble)
 
     def survey(self) -> dict[str, Machine | None]:
-        """See `Engine.survey`."""
         asked = [daemon for daemon in self.daemons if daemon.address.url]
         with ThreadPoolExecutor(max(1, len(asked))) as threads:
             machines = list(threads.map(Daemon.machine, asked))
@@ -67,7 +66,6 @@ class Fleet:
         return tuple(daemon for daemon in self.daemons if daemon.answers)
 
     def find(self, node_id: str) -> Daemon | None:
-        """Return a node's daemon, or None if the node is no longer configured."""
         return self._by_node.get(node_id)
 
     def of_node(self, node_id: str) -> Daemon:
@@ -151,7 +149,6 @@ class Fleet:
         return await daemon.containers.remove(observed) if daemon is not None else False
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None) -> Mapping[int, int]:
-        """See `Engine.sessions_of`."""
         if node_id is not None:
             return self.of_node(node_id).containers.sessions_of(pids)
         found: dict[int, int] = {}

@@ -43,7 +43,6 @@ class Handover:
 
     @property
     def is_server(self) -> bool:
-        """Whether it runs JupyterHub's own server."""
         return posixpath.basename(self.argv[0]) == SERVER
 
     def line(self) -> bytes:

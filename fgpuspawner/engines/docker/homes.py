@@ -88,18 +88,15 @@ class Homes:
                 raise NotReached("what this Hub mounts does not reach the engine's containers")
 
     def rename(self, before: str, after: str) -> None:
-        """Rename a container's folders; mounts in them stay."""
         (self._folder / before).rename(self._folder / after)
 
     def names(self) -> list[str]:
-        """Return the names of containers with folders."""
         try:
             return sorted(path.name for path in self._folder.iterdir())
         except FileNotFoundError:
             return []
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove the folders of containers that are gone."""
         mounted = _mounted() if names else ()
         for name in names:
             for place in sorted((self._folder / name).glob("*")):

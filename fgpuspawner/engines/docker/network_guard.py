@@ -157,7 +157,6 @@ class NetworkGuard:
             left = await self._sweep(after_s=KEPT_FOR_S)
 
     async def _sweep(self, *, after_s: float) -> int:
-        """Return the number of unused networks that are left."""
         return sum(await asyncio.gather(*(self._sweep_one(d, after_s) for d in self._fleet.answering)))
 
     async def _sweep_one(self, daemon: Daemon, after_s: float) -> int:

@@ -29,7 +29,6 @@ SUFFIX = "-files"
 
 
 def volume_of(container: str) -> str:
-    """Return the name of the volume with a container's files."""
     return f"{container}{SUFFIX}"
 
 

@@ -123,7 +123,6 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def make_engine(cls, installation: Installation) -> DockerEngine:
-        """Return the engine, connected to the daemons that answer."""
         return DockerEngine(installation, configured(cls, installation.config))
 
     @classmethod
@@ -160,7 +159,6 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
-        """Return the rules for a machine's iptables."""
         return Firewall(rules_for(settings, urls, installation))
 
     @classmethod

@@ -322,7 +322,6 @@ class UserNetworks:
         )
 
     def _numbers(self, network: IPv4Network) -> range:
-        """Return the numbers of the pool's subnets that overlap this network."""
         # A route to more than the whole pool, added since the start, does not occupy single subnets.
         if not network.overlaps(self._pool) or (
             network.supernet_of(self._pool) and network.prefixlen < self._pool.prefixlen
@@ -342,7 +341,6 @@ def _is_a_users(network: dict[str, Any]) -> bool:
 
 
 def _subnets(network: dict[str, Any]) -> list[IPv4Network]:
-    """Return the IPv4 subnets of a network as the engine lists it."""
     configs = (network.get("IPAM") or {}).get("Config") or []
     found = [ipaddress.ip_network(c["Subnet"], strict=False) for c in configs if c.get("Subnet")]
     return [n for n in found if isinstance(n, IPv4Network)]

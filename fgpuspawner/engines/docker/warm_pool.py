@@ -169,7 +169,6 @@ def _gpus_held(session: Session) -> tuple[str, ...]:
 
 
 def _targets(host: Mapping[str, Any], binds: Sequence[str]) -> list[str]:
-    """Return the paths of other mounts in a container."""
     mounts = [str(mount.get("Target", "")) for mount in host.get("Mounts") or []]
     named = [bind.split(":")[1] for bind in binds]
     return [posixpath.normpath(path) for path in (*mounts, *named, *(host.get("Tmpfs") or {}))]
@@ -468,7 +467,6 @@ class WarmPool:
         return f"fgpu-{self._containers.installation}-{WARM}-"
 
     def _waiting(self) -> list[str]:
-        """Return the names of all waiting containers, from the engine."""
         return [name for name in self._names() if name.startswith(self._prefix)]
 
     def _names(self) -> list[str]:
@@ -549,7 +547,6 @@ class WarmPool:
         return min(AUTO_MOST, busiest(started, window_s=AUTO_WINDOW_S))
 
     def _make(self, key: Key, recipe: Recipe) -> Warm:
-        """Make a warm container, and wait until it is ready."""
         self._number += 1
         name = f"{self._prefix}{self._number}"
         try:
@@ -635,7 +632,6 @@ class WarmPool:
                     self._homes.remove([name])
 
     def _sweep_homes(self) -> None:
-        """Remove the home folders of containers that are gone."""
         if self._homes is None:
             return
         with self._naming:
@@ -647,7 +643,6 @@ class WarmPool:
     # -- notes ----------------------------------------------------------------------------------------
 
     def _write_notes(self) -> None:
-        """Store the shapes, so that a restarted Hub fills its pool at once."""
         write_whole(self._notes, _NOTES.dump_json(list(self._recipes.items())), mode=0o600)
 
     def _read_notes(self) -> None:

@@ -79,7 +79,6 @@ class Processes:
             time.sleep(0.001)
 
     def _prune_logs(self) -> None:
-        """Remove old logs of ended servers, and the oldest of too many."""
         live = {note.name.partition("@")[0] for note in (self._folder / "run").glob("*")}
         ended: list[tuple[float, Path]] = []
         for path in (self._folder / "logs").glob("*.log"):
@@ -92,7 +91,6 @@ class Processes:
                 path.unlink(missing_ok=True)
 
     def cut_logs_back(self) -> None:
-        """Truncate logs that are too large to their newest lines."""
         for path in (self._folder / "logs").glob("*.log"):
             # A log that is removed at this moment needs no truncation.
             with contextlib.suppress(FileNotFoundError):
@@ -137,7 +135,6 @@ class Processes:
         return found
 
     def _server(self, handle: str) -> psutil.Process | None:
-        """Return the live server process of this handle, or None."""
         child = self._children.get(handle)
         if child is not None and child.poll() is not None:
             return None
@@ -215,7 +212,6 @@ class Processes:
         return found
 
     def _mark(self, process: psutil.Process) -> str:
-        """Return the handle in a process's environment, "" if it is not ours."""
         try:
             env = process.environ()
         except (psutil.Error, OSError):

@@ -44,7 +44,6 @@ def carriers_of(installation: str) -> str:
 
 
 def helper_of(installation: str, image_id: int) -> str:
-    """Return the name of the container from which an image's base is read."""
     return f"{carriers_of(installation)}-{image_id}"
 
 
@@ -91,7 +90,6 @@ def keeps_its_server(container: Mapping[str, Any], base: Mapping[str, Any]) -> b
 
 
 def written_bytes(client: Any, container: str) -> int:
-    """Return the bytes that a container has written beyond its image."""
     listed = client._get(
         client._url("/containers/json"),
         params={"all": 1, "size": 1, "filters": json.dumps({"id": [container]})},
@@ -164,7 +162,6 @@ def _until_not_paused(client: Any, container: str) -> None:
 
 @contextlib.contextmanager
 def _paused(client: Any, container: str, note: Callable[[str], None]) -> Iterator[None]:
-    """Pause a container, and unpause it in any case."""
     for tries_left in reversed(range(PAUSE_TRIES)):
         if client.inspect_container(container)["State"]["Paused"]:
             break
@@ -267,7 +264,6 @@ def _has(client: Any, reference: str, engines_id: str | None) -> bool:
 
 
 def remove(client: Any, reference: str) -> bool:
-    """Remove an image by name; return whether the engine confirms it."""
     try:
         client.remove_image(reference, noprune=True)
     except (ImageNotFound, NotFound):

@@ -144,7 +144,6 @@ class EngineRequest:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, in the thread that asked."""
         if self._answer is not None:
             self._answer.close()
         with self._lock:
@@ -192,7 +191,6 @@ def _connected(client: docker.APIClient) -> socket.socket:
 
 
 def _trust(client: docker.APIClient) -> ssl.SSLContext:
-    """Return the client's TLS settings."""
     verify, cert = client.verify, client.cert
     context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
     if verify is False:

@@ -108,11 +108,9 @@ class Reason:
 
     @property
     def may_pass(self) -> bool:
-        """Whether another try may succeed."""
         return self.kind in PASSING
 
     def words(self) -> str:
-        """Return the message for the session's owner."""
         return f"{WORDS[self.kind]}: {self.said}"
 
 

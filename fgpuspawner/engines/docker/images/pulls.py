@@ -279,7 +279,6 @@ class Pulls:
             )
 
     async def _copied_from_its_own(self, pull: _Pull) -> Reason | None:
-        """Copy a private image from the engine on which it was made."""
         node_id = pull.image.node_id
         try:
             source = self._fleet.of_node(node_id)
@@ -385,7 +384,6 @@ def digests(found: Found) -> tuple[str, ...]:
 
 
 def wanted_digest(image: Image) -> str:
-    """Return the digest that an image must have; "" for any."""
     return image.digest or image.reference.partition("@")[2]
 
 

@@ -27,7 +27,6 @@ from fgpuspawner.images.recipe import (
 
 
 def base_of(image: Mapping[str, Any], reference: str) -> Base:
-    """Return an image, by its digest if a registry gave it one."""
     digests = image.get("RepoDigests") or []
     user = str((image.get("Config") or {}).get("User") or "root")
     return Base(digests[0] if digests else reference, str(image["Id"]), user, bool(digests))

@@ -38,7 +38,6 @@ class ImageSaver:
         self._sweeps: dict[Daemon, asyncio.Event] = {}
 
     async def save(self, spec: SaveSpec) -> SavedImage:
-        """See `Engine.save_image`."""
         daemon = self._fleet.find(spec.image.node_id)
         if daemon is None:
             raise CannotSave("the machine that the session was on is not configured any more")
@@ -56,7 +55,6 @@ class ImageSaver:
                 raise EngineSilent(str(e)) from e
 
     def _saved(self, daemon: Daemon, spec: SaveSpec) -> SavedImage:
-        """Make the image and its recipe. Blocks."""
         name = daemon.containers.name(spec.session)
         with contextlib.closing(daemon.another_client(timeout_s=SILENT_S)) as client:
             found = client.inspect_container(name)
@@ -98,7 +96,6 @@ class ImageSaver:
         return True
 
     async def delete(self, image: PrivateImage) -> None:
-        """See `Engine.delete_image`."""
         home = self._fleet.find(image.node_id)
         if home is not None and not home.answers:
             raise EngineSilent(f"{home.address} does not answer")
