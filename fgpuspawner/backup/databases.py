@@ -65,11 +65,7 @@ def dump(url: str, to: Path, *, setting: str) -> None:
 
 
 def check(file: Path, kind: str) -> None:
-    """Check that a database can be restored from this file.
-
-    Raises:
-        BackupFailed: it is damaged.
-    """
+    """Check that a database can be restored from this file; raises BackupFailed if it is damaged."""
     if kind == POSTGRESQL:
         _run("pg_restore", {}, "--file=/dev/null", str(file))
         return

@@ -28,11 +28,7 @@ def sealed(plain: bytes, passphrase: str) -> bytes:
 
 
 def opened(secret: bytes, passphrase: str) -> bytes:
-    """Return the decrypted secret.
-
-    Raises:
-        BackupFailed: the passphrase is wrong, or the secret was changed.
-    """
+    """Return the decrypted secret; raises BackupFailed if the passphrase is wrong, or the secret was changed."""
     try:
         return _fernet(passphrase, secret[:SALT]).decrypt(secret[SALT:])
     except InvalidToken:

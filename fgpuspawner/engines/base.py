@@ -71,11 +71,7 @@ class Capabilities:
 
     @classmethod
     def from_json(cls, text: str) -> Capabilities:
-        """Return what `to_json` wrote.
-
-        Raises:
-            ValueError, TypeError: the text is something else.
-        """
+        """Return what `to_json` wrote; raises ValueError or TypeError if the text is something else."""
         said = json.loads(text)
         return cls(**{**said, "queue": WhoseQueue(said["queue"])})
 
@@ -302,18 +298,10 @@ class Firewall(Protocol):
         """Return a shell script for root that applies the rules; it may be run repeatedly."""
 
     def apply(self) -> None:
-        """Apply the rules on this machine.
-
-        Raises:
-            FGPUError: with the reason.
-        """
+        """Apply the rules on this machine; raises FGPUError with the reason."""
 
     def remove(self) -> None:
-        """Remove the rules, if any.
-
-        Raises:
-            FGPUError: with the reason.
-        """
+        """Remove the rules, if any; raises FGPUError with the reason."""
 
 
 # --- What an engine is given ---
@@ -355,7 +343,8 @@ class Engine(Launcher):
 
     One object lives as long as the Hub. Making it connects, blocks, and raises BadSettings if the engine cannot be
     used. It is made before the GPUs are known. Sessions are identified by id, attempt and node; calls may concern
-    sessions that an earlier Hub has started.
+    sessions that an earlier Hub has started. Methods raise EngineSilent if the engine or the node's machine does not
+    answer, or the node is no longer configured; call them again later.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -429,11 +418,7 @@ class Engine(Launcher):
         """
 
     async def disk_use(self, session: Session) -> DiskUse:
-        """Return what the session takes of the disk, if known. May be slow.
-
-        Raises:
-            EngineSilent: its machine does not answer.
-        """
+        """Return what the session takes of the disk, if known. May be slow."""
         return DiskUse()
 
     @abstractmethod
@@ -455,35 +440,20 @@ class Engine(Launcher):
         """Return the sessions of those of these processes that belong to this installation. Blocks.
 
         Without a node the processes are of this machine.
-
-        Raises:
-            EngineSilent: the engine cannot tell.
         """
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        """Return the reader of the GPUs of a node on another machine.
-
-        Raises:
-            EngineSilent: the node is no longer configured.
-        """
+        """Return the reader of the GPUs of a node on another machine."""
         raise EngineSilent(f"node {node_id} is not another machine")
 
     # -- images ---------------------------------------------------------------------------------------
 
     async def availability(self, image: Image, node_id: str) -> Availability:
-        """Return where an image is for a node. May take seconds.
-
-        Raises:
-            EngineSilent: the engine cannot tell.
-        """
+        """Return where an image is for a node. May take seconds."""
         return Availability()
 
     async def has_image(self, image: Image, node_id: str) -> bool:
-        """Return whether a session of this image can start on a node without a pull.
-
-        Raises:
-            EngineSilent: the engine cannot tell.
-        """
+        """Return whether a session of this image can start on a node without a pull."""
         return True
 
     async def fetch_image(self, image: Image, node_id: str, session_id: int, *, ahead: bool = False) -> None:
@@ -511,19 +481,11 @@ class Engine(Launcher):
         raise CannotSave(self.capabilities.why_not_saved)
 
     async def rename_image(self, image: PrivateImage, reference: str) -> bool:
-        """Give a saved image another name, beside its own, on every machine; return whether that is done.
-
-        Raises:
-            EngineSilent: the engine does not answer; try again.
-        """
+        """Give a saved image another name, beside its own, on every machine; return whether that is done."""
         return False
 
     async def delete_image(self, image: PrivateImage) -> None:
-        """Remove a saved image from every machine.
-
-        Raises:
-            EngineSilent: it may still be there; try again.
-        """
+        """Remove a saved image from every machine."""
 
     def image_stores(self) -> Sequence[ImageStore]:
         """Return the images of each machine, for administrators' commands."""

@@ -130,11 +130,7 @@ class Metrics(Collector):
     # -- what is asked --------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read the current values.
-
-        Raises:
-            FGPUError: they cannot be read; the old ones are no longer shown.
-        """
+        """Read the current values; raises FGPUError if they cannot be read; the old ones are no longer shown."""
         try:
             snapshot = await self._queue.snapshot()
         except FGPUError:

@@ -439,11 +439,7 @@ class Runtime:
         return self.pull_states().get(session_id)
 
     async def prepare(self, session: Session) -> Prepared:
-        """Write a session's files for its launch.
-
-        Raises:
-            CannotPrepare: with words for the owner.
-        """
+        """Write a session's files for its launch; raises CannotPrepare with words for the owner."""
         # One at a time: the list of live sessions must be current when files of dead ones are removed.
         async with self._preparing:
             live = [s.id for s in await self.queue.live()]

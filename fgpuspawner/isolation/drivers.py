@@ -70,11 +70,7 @@ class Drivers:
         return found
 
     def reader(self, source: NvmlSource) -> NvmlReader:
-        """Return the reader of a library.
-
-        Raises:
-            FGPUError: its node is no longer configured.
-        """
+        """Return the reader of a library; raises FGPUError if its node is no longer configured."""
         if source not in self._readers:
             self._readers[source] = (
                 self._make_reader(source.library)

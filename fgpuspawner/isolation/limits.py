@@ -171,11 +171,7 @@ def render(limits: Limits) -> str:
 
 
 def parse(text: str) -> Limits:
-    """Return the limits in the text of a limits file.
-
-    Raises:
-        BadLimits: it is not one.
-    """
+    """Return the limits in the text of a limits file; raises BadLimits if it is not one."""
     lines = text.split("\n")
     session = re.fullmatch(r"session=([0-9]{1,18})", lines[1]) if len(lines) > 1 else None
     if lines[0] != f"fgpu-limits {VERSION}" or session is None or lines[-2:] != ["end", ""]:
@@ -251,11 +247,7 @@ def change(folder: Path, limits: Limits) -> None:
 
 
 def read(folder: Path) -> Limits:
-    """Return the limits in a session's folder.
-
-    Raises:
-        BadLimits: the file cannot be read.
-    """
+    """Return the limits in a session's folder; raises BadLimits if the file cannot be read."""
     try:
         return parse(read_bounded(folder / NAME, LARGEST_BYTES).decode("ascii"))
     except (OSError, UnicodeDecodeError) as e:

@@ -135,11 +135,7 @@ class Nvml:
         self.begun_s = 0.0
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
-        """Call a function and return its status.
-
-        Raises:
-            NvmlFailed: the status is not one of ``accept``.
-        """
+        """Call a function and return its status; raises NvmlFailed if the status is not one of ``accept``."""
         function = getattr(self.library, name, None)
         if function is None:
             raise NvmlFailed(f"NVML has no {name}")

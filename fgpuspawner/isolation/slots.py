@@ -49,11 +49,7 @@ def render(slots: Slots) -> str:
 
 
 def parse(text: str) -> Slots:
-    """Return the slots in such a text.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Return the slots in such a text; raises ValueError if it is not one."""
     found: list[tuple[int, int]] = []
     for piece in text.split(","):
         first, dash, end = piece.partition("-")

@@ -81,10 +81,7 @@ class MeterState:
     sessions: Mapping[int, Live] | None = None
 
     def of(self, session_id: int, now_s: int) -> Live | None:
-        """Return what is known of a session now; None if it was never read.
-
-        Values that are too old become unknown.
-        """
+        """Return what is known of a session now; None if it was never read. Values that are too old become unknown."""
         live = (self.sessions or {}).get(session_id)
         if live is None or abs(now_s - live.now.at_s) <= max(30, 6 * self.every_s):
             return live

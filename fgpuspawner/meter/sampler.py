@@ -111,11 +111,7 @@ class Sampler:
             await self.save(now_s)
 
     async def save(self, now_s: int) -> None:
-        """Save what was counted so far.
-
-        Raises:
-            StoreUnavailable: nothing was saved; the next call saves all.
-        """
+        """Save what was counted so far; raises StoreUnavailable if nothing was saved; the next call saves all."""
         unsaved = {**self._unsaved, **{i: tally.measured() for i, tally in self._tallies.items()}}
         await asyncio.to_thread(self._meters.save, list(unsaved.values()))
         self._unsaved = {}

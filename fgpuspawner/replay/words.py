@@ -1,4 +1,4 @@
-"""Parses policies, quotas and GPUs from the command line."""
+"""Parses policies, quotas and GPUs from the command line; raises BadSettings with what is wrong and what would work."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ GPU_MEMORY_MIB = 81920
 
 
 def policy_of(words: str) -> Policy:
-    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``.
-
-    Raises:
-        BadSettings: with what is wrong and what would work.
-    """
+    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``."""
     found: dict[str, Any] = {}
     for part in words.split(","):
         key, equals, value = part.partition("=")
@@ -54,11 +50,7 @@ def policy_of(words: str) -> Policy:
 
 
 def quota_of(words: str) -> Quota:
-    """Parse a quota such as ``user:*:fgpu=2,sessions=3``; the lifetime is in seconds.
-
-    Raises:
-        BadSettings: with what is wrong and what would work.
-    """
+    """Parse a quota such as ``user:*:fgpu=2,sessions=3``; the lifetime is in seconds."""
     scope, _, rest = words.partition(":")
     who, _, limits = rest.rpartition(":")
     name, _, group = who.partition("@")
@@ -79,11 +71,7 @@ def quota_of(words: str) -> Quota:
 
 
 def gpus_of(words: str, resource_group: str) -> Node:
-    """Parse ``8`` or ``8x2``: a node with that many GPUs of 1 or the given fGPU each.
-
-    Raises:
-        BadSettings: with what is wrong and what would work.
-    """
+    """Parse ``8`` or ``8x2``: a node with that many GPUs of 1 or the given fGPU each."""
     number, times, unit = words.partition("x")
     count, capacity = _count(number, "gpus"), _fgpu(unit if times else "1", "gpus")
     if not 1 <= count <= MOST_GPUS or capacity < 1:

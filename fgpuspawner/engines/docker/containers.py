@@ -102,11 +102,7 @@ class Containers:
         return await to_the_end(asyncio.get_running_loop().run_in_executor(threads, call))
 
     async def look(self) -> list[Observed]:
-        """Return this installation's containers.
-
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
+        """Return this installation's containers; raises EngineSilent if the engine does not answer."""
         filters = {"label": f"{LABEL}.installation={self.installation}"}
         try:
             listed = rows(await self._look("containers", all=True, filters=filters))

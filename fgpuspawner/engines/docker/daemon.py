@@ -135,11 +135,7 @@ class Daemon:
         return self.containers.client
 
     def connect(self) -> None:
-        """Connect. Blocks.
-
-        Raises:
-            BadSettings: it does not answer, or a file of its ``tls`` cannot be read.
-        """
+        """Connect. Blocks. Raises BadSettings if it does not answer, or a file of its ``tls`` cannot be read."""
         with contextlib.ExitStack() as opened:
             # The client with the short timeout first: it finds out that a daemon is silent.
             looker = opened.enter_context(contextlib.closing(self._connected(LOOK_TIMEOUT_S)))

@@ -2,6 +2,7 @@
 
 On the Hub's machine coreutils' ``du`` counts blocks and files in the engine's folders, for which the Hub must be root.
 On other machines the engine reports the size of the container's files, and nothing of homes.
+Functions with a client raise `DockerException` if the engine does not answer.
 """
 
 from __future__ import annotations
@@ -43,11 +44,7 @@ HIDDEN = f"its programs keep more than {MOST_OPEN} files open"
 
 
 def limits_disk(client: docker.APIClient, image: str) -> bool:
-    """Return whether the engine can limit a container's disk, by creating one that is never started. Blocks.
-
-    Raises:
-        DockerException: the engine does not answer.
-    """
+    """Return whether the engine can limit a container's disk, by creating one that is never started. Blocks."""
     host = client.create_host_config(network_mode="none", storage_opt={"size": "1g"})
     try:
         made = client.create_container(image, command=["true"], host_config=host)
@@ -58,11 +55,7 @@ def limits_disk(client: docker.APIClient, image: str) -> bool:
 
 
 def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
-    """Return, for ``fgpu check``, how this machine enforces the disk limits. Blocks.
-
-    Raises:
-        DockerException: the engine does not answer.
-    """
+    """Return, for ``fgpu check``, how this machine enforces the disk limits. Blocks."""
     info = client.info()
     root, driver = Path(str(info.get("DockerRootDir") or "/")), info.get("Driver")
     session, home = settings.session_disk_mib, settings.home_disk_mib
@@ -132,11 +125,7 @@ def _mount_below(written: str) -> tuple[str, ...]:
 def take(
     client: docker.APIClient, container: str, user: str, *, here: bool, own: Collection[str] = ()
 ) -> DiskUse:
-    """Return what a container takes; ``own`` are `own_targets`. Blocks as long as ``du`` takes.
-
-    Raises:
-        DockerException: the engine does not answer, or the container is gone.
-    """
+    """Return what a container takes; ``own`` are `own_targets`. Blocks as long as ``du`` takes."""
     found = client.inspect_container(container)
     written = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     if not here or not written or not os.access(written, os.R_OK | os.X_OK):

@@ -345,11 +345,7 @@ def can_apply() -> bool:
 
 
 def run(text: str) -> None:
-    """Run one of the scripts.
-
-    Raises:
-        FirewallFailed: with its error output.
-    """
+    """Run one of the scripts; raises FirewallFailed with its error output."""
     try:
         done = subprocess.run(
             ["sh", "-s"], input=text, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
@@ -460,19 +456,11 @@ class Firewall:
         return script(self.rules)
 
     def remove(self) -> None:
-        """Remove the rules.
-
-        Raises:
-            FirewallFailed: with its error output.
-        """
+        """Remove the rules; raises FirewallFailed with its error output."""
         run(removal(self.rules.installation))
 
     def apply(self) -> None:
-        """Apply the rules, and check that they are in force.
-
-        Raises:
-            FirewallFailed: they are not.
-        """
+        """Apply the rules, and check that they are in force; raises FirewallFailed if they are not."""
         for left in reversed(range(APPLY_TRIES)):
             try:
                 run(script(self.rules))
@@ -496,11 +484,7 @@ class Firewall:
         )
 
     def keep(self) -> None:
-        """Apply the rules again if they have changed.
-
-        Raises:
-            FirewallFailed: they cannot be read or applied.
-        """
+        """Apply the rules again if they have changed; raises FirewallFailed if they cannot be read or applied."""
         if state(self.rules.installation) != self._applied:
             self.apply()
             log.warning("The firewall's rules were not in force any more; they are again")

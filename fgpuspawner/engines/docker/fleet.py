@@ -20,7 +20,7 @@ LATE_AFTER_S = 1.0
 
 
 class Fleet:
-    """The daemons; this machine's own comes first."""
+    """The daemons, this machine's own first. Look-ups raise EngineSilent for nodes no longer configured."""
 
     def __init__(self, daemons: Sequence[Daemon]) -> None:
         self.daemons = tuple(daemons)
@@ -69,22 +69,14 @@ class Fleet:
         return self._by_node.get(node_id)
 
     def of_node(self, node_id: str) -> Daemon:
-        """Return a node's daemon.
-
-        Raises:
-            EngineSilent: the node is no longer configured.
-        """
+        """Return a node's daemon."""
         daemon = self._by_node.get(node_id)
         if daemon is None:
             raise EngineSilent(f"node {node_id} is not configured any more")
         return daemon
 
     def of(self, session: Session) -> Daemon:
-        """Return the daemon of a placed session.
-
-        Raises:
-            EngineSilent: its node is no longer configured.
-        """
+        """Return the daemon of a placed session."""
         assert session.placement is not None
         return self.of_node(session.placement.node_id)
 

@@ -49,11 +49,7 @@ class Homes:
         self._folder = PLACE / f"fgpu-homes-{installation}"
 
     def open(self) -> None:
-        """Make the folder from which mounts propagate.
-
-        Raises:
-            CannotMount: this Hub may not mount here.
-        """
+        """Make the folder from which mounts propagate; raises CannotMount if this Hub may not mount here."""
         if os.geteuid() != 0:
             raise CannotMount("the Hub is not root")
         self._folder.mkdir(mode=0o700, exist_ok=True)

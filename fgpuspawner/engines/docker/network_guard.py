@@ -186,11 +186,7 @@ def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewal
 
 
 def _addresses(url: str) -> list[tuple[str, int]]:
-    """Return the addresses and the port of a URL.
-
-    Raises:
-        BadSettings: its host has no address.
-    """
+    """Return the addresses and the port of a URL; raises BadSettings if its host has no address."""
     parsed = urlparse(url)
     host, port = parsed.hostname or "", parsed.port or (443 if parsed.scheme == "https" else 80)
     try:

@@ -1,6 +1,7 @@
 """Problems on the nodes' engines for ``fgpu check``.
 
-Sessions of other installations, for example after a change of ``db_url``, and a clock that differs from the Hub's.
+Sessions of other installations, for example after a change of ``db_url``, and a clock that differs from the Hub's. Both
+raise `EngineSilent` if the engine does not answer.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ MOST_APART_S = 5
 
 
 def sessions_of_others(client: docker.APIClient, address: Address, installation: str) -> list[str]:
-    """Return a line for each other installation with sessions on an engine. Blocks.
-
-    Raises:
-        EngineSilent: the engine does not answer.
-    """
+    """Return a line for each other installation with sessions on an engine. Blocks."""
     try:
         listed = rows(client.containers(filters={"label": f"{LABEL}.session"}))
     except FAILED as e:
@@ -53,11 +50,7 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
 
 
 def wrong_time(client: docker.APIClient, address: Address) -> list[str]:
-    """Return a line if an engine's clock differs from this machine's. Blocks.
-
-    Raises:
-        EngineSilent: the engine does not answer.
-    """
+    """Return a line if an engine's clock differs from this machine's. Blocks."""
     before = datetime.now(UTC)
     try:
         said = str(client.info().get("SystemTime", ""))

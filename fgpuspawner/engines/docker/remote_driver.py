@@ -61,11 +61,7 @@ class RemoteDriver:
         self._making = threading.Lock()
 
     def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the machine's GPUs, as its driver reports them.
-
-        Raises:
-            NvmlUnknown: there is no valid answer.
-        """
+        """Return the machine's GPUs, as its driver reports them; raises NvmlUnknown if there is no valid answer."""
         answer = self.ask({"do": "devices"})
         try:
             found = tuple(
@@ -82,11 +78,7 @@ class RemoteDriver:
         return found
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one question; see nvml_child.py.
-
-        Raises:
-            NvmlUnknown: there is none.
-        """
+        """Return the answer to one question; see nvml_child.py; raises NvmlUnknown if there is none."""
         try:
             with self._making:
                 self._ensure()

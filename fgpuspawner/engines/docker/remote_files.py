@@ -2,7 +2,7 @@
 
 A container can only mount what is on its own machine. So a session's files are copied into a volume there, and mounted
 from the folder in which the engine keeps the volume. What the sessions of a node share (a simulated machine's ledger)
-is in a volume of the node, named after its content.
+is in a volume of the node, named after its content. All functions raise `DockerException` if the engine fails.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ def volume_of(container: str) -> str:
 
 
 def containers_of_volumes(client: docker.APIClient, installation: str) -> dict[str, str]:
-    """Return the containers for which files were copied, whether or not they exist, with their nodes. Blocks.
-
-    Raises:
-        docker.errors.DockerException: the engine refuses, or does not answer.
-    """
+    """Return the containers for which files were copied, whether or not they exist, with their nodes. Blocks."""
     listed = client.volumes(filters={"label": f"{LABEL}={installation}"})["Volumes"] or ()
     return {
         v["Name"].removesuffix(SUFFIX): (v.get("Labels") or {}).get(NODE, "")
@@ -60,9 +56,6 @@ def ship(
 
     What is below ``shared`` goes into the node's volume, if that is new. ``image`` is any image there: files get into a
     volume through a container of it, which is never started.
-
-    Raises:
-        docker.errors.DockerException: the engine refuses, or does not answer.
     """
     common = [m for m in mounts if shared is not None and m.source.is_relative_to(shared)]
     own = [m for m in mounts if m not in common]
@@ -80,22 +73,14 @@ def ship(
 
 
 def ship_machine(client: docker.APIClient, *, image: str, installation: str, folder: Path) -> str:
-    """Copy a simulated machine to the engine if it is missing, and return its volume. Blocks.
-
-    Raises:
-        docker.errors.DockerException: the engine refuses, or does not answer.
-    """
+    """Copy a simulated machine to the engine if it is missing, and return its volume. Blocks."""
     volume = f"fgpu-{installation}-machine-{folder.name}-{_digest(folder)}"
     _filled(client, volume, image, {LABEL: installation}, {".": folder})
     return volume
 
 
 def unship(client: docker.APIClient, container: str) -> None:
-    """Remove the files of a container that is gone; idempotent.
-
-    Raises:
-        docker.errors.DockerException: the engine refuses, or does not answer.
-    """
+    """Remove the files of a container that is gone; idempotent."""
     with contextlib.suppress(NotFound):
         client.remove_container(_carrier(volume_of(container)), v=True, force=True)
     with contextlib.suppress(NotFound):

@@ -84,7 +84,7 @@ def host_routes(table: str | None = None) -> list[Route]:
 
 
 class UserNetworks:
-    """The users' networks on one engine. Calls block; any number may run concurrently.
+    """The users' networks on one engine. Calls block; any number may run concurrently. They raise DockerException.
 
     Args:
         client: returns the engine's client, which changes after the engine was away.
@@ -181,20 +181,13 @@ class UserNetworks:
         return name
 
     def count(self) -> int:
-        """Return the number of networks.
-
-        Raises:
-            DockerException: the engine does not answer.
-        """
+        """Return the number of networks."""
         return sum(str(n["Name"]).startswith(self._prefix) for n in self._networks(self.installation))
 
     def remove_unused(self, *, after_s: float = 0.0) -> int:
         """Remove the networks that have been unused for ``after_s``, and that no launch is about to use.
 
         Returns how many unused ones are left.
-
-        Raises:
-            DockerException: the engine does not answer.
         """
         used = {
             name

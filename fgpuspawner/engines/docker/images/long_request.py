@@ -48,7 +48,7 @@ class EngineRefused(FGPUError):
 
 
 class EngineRequest:
-    """One request and its answer. Every call but `cut` blocks."""
+    """One request and its answer. Every call but `cut` blocks; reading raises `BrokenOff` like `ask`."""
 
     def __init__(self, client: docker.APIClient, *, silent_s: float = SILENT_S) -> None:
         self._client = client
@@ -97,11 +97,7 @@ class EngineRequest:
                 self._socket.settimeout(silent_s)
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the JSON objects of the answer.
-
-        Raises:
-            BrokenOff: see `ask`.
-        """
+        """Yield the JSON objects of the answer."""
         for line in self._lines():
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
@@ -118,11 +114,7 @@ class EngineRequest:
         yield left
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the answer's bytes.
-
-        Raises:
-            BrokenOff: see `ask`.
-        """
+        """Yield the answer's bytes."""
         assert self._answer is not None
         while True:
             with _as_broken_off():

@@ -91,7 +91,7 @@ class _Pull:
 
 
 class Pulls:
-    """All pulls of the Hub. For its event loop."""
+    """All pulls of the Hub, for its event loop. Questions raise EngineSilent if a daemon does not answer."""
 
     def __init__(
         self,
@@ -114,20 +114,12 @@ class Pulls:
     # -- for waiters ------------------------------------------------------------------------------------
 
     async def found(self, daemon: Daemon, image: Image) -> Found | None:
-        """Return a daemon's description of an image; None if it lacks it or has another one of that name.
-
-        Raises:
-            EngineSilent: it does not answer.
-        """
+        """Return a daemon's description of an image; None if it lacks it or has another one of that name."""
         found = await self._inspect(daemon, image)
         return found if found is not None and _matches(image, found) else None
 
     async def availability(self, daemon: Daemon, image: Image) -> Availability:
-        """Return where an image is for a daemon.
-
-        Raises:
-            EngineSilent: it does not answer.
-        """
+        """Return where an image is for a daemon."""
         pull = self._pulls.get((daemon, image.reference, image.digest))
         if pull is not None:
             return Availability(Where.COMING, pull.state().words())
