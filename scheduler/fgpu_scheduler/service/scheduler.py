@@ -35,7 +35,7 @@ from fgpu_scheduler.store.store import Store
 log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
-WRITTEN_ANEW = 20
+RETRIES = 20
 """So often a decision is made anew because somebody else wrote in between."""
 
 
@@ -102,7 +102,7 @@ class Scheduler(Steps):
         self._started = self._resumed_at = asyncio.get_running_loop().time()
         live = (await self.call(self.store.snapshot, now_s)).sessions
         for session in live:
-            self._since[session.id] = self._started - max(0, now_s - session.waits_since_s)
+            self._waiting_since[session.id] = self._started - max(0, now_s - session.waits_since_s)
         self._launcher.watch(self.look)
         loops = (self._schedule(), self._watch(), self._reclaim(), self._forecasts.foretell())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -143,7 +143,7 @@ class Scheduler(Steps):
                 continue
             self.thread.away.has("Scheduling")
             for session in placed:
-                self._say(session, S.PENDING, None)
+                self._log_change(session, S.PENDING, None)
                 self._resolve(session)
             if placed:
                 self.nudge()
@@ -209,7 +209,7 @@ class Scheduler(Steps):
         return found, world.version
 
     def _resize(self, session_id: int, amount: Amount) -> Session | NotResized:
-        for _ in range(WRITTEN_ANEW):
+        for _ in range(RETRIES):
             found, version = self._resized(session_id, amount)
             if isinstance(found, NotResized):
                 return found
@@ -266,18 +266,18 @@ class Scheduler(Steps):
         changed = await self.call(self._reclaiming.round, self.clock.now_s(), steady_s)
         for session in changed:
             if session.state is S.TERMINATING:
-                self._say(session, S.RUNNING, None)
+                self._log_change(session, S.RUNNING, None)
                 self.on_end(session)
             elif session.state is S.PENDING:
-                self._since[session.id] = asyncio.get_running_loop().time()
-                self._say(session, None, f"queued again for session {session.replaces}")
+                self._waiting_since[session.id] = asyncio.get_running_loop().time()
+                self._log_change(session, None, f"queued again for session {session.replaces}")
             else:
-                self._say_warned(session)
+                self._log_warning(session)
         if changed:
             self.nudge()
             self.look()
 
-    def _say_warned(self, session: Session) -> None:
+    def _log_warning(self, session: Session) -> None:
         asked, cause = session.request, session.ends_cause
         log.info(
             "Session %d (%s/%s): %s",
@@ -289,16 +289,16 @@ class Scheduler(Steps):
 
     async def _deadlines_passed(self) -> None:
         snapshot = await self.call(self.store.snapshot, self.clock.now_s())
-        await self._tell_those_who_wait(snapshot)
+        await self._resolve_waiting(snapshot)
         live = {s.id for s in snapshot.sessions}
         newest = max(live, default=0)
-        self._since = {i: at for i, at in self._since.items() if i in live or i > newest}
+        self._waiting_since = {i: at for i, at in self._waiting_since.items() if i in live or i > newest}
         limits = self._deadlines
         # Ten thousand take an hour to come back: nobody is given up while others still do.
         long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s
         for session in snapshot.sessions:
             now = asyncio.get_running_loop().time()  # A clock that is set meanwhile makes no wait longer.
-            waited_s = now - self._since.setdefault(session.id, now)
+            waited_s = now - self._waiting_since.setdefault(session.id, now)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
                 message = (
                     f"nothing became free within the queue's limit of {duration(limits.queue_timeout_s)}"
@@ -326,7 +326,7 @@ class Scheduler(Steps):
                     message=message,
                 )
 
-    async def _tell_those_who_wait(self, snapshot: Snapshot) -> None:
+    async def _resolve_waiting(self, snapshot: Snapshot) -> None:
         """Resolve what was committed without its answer reaching us: a connection that broke, say."""
         live = {s.id: s for s in snapshot.sessions}
         for session_id in tuple(self._waiting):

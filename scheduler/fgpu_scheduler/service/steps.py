@@ -78,7 +78,7 @@ class Steps(Queue):
         #: Replaced at each change: followers of `changes` wait for the one that they saw.
         self._changed = asyncio.Event()
         #: The loop's time since which each session waits, by session id.
-        self._since: dict[int, float] = {}
+        self._waiting_since: dict[int, float] = {}
         #: Sessions of the last run that no caller has resumed, and the loop's time of the last resumption.
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
@@ -119,10 +119,10 @@ class Steps(Queue):
             if ended.state is not old.state:
                 self._announce(old, ended)
         for session in sessions:
-            self._since[session.id] = asyncio.get_running_loop().time()
-            self._say(replace(session, state=S.PENDING), None, "submitted")
+            self._waiting_since[session.id] = asyncio.get_running_loop().time()
+            self._log_change(replace(session, state=S.PENDING), None, "submitted")
             if session.state is not S.PENDING:
-                self._say(session, S.PENDING, None)
+                self._log_change(session, S.PENDING, None)
         self.nudge()
         if any(session.state is S.PENDING for session in sessions):
             self.wake()
@@ -195,7 +195,7 @@ class Steps(Queue):
         now_s = self.clock.now_s()
         async with self._ended_instead(session_id):
             waits = await self.call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
-        self._say(waits, session.state, f"the cluster did not give the place: {why}")
+        self._log_change(waits, session.state, f"the cluster did not give the place: {why}")
         self.nudge()
         self.wake()
         return waits
@@ -335,7 +335,7 @@ class Steps(Queue):
 
     def _announce(self, before: Session, session: Session) -> Session:
         """Log a committed change and wake the callers that wait for it."""
-        self._say(session, before.state, None)
+        self._log_change(session, before.state, None)
         if session.state in ENDED:
             self._resolve(session)
             self.wake()
@@ -359,7 +359,7 @@ class Steps(Queue):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _say(self, session: Session, before: SessionState | None, reason: str | None) -> None:
+    def _log_change(self, session: Session, before: SessionState | None, reason: str | None) -> None:
         why = reason or session.end_cause or session.wait_reason or ""
         asked = session.request
         log.info(
