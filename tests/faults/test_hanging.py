@@ -116,7 +116,7 @@ async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(l
     just_done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     just_done.set_result(lab.scheduler._forecasts._outlook)
     waits = await lab.ask("carol")
-    lab.scheduler._forecasts._looking_ahead = just_done
+    lab.scheduler._forecasts._running = just_done
     assert (await lab.forecast(waits)).position == 2
     for waiting in lab.waiting.values():
         waiting.cancel()

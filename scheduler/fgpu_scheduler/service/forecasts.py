@@ -1,4 +1,4 @@
-"""The forecasts as the scheduler tells them: one computation for all who ask, beside everything else."""
+"""The scheduler's forecasts: one computation in its own thread, shared by all callers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from fgpu_scheduler.store.store import Store
 log = logging.getLogger("fgpu.scheduler")
 
 FORECAST_FOR_S = 30
-"""How long a forecast may be shown while nothing changes; expected ends move with the clock."""
+"""How long a forecast may be used while nothing changes; expected ends move with the clock."""
 QUICK_FORECAST_S = 0.25
-FORETELL_EVERY_S = 60.0
-"""So often who waits is told something, though nobody asks."""
+"""A forecast that takes longer than this is used for `FORECAST_REST` times as long as it took, even after changes."""
+FORECAST_EVERY_S = 60.0
+"""How often a forecast is made even if no caller asks for one."""
 SWITCH_S = 0.0005
-"""So long one thread of this process computes while others want to: a small write waits a few times for a forecast."""
+"""How long a thread of this process keeps the interpreter while others want it: a small write waits a few times for a
+forecast's thread."""
 FORECAST_REST = 2
-"""A forecast that took longer than that is shown for so many times as long, whatever changes: one of ten thousand takes
-seconds, something always changes there, and everything else in this process runs beside it."""
+"""Forecasting ten thousand sessions takes seconds, and there something always changes. The pause leaves time for the rest
+of this process."""
 
 
 class Forecasts:
-    """Keeps what was forecast last. `Queue.outlook` has the promise."""
+    """Makes and caches the forecasts; `Queue.outlook` documents them."""
 
     def __init__(
         self, store: Store, thread: StoreThread, policy: Policy, clock: Clock, took: Callable[[float], None]
@@ -42,45 +44,48 @@ class Forecasts:
         self._policy = policy
         self._clock = clock
         self._took = took
+        #: The last forecast, and whether the store had changed since when it was last returned.
         self._outlook: Outlook | None = None
         self._is_behind = False
-        self._looking_ahead: asyncio.Future[Outlook] | None = None
-        self._look_ahead_again_at = 0.0
+        #: The forecast in progress, which all callers await.
+        self._running: asyncio.Future[Outlook] | None = None
+        #: The loop's time before which no other forecast begins.
+        self._not_before_s = 0.0
         self._first_forecasts = FirstForecasts(store)
-        self._told: set[int] = set()
-        """Those who wait of whom it is kept what they were told first."""
-        # Its own: who submits, starts or ends does not wait for a forecast. A process would be given the snapshot by
-        # pickle, and that takes as long as the forecast itself.
+        #: Pending sessions whose first forecast is stored.
+        self._recorded: set[int] = set()
+        # Its own thread, so that no write waits for a forecast. Not a process: pickling the snapshot would take as long
+        # as the forecast.
         sys.setswitchinterval(SWITCH_S)
         self._forecaster = ThreadPoolExecutor(1, thread_name_prefix="fgpu-forecast")
 
     async def now(self) -> Outlook:
-        """Return what is expected: not older than the question, in versions of the store.
+        """Return a forecast of the store's current version, at most `FORECAST_FOR_S` old.
 
-        In seconds it is at most `FORECAST_FOR_S` older. Where it takes long, see `FORECAST_REST`.
+        If forecasting takes long, it may be of an older version: see `FORECAST_REST`.
         """
         version = await self._call(self._store.version)
         while self._outlook is None or self._is_older(self._outlook.snapshot, version):
-            task = self._looking_ahead
-            # One that is done was too old, or nobody has taken it yet. To await it again is not to wait at all.
+            task = self._running
+            # A finished task was too old. Awaiting it again would not wait, and this loop would never yield.
             if task is None or task.done():
-                task = self._looking_ahead = asyncio.ensure_future(self._look_ahead())
-                task.add_done_callback(self._looked_ahead)
+                task = self._running = asyncio.ensure_future(self._forecast())
+                task.add_done_callback(self._forecast_done)
             self._outlook = await asyncio.shield(task)
         self._is_behind = self._outlook.snapshot.version < version
         return self._outlook
 
     def behind_s(self) -> int:
-        """Return how old what was returned last is; 0 where nothing had changed since."""
+        """Return the age of the last returned forecast in seconds; 0 if nothing had changed since it was made."""
         if self._outlook is None or not self._is_behind:
             return 0
         return max(0, self._clock.now_s() - self._outlook.snapshot.now_s)
 
-    async def foretell(self) -> None:
-        """Have a start told to each who waits, though nobody asks: what is told is held against it."""
+    async def forecast_regularly(self) -> None:
+        """Make forecasts even if no caller asks, so that each session has a first forecast to compare with its start."""
         version = -1
         while True:
-            await asyncio.sleep(FORETELL_EVERY_S)
+            await asyncio.sleep(FORECAST_EVERY_S)
             try:
                 if await self._call(self._store.version) != version:
                     version = (await self.now()).snapshot.version
@@ -88,15 +93,15 @@ class Forecasts:
                 log.debug("No forecast now: %s", e)
 
     def stop(self) -> None:
-        """Finish what has begun, and begin no more."""
+        """Finish the forecast in progress, and begin no other."""
         self._forecaster.shutdown(wait=True)
 
     def _is_older(self, snapshot: Snapshot, version: int) -> bool:
-        if asyncio.get_running_loop().time() < self._look_ahead_again_at:
+        if asyncio.get_running_loop().time() < self._not_before_s:
             return False
         return snapshot.version < version or not 0 <= self._clock.now_s() - snapshot.now_s < FORECAST_FOR_S
 
-    async def _look_ahead(self) -> Outlook:
+    async def _forecast(self) -> Outlook:
         snapshot = await self._call(self._store.snapshot, self._clock.now_s())
         known = {group: await self._call(self._store.experience, group) for group in snapshot.resource_groups}
         loop = asyncio.get_running_loop()
@@ -107,26 +112,26 @@ class Forecasts:
         took_s = loop.time() - began
         self._took(took_s)
         if took_s > QUICK_FORECAST_S:
-            self._look_ahead_again_at = loop.time() + FORECAST_REST * took_s
-        await self._note_told(found)
+            self._not_before_s = loop.time() + FORECAST_REST * took_s
+        await self._record_first(found)
         return found
 
-    async def _note_told(self, ahead: Outlook) -> None:
-        """Keep what each who waits is told first, to hold it against the start."""
+    async def _record_first(self, ahead: Outlook) -> None:
+        """Store the first forecast of each pending session, to compare it with the start later."""
         waiting = {f.session_id for f in ahead.forecasts.values() if f.position}
-        new = [ahead.forecasts[i] for i in sorted(waiting - self._told)]
-        self._told &= waiting
+        new = [ahead.forecasts[i] for i in sorted(waiting - self._recorded)]
+        self._recorded &= waiting
         try:
             await self._call(self._first_forecasts.record, new, now_s=ahead.snapshot.now_s)
         except StoreUnavailable as e:
-            # What is told is worth more than how good it was.
-            log.debug("What was told of %d starts is not kept: %s", len(new), e)
+            # The forecast itself matters more than its later comparison.
+            log.debug("The first forecasts of %d sessions are not stored: %s", len(new), e)
         else:
-            self._told |= {f.session_id for f in new if f.told is not None}
+            self._recorded |= {f.session_id for f in new if f.told is not None}
 
-    def _looked_ahead(self, task: asyncio.Future[Outlook]) -> None:
-        # Whoever waited may have left: one that failed then is nothing to those who ask next.
-        if self._looking_ahead is task:
-            self._looking_ahead = None
+    def _forecast_done(self, task: asyncio.Future[Outlook]) -> None:
+        # If every caller was cancelled, none reads the exception: read it, so that asyncio does not report it.
+        if self._running is task:
+            self._running = None
         if not task.cancelled():
             task.exception()

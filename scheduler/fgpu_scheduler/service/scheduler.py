@@ -104,7 +104,7 @@ class Scheduler(Steps):
         for session in live:
             self._waiting_since[session.id] = self._started - max(0, now_s - session.waits_since_s)
         self._launcher.watch(self.look)
-        loops = (self._schedule(), self._watch(), self._reclaim(), self._forecasts.foretell())
+        loops = (self._schedule(), self._watch(), self._reclaim(), self._forecasts.forecast_regularly())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
 
