@@ -434,7 +434,7 @@ def test_the_page_shows_sessions_bars_and_queue(world: World) -> None:
     assert runs.select_one(f"#open-{world.alice_runs.id}")["href"] == "/user/alice/"
     assert "Next in the queue" in waits.text
     assert "No request is ahead" in waits.select_one("details").text
-    assert "1 fGPU is not free: at most 0.5 fGPU is free on one GPU" in waits.text
+    assert "1 fGPU is not free, only 0.5 is" in waits.text
     assert waits.select_one("form.power button").text.startswith("Cancel")
     assert waits.select_one(f"#wait-{world.alice_waits.id}")["href"] == "/hub/spawn-pending/alice/gpu-2"
     gauges = [[bar.text for bar in gauge.select(".bar-text")] for gauge in page.select(".gauge")]

@@ -115,4 +115,4 @@ def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
         )
     if not most:
         return "all GPUs are busy"
-    return f"{asked} fGPU is not free: at most {format_milli(most)} fGPU is free on one GPU"
+    return f"{asked} fGPU is not free, only {format_milli(most)} is"

@@ -50,9 +50,9 @@ def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.C
     assert section(out, "Queue") == [
         ["position", "id", "user/server", "amount", "group", "since", "why"],
         ["1", "4", "carol/", "1 fGPU", "default", "2026-09-21 14:13:26Z",
-         "1 fGPU is not free: at most 0.5 fGPU is free on one GPU"],
+         "1 fGPU is not free, only 0.5 is"],
         ["2", "5", "dave/big", "1.5 fGPU", "default", "2026-09-21 14:13:26Z",
-         "1.5 fGPU is not free: at most 0.5 fGPU is free on one GPU"],
+         "1.5 fGPU is not free, only 0.5 is"],
     ]  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_status_as_json_says_the_same_to_programs(url: str, capsys: pytest.Captu
         "fgpu": "1.5",
         "resource_group": "default",
         "wait_reason": "RESOURCES",
-        "wait_text": "1.5 fGPU is not free: at most 0.5 fGPU is free on one GPU",
+        "wait_text": "1.5 fGPU is not free, only 0.5 is",
         "expected_start_at_s": None,
         "since_s": AT_S + 6,
     }

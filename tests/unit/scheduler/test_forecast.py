@@ -100,9 +100,9 @@ def test_position_zero_starts_now_and_the_rest_count_from_one() -> None:
     found = told(lab)
     assert {user: (f.position, f.text) for user, f in found.items()} == {
         "a": (0, "starts now"),
-        "b": (1, "0.6 fGPU is not free: at most 0.1 fGPU is free on one GPU"),
+        "b": (1, "0.6 fGPU is not free, only 0.1 is"),
         "c": (0, "starts now"),
-        "d": (2, "0.6 fGPU is not free: at most 0.1 fGPU is free on one GPU"),
+        "d": (2, "0.6 fGPU is not free, only 0.1 is"),
     }
     assert found["a"].basis == found["c"].basis == BASIS_NOW
     assert found["a"].expected_start_at_s == NOW_S
@@ -175,7 +175,7 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
         (
             world().running("a", "0.8"),
             request(fgpu="0.5"),
-            "0.5 fGPU is not free: at most 0.2 fGPU is free on one GPU",
+            "0.5 fGPU is not free, only 0.2 is",
         ),
         (
             world(devices=2).running("a", "0.7", on="GPU-n1-0").running("b", "0.6", on="GPU-n1-1"),
@@ -227,7 +227,7 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
             # What is free on a GPU of the other mode is not to be had.
             world(devices=2).holding(MEMORY_ONLY, on="GPU-n1-0").running("b", "0.8", on="GPU-n1-1"),
             request(fgpu="0.9"),
-            "0.9 fGPU is not free: at most 0.2 fGPU is free on one GPU",
+            "0.9 fGPU is not free, only 0.2 is",
         ),
         (
             world().node("n2").cordoned("n1").lost("n2"),
@@ -269,7 +269,7 @@ def test_a_request_that_fits_starts_now() -> None:
 def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
     lab = world().running("a", "0.1", started_ago_s=600)
     found = asks(lab, "0.4", 3)
-    text = "0.4 fGPU is not free: at most 0.1 fGPU is free on one GPU"
+    text = "0.4 fGPU is not free, only 0.1 is"
     assert (found.startable_now, found.position) == (2, 1)
     assert (found.expected_start_at_s, found.basis, found.text) == (NOW_S + HOUR, BASIS_TYPICAL, text)
     # Of three, each.
