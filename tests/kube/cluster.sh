@@ -25,7 +25,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-readonly here root=$here/../.. LAST_NUMBER=99 READY_S=120
+readonly here root=$here/../.. LAST_NUMBER=99 READY_S=240
 readonly PARTS='api|etcd|scheduler|controllers|containerd|kubelet'
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p;}' "$0"; }
@@ -246,7 +246,9 @@ start_part() {
                 --kubelet-certificate-authority="$pki/ca.crt" --kubelet-preferred-address-types=InternalIP
                 --service-account-key-file="$pki/accounts.key"
                 --service-account-signing-key-file="$pki/accounts.key"
-                --service-account-issuer=https://kubernetes.default.svc)
+                --service-account-issuer=https://kubernetes.default.svc
+                # A pod that says nothing else is ended 5 s after its node is away, not 300 s.
+                --default-not-ready-toleration-seconds=5 --default-unreachable-toleration-seconds=5)
             ;;
         scheduler)
             command=("$bin/kube-scheduler" --kubeconfig="$run/admin.kubeconfig" --leader-elect=false
@@ -375,13 +377,13 @@ up() { # IMAGE...
     start_part etcd
     start_part containerd
     start_part api
-    # They try until the API answers.
+    wait_for 60 containerd ctr --address "$run/containerd.sock" version
+    import_images "$@"
+    # On a busy machine it takes longer than the 10 s for which the controllers wait.
+    wait_for 120 "the API" api_answers
     start_part scheduler
     start_part controllers
-    wait_for 30 containerd ctr --address "$run/containerd.sock" version
-    import_images "$@"
     start_part kubelet
-    wait_for 60 "the API" api_answers
     "$root/.venv/bin/python" "$here/kubeapi.py" "$run/admin.kubeconfig" "$READY_S" >"$run/pki/hub.token"
     (umask 077 && kubeconfig "$(<"$run/pki/hub.token")" >"$run/hub.kubeconfig")
     trap - EXIT

@@ -35,6 +35,16 @@ WHOLE = {"fgpu": "2", **SMALL, "image": "good"}
 TOLD_WITHIN_S = 5.0 * PATIENCE
 AWAY_S = 60
 ZONE = "test.zone"
+TAINT = {"key": "test", "value": "lab", "effect": "NoSchedule"}
+ALONE = {"test": "alone"}
+OPEN = {"spec": {"taints": None, "unschedulable": None}, "metadata": {"labels": {ZONE: "here"}}}
+KUBESPAWNER = f"""
+c.KubernetesFGPUSpawner.node_selector = {{{ZONE!r}: "here"}}
+c.KubernetesFGPUSpawner.tolerations = [{{**{TAINT!r}, "operator": "Equal"}}]
+c.KubernetesFGPUSpawner.pod_anti_affinity_required = [
+    {{"labelSelector": {{"matchLabels": {ALONE!r}}}, "topologyKey": "kubernetes.io/hostname"}}
+]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +52,7 @@ def hub(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("hub")
     (folder / "catalogue.toml").write_text(CATALOGUE)
     cluster.change_node({"metadata": {"labels": {ZONE: "here"}}})
-    selector = f"c.KubernetesFGPUSpawner.node_selector = {{{ZONE!r}: 'here'}}"
-    with on(cluster, folder, gpus=2, before=selector, catalogue=str(folder / "catalogue.toml")) as found:
+    with on(cluster, folder, gpus=2, before=KUBESPAWNER, catalogue=str(folder / "catalogue.toml")) as found:
         yield found
 
 
@@ -93,7 +102,9 @@ def test_an_image_that_cannot_be_had_ends_the_launch_with_its_name(hub: HubProce
 def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_words(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
-    cluster.change_node({"metadata": {"labels": {ZONE: None}}})
+    pause = {"name": "c", "image": "fgpuspawner/base:0.1", "command": ["sleep", "600"]}
+    other = {"metadata": {"name": "beside", "labels": ALONE}, "spec": {"containers": [pause]}}
+    cluster.ask("POST", PODS, body=other)
     try:
         assert hub.spawn(ann, options=WHOLE).status_code in (201, 202)
         until(lambda: hub.sessions()["ann/"].wait_reason == "CLUSTER", within_s=60)
@@ -101,23 +112,24 @@ def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_word
         assert "didn't match" in refused.words
         assert cluster.pods(hub) == {}
     finally:
-        cluster.change_node({"metadata": {"labels": {ZONE: "here"}}})
+        cluster.ask("DELETE", f"{PODS}/beside", body={"gracePeriodSeconds": 1})
     hub.reach({"ann/": "RUNNING"}, within_s=120)
 
 
 @pytest.mark.parametrize(
     "closed",
     [
-        {"taints": [{"key": "test", "value": "closed", "effect": "NoSchedule"}]},
-        {"unschedulable": True},
+        {"spec": {"taints": [{**TAINT, "value": "closed"}]}},
+        {"spec": {"unschedulable": True}},
+        {"metadata": {"labels": {ZONE: "elsewhere"}}},
     ],
-    ids=["tainted", "cordoned"],
+    ids=["tainted", "cordoned", "not selected"],
 )
 def test_a_node_that_is_closed_keeps_its_sessions_and_takes_none_until_it_is_open(
     cluster: Cluster, hub: HubProcess, ann: str, closed: dict[str, Any]
 ) -> None:
     started(hub, ann, fgpu="1")
-    cluster.change_node({"spec": closed})
+    cluster.change_node(closed)
     try:
         until(lambda: hub.store.snapshot(0).nodes[0].closed, within_s=TOLD_WITHIN_S)
         hub.add_user("ben")
@@ -126,9 +138,18 @@ def test_a_node_that_is_closed_keeps_its_sessions_and_takes_none_until_it_is_ope
         time.sleep(1)
         hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
     finally:
-        cluster.change_node({"spec": dict.fromkeys(closed)})
+        cluster.change_node(OPEN)
     hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"})
     assert hub.stop("ben").status_code in (202, 204)
+
+
+def test_a_taint_that_sessions_tolerate_closes_no_node(cluster: Cluster, hub: HubProcess, ann: str) -> None:
+    cluster.change_node({"spec": {"taints": [TAINT]}})
+    try:
+        started(hub, ann)
+        assert not hub.store.snapshot(0).nodes[0].closed
+    finally:
+        cluster.change_node(OPEN)
 
 
 def test_while_the_api_does_not_answer_nobody_ends_and_nothing_is_freed(
@@ -154,7 +175,18 @@ def test_while_the_api_does_not_answer_nobody_ends_and_nothing_is_freed(
 def test_a_node_whose_kubelet_is_gone_is_lost_and_its_session_keeps_its_share(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
-    started(hub, ann)
+    name = started(hub, ann)
+    uid = cluster.pods(hub)[name]["metadata"]["uid"]
+    pause = {"name": "c", "image": "fgpuspawner/base:0.1", "command": ["sleep", "600"]}
+    other = {"metadata": {"name": "not-ours"}, "spec": {"containers": [pause]}}
+    cluster.ask("POST", PODS, body=other)
+    with cluster.stopped("kubelet"):
+        until(lambda: hub.store.snapshot(0).nodes[0].state == "LOST", within_s=90)
+        until(lambda: "not-ours" in cluster.leaving(), within_s=90, what="the cluster ends the node's pods")
+        hub.reach({"ann/": "RUNNING"})
+    until(lambda: hub.store.snapshot(0).nodes[0].state == "READY", within_s=90)
+    assert hub.ready("ann")
+    assert cluster.pods(hub)[name]["metadata"]["uid"] == uid
     with cluster.stopped("kubelet"):
         until(lambda: hub.store.snapshot(0).nodes[0].state == "LOST", within_s=90)
         assert hub.stop(ann).status_code in (202, 204)

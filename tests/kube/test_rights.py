@@ -24,7 +24,7 @@ from fgpu_scheduler import FGPUError
 from fgpuspawner.engines.base import Engine, Installation, LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Api, at_once
 from fgpuspawner.engines.kubernetes.dialects import Dra, Lease
-from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.engine import DRA, KubernetesEngine
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, Right
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -161,6 +161,11 @@ async def starts_with_a_claim_on_a_gpu(lost: Lost) -> None:
     await lost.engine._make("resourceclaims", {"metadata": {"name": "x"}}, api="/apis/resource.k8s.io/v1")
 
 
+async def lists_claims(lost: Lost) -> None:
+    # The Hub's own call, for the same reason.
+    await lost.engine._api.listed(f"{DRA}/resourceclaims", keep=dict)
+
+
 async def stops(lost: Lost) -> None:
     assert not await lost.engine.stop(lost.pod().session, now=True)
 
@@ -218,6 +223,7 @@ CASES: dict[tuple[str, str, bool], Case] = {
     ("pods", "list", True): Case(looks, "What runs in the cluster cannot be seen now: "),
     ("pods", "watch", True): Case(follows, "The cluster's pods cannot be followed now"),
     ("resourceslices", "list", True): Case(surveys, "what the cluster's nodes have cannot be told: "),
+    ("resourceclaims", "list", True): Case(lists_claims, "resourceclaims"),
 }
 
 

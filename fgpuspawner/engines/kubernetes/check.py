@@ -14,9 +14,10 @@ from fgpu_scheduler import FGPUError, format_milli
 from fgpuspawner.engines.kubernetes import inventory
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, name_of
 from fgpuspawner.engines.kubernetes.kept import node_kept
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
-from fgpuspawner.engines.kubernetes.sample import sample_pod
+from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.settings import FGPU, configured
 
@@ -223,6 +224,11 @@ class _Check:
         except Refused as e:
             return [Finding(Grade.FAIL, f"nodes cannot be seen: {e}")]
         others = inventory.by_node(taken)
+        try:
+            session = await sample_spec(self._sample_options)
+        except Exception:
+            # Said of the pods already.
+            session = TOLERATING
         ours = [node for node in nodes if inventory.is_ours(node, self._settings.node_ids())]
         named = [node["metadata"]["name"] for node in nodes]
         missing = [name for name in self._settings.node_ids() if name not in named]
@@ -234,20 +240,24 @@ class _Check:
             words = f"no node has the label {inventory.GROUP}; give it to those that sessions may use"
             line = f"kubectl label node {_few(named)} {inventory.GROUP}=default"
             return [*found, Finding(Grade.FAIL, f"{words}: {line}")]
-        return [*found, *(self._node(node, others.get(node["metadata"]["name"], [])) for node in ours)]
+        return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
 
-    def _node(self, node: Manifest, others: Sequence[inventory.Taken]) -> Finding:
+    def _node(self, node: Manifest, others: Sequence[inventory.Taken], session: Manifest) -> Finding:
         name = node["metadata"]["name"]
         try:
             pods = [one.pod for one in others if one.pod is not None]
-            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=pods))
+            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=pods), session)
         except ValueError as e:
             return Finding(Grade.FAIL, f"node {name}: {e}")
         if machine is None:
             return Finding(Grade.WARN, f"node {name} is not ready")
         words = f"node {name}: {format_milli(machine.cpu_milli)} CPU, {machine.memory_mib} MiB free"
         if machine.closed:
-            return Finding(Grade.WARN, f"{words}; it is cordoned or tainted, so it takes no sessions")
+            return Finding(
+                Grade.WARN,
+                f"{words}; it takes no sessions: it is cordoned, or c.KubeSpawner's "
+                "tolerations, node_selector and node_affinity_required do not go with its taints and labels",
+            )
         if machine.devices:
             return Finding(Grade.OK, f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
         return Finding(Grade.OK, f"{words}; GPUs: {machine.trouble or 'none'}")

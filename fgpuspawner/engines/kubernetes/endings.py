@@ -46,6 +46,7 @@ DISRUPTED: Mapping[str, tuple[EndCause, str]] = {
 """Reasons of the condition DisruptionTarget."""
 LONGEST_WORDS = 300
 GONE = Ended(0, EndCause.EXITED, "the session's pod was removed outside JupyterHub")
+NODE_GONE = Ended(0, EndCause.NODE_LOST, "the session's node was removed from the cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,12 @@ def how_it_ended(pod: Manifest) -> Ended | None:
         cause, words = _by_whom(status) or (EndCause.EXITED, GONE.message)
         return Ended(KILLED, cause, words)
     return None
+
+
+def has_ended(pod: Manifest) -> bool:
+    """Return whether a pod's node, or the cluster for it, says that the session's processes have ended."""
+    status = pod.get("status") or {}
+    return status.get("phase") in ("Succeeded", "Failed") or "terminated" in _state(status, CONTAINER)
 
 
 def _of_container(pod: Manifest, ended: Mapping[str, Any]) -> Ended:

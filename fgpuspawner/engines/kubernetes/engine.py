@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kubernetes_asyncio.client import Configuration
@@ -29,7 +30,7 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
-from fgpuspawner.engines.kubernetes.dialects.base import name_of
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, name_of
 from fgpuspawner.engines.kubernetes.kept import node_kept, own_kept
 from fgpuspawner.engines.kubernetes.leases import Leases
 from fgpuspawner.engines.kubernetes.mirror import Mirror
@@ -42,7 +43,7 @@ from fgpuspawner.settings.nodes import Machine, are_found_by_driver
 log = logging.getLogger("fgpu.kubernetes")
 
 NOT_FOUND, CONFLICT = 404, 409
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+DRA = "/apis/resource.k8s.io/v1"
 UNBOUND_FOR_S = 30.0
 """So long the cluster may take to give a pod the place that its session has."""
 UNREADY_FOR_S = 10.0
@@ -86,6 +87,7 @@ class KubernetesEngine(Engine):
         namespace: str,
         stop_timeout_s: int,
         dialect: Dialect,
+        session_spec: Manifest = TOLERATING,
         lease_image: str = "",
     ) -> None:
         self._installation = installation
@@ -112,6 +114,8 @@ class KubernetesEngine(Engine):
         self._others: Mirror[inventory.Taken] | None = None
         self._dialect = dialect
         self._lease_image = lease_image
+        self._session_spec = session_spec
+        """Of a session's pod that is on no node: which nodes take it."""
         self._leases: Leases | None = None
         self._nodes_changed: Callable[[], None] = lambda: None
         self._queue: Queue | None = None
@@ -136,11 +140,11 @@ class KubernetesEngine(Engine):
             trouble = nodes.trouble or others.trouble
             if trouble is not None:
                 raise EngineSilent(f"{UNTOLD}: {trouble}")
-            slices = at_once(self._slices)
+            about_gpus = at_once(self._about_gpus)
         except Refused as e:
             raise EngineSilent(f"{UNTOLD}: {e}") from e
         # The event loop changes them meanwhile.
-        return self._machines(list(nodes.found.values()), list(others.found.values()), slices)
+        return self._machines(list(nodes.found.values()), list(others.found.values()), about_gpus)
 
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
         """Ask the cluster itself, as long as it is not followed."""
@@ -150,14 +154,16 @@ class KubernetesEngine(Engine):
             others = await api.listed(f"{self._core}/pods", BOUND, keep=self._taken)
         finally:
             await api.close()
-        return self._machines(nodes, others, await self._slices())
+        return self._machines(nodes, others, await self._about_gpus())
 
-    async def _slices(self) -> list[Manifest]:
+    async def _about_gpus(self) -> Beside:
+        """Return what the cluster says of GPUs beside its nodes and pods."""
         if self._dialect.name != "dra":
-            return []
+            return Beside()
         api = Api(self._configuration)
         try:
-            return await api.listed(SLICES, keep=dict)
+            slices = await api.listed(f"{DRA}/resourceslices", keep=dict)
+            return Beside(slices=slices, claims=await api.listed(f"{DRA}/resourceclaims", keep=dict))
         finally:
             await api.close()
 
@@ -165,23 +171,23 @@ class KubernetesEngine(Engine):
         return inventory.taken(pod, self._dialect, self._owner)
 
     def _machines(
-        self, nodes: Sequence[Manifest], others: Sequence[inventory.Taken], slices: Sequence[Manifest]
+        self, nodes: Sequence[Manifest], others: Sequence[inventory.Taken], about_gpus: Beside
     ) -> Mapping[str, Machine | None]:
         named = self._installation.settings.node_ids()
         on = inventory.by_node(others)
         ours = {name_of(node): node for node in nodes if inventory.is_ours(node, named)}
-        return {name: self._machine(node, on.get(name, []), slices) for name, node in ours.items()}
+        return {name: self._machine(node, on.get(name, []), about_gpus) for name, node in ours.items()}
 
     def _machine(
-        self, node: Manifest, others: Sequence[inventory.Taken], slices: Sequence[Manifest]
+        self, node: Manifest, others: Sequence[inventory.Taken], about_gpus: Beside
     ) -> Machine | None:
         """Return what a node has; None also where that cannot be read, and then it stays as it was."""
         leased = [one.pod for one in others if one.lease and one.pod is not None]
         # Before the first lease has been asked the GPUs of its node are not known.
         counted, told = (leased, {}) if self._leases is None else self._leases.counting(leased)
-        beside = Beside(pods=counted, slices=slices, told=told)
+        beside = replace(about_gpus, pods=counted, told=told)
         try:
-            return inventory.machine_of(node, others, self._dialect, beside, self._held)
+            return inventory.machine_of(node, others, self._dialect, beside, self._session_spec, self._held)
         except ValueError as e:
             log.error("What node %s has cannot be read: %s", node["metadata"]["name"], e)
             return None
@@ -347,13 +353,21 @@ class KubernetesEngine(Engine):
         found = self._nodes.found.get(node_id)
         return found is None or not inventory.is_ready(found)
 
+    def _is_removed(self, node_id: str) -> bool:
+        """Return whether the cluster knows that it has no such node."""
+        return self._nodes is not None and self._nodes.listed and node_id not in self._nodes.found
+
     def _observed(self, pod: Manifest) -> Observed | None:
         named = self._named(pod)
         if named is None or pod["metadata"]["name"] in self._going:
             return None
         ended = endings.how_it_ended(pod)
+        node_id = (pod["metadata"].get("annotations") or {}).get(marks.NODE, "")
+        if not endings.has_ended(pod) and self._is_lost(node_id) and not self._is_removed(node_id):
+            # Somebody deleted it, but its node has not ended its processes.
+            ended = None
         return Observed(
-            node_id=(pod["metadata"].get("annotations") or {}).get(marks.NODE, ""),
+            node_id=node_id,
             session_id=named[0],
             attempt=named[1],
             handle=pod["metadata"]["name"],
@@ -517,7 +531,10 @@ class KubernetesEngine(Engine):
             pod = await self._asked_for(name)
             if pod is None:
                 return None
-        return endings.GONE if not pod else endings.how_it_ended(pod)
+        if pod:
+            return endings.how_it_ended(pod)
+        removed = session.placement is not None and self._is_removed(session.placement.node_id)
+        return endings.NODE_GONE if removed else endings.GONE
 
     async def _asked_for(self, name: str) -> Manifest | None:
         """Return a pod; nothing in it where there is none, None where that cannot be told."""

@@ -12,7 +12,7 @@ from typing import Any
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Given, NotKnown, Registered
-from fgpuspawner.engines.kubernetes.dialects.base import GPU_TAINT, Manifest, label
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label
 from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, NotAsked
 from fgpuspawner.engines.kubernetes.kept import OTHERS_POD, kept
 from fgpuspawner.engines.kubernetes.quantity import MIB, quantity
@@ -30,11 +30,66 @@ def is_ready(node: Manifest) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
-def is_closed(node: Manifest) -> bool:
-    """Return whether a node takes no new sessions: it is cordoned, or has a taint that they do not tolerate."""
+def is_closed(node: Manifest, session: Manifest) -> bool:
+    """Return whether a node takes no pod with the spec ``session``, by the rules of Kubernetes' scheduler.
+
+    It is cordoned, has a taint that the pod does not tolerate, or does not meet its node selector or required affinity.
+    """
     spec = node.get("spec") or {}
-    taints = [t for t in spec.get("taints") or () if t.get("effect") in CLOSING]
-    return bool(spec.get("unschedulable")) or any(t.get("key") != GPU_TAINT["key"] for t in taints)
+    tolerations = session.get("tolerations") or ()
+    return (
+        bool(spec.get("unschedulable"))
+        or not all(
+            any(_tolerates(one, taint) for one in tolerations)
+            for taint in spec.get("taints") or ()
+            if taint.get("effect") in CLOSING
+        )
+        or not _is_chosen(node, session)
+    )
+
+
+def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if key not in (None, "", taint.get("key")) or effect not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return bool(key) and toleration.get("value", "") == taint.get("value", "")
+
+
+def _is_chosen(node: Manifest, session: Manifest) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (session.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (session.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    fields = {"metadata.name": node["metadata"]["name"]}
+    # A term without a requirement matches no node.
+    return required is None or any(
+        (term.get("matchExpressions") or term.get("matchFields"))
+        and all(_meets(labels, one) for one in term.get("matchExpressions") or ())
+        and all(_meets(fields, one) for one in term.get("matchFields") or ())
+        for term in required["nodeSelectorTerms"]
+    )
+
+
+def _meets(has: Mapping[str, str], requirement: Manifest) -> bool:
+    value, values = has.get(requirement["key"]), list(requirement.get("values") or ())
+    match requirement["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator if value is not None:
+            try:
+                return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+            except ValueError:
+                return False
+    return False
 
 
 def is_ours(node: Manifest, named: Collection[str]) -> bool:
@@ -47,7 +102,9 @@ def digest(node: Manifest) -> str:
     has = (node.get("status") or {}).get("allocatable")
     annotations = (node["metadata"].get("annotations") or {}).items()
     said = {k: v for k, v in annotations if "gpu" in k.lower() or "register" in k}
-    return json.dumps([is_ready(node), is_closed(node), has, label(node, GROUP), said], sort_keys=True)
+    spec, labels = node.get("spec") or {}, node["metadata"].get("labels")
+    closes = [spec.get("unschedulable"), spec.get("taints")]
+    return json.dumps([is_ready(node), closes, has, labels, said], sort_keys=True)
 
 
 def taken_by(pod: Manifest) -> Mapping[str, Decimal]:
@@ -140,11 +197,12 @@ def machine_of(
     others: Sequence[Taken],
     dialect: Dialect,
     beside: Beside,
+    session: Manifest,
     held: Collection[str] = (),
 ) -> Machine | None:
     """Return what a node has for sessions beyond what pods of ``others`` take of it; None for one that is not ready.
 
-    ``held`` are the devices that sessions hold.
+    ``session`` is the spec of a session's pod without its node; ``held`` are the devices that sessions hold.
 
     Raises:
         ValueError: the node, or one of these pods, has an amount that cannot be read.
@@ -163,7 +221,7 @@ def machine_of(
         int(1000 * max(nothing, cpu)),
         int(max(nothing, memory)) // MIB,
         group=label(node, GROUP),
-        closed=is_closed(node),
+        closed=is_closed(node, session),
         found=True,
     )
     try:

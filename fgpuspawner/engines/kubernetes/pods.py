@@ -12,6 +12,7 @@ from typing import Any
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Manifest
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATIONS
 from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, init_container
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 
@@ -87,6 +88,7 @@ def made(
             *carried.volumes,
         ],
         "affinity": _pinned(given.get("affinity") or {}, node),
+        "tolerations": tolerations(given),
     }
     _share_memory(container, ours, spec.shared_memory_mib)
     given.setdefault("automountServiceAccountToken", False)
@@ -110,6 +112,13 @@ def made(
             "stringData": secret,
         },
     )
+
+
+def tolerations(spec: Manifest) -> list[dict[str, Any]]:
+    """Return a pod's own tolerations and ours, which replace its own for nodes that are away."""
+    ours = {one["key"] for one in TOLERATIONS}
+    own = [dict(one) for one in spec.get("tolerations") or () if one.get("key") not in ours]
+    return [*own, *(dict(one) for one in TOLERATIONS)]
 
 
 def owned(secret: Manifest, pod: Manifest) -> dict[str, Any]:

@@ -41,6 +41,14 @@ RIGHTS = (
     Right("nodes", ("list", "watch"), "what machines there are, and how they are", everywhere=True),
     Right("pods", ("list", "watch"), "what pods of others take of a machine", everywhere=True),
     Right("resourceslices", ("list",), "which GPUs there are", group=DRA, everywhere=True, dialect="dra"),
+    Right(
+        "resourceclaims",
+        ("list",),
+        "which GPUs pods of others have",
+        group=DRA,
+        everywhere=True,
+        dialect="dra",
+    ),
 )
 
 

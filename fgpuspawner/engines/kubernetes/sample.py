@@ -1,4 +1,4 @@
-"""The pod of a session that nobody has asked for: what a configuration makes of one."""
+"""A sample of a session's pod, as a configuration makes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Manifest
 from fgpuspawner.engines.kubernetes.dialects import Dialect
 from fgpuspawner.engines.kubernetes.files import carry
-from fgpuspawner.engines.kubernetes.pods import PodOptions, made
+from fgpuspawner.engines.kubernetes.pods import PodOptions, made, tolerations
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.limits import Limits
@@ -20,8 +20,23 @@ GPU = "GPU-00000000-0000-0000-0000-000000000000"
 IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", enabled=True)
 
 
+OptionsOf = Callable[[Session, Image], Awaitable[PodOptions]]
+"""Returns what the configuration sets for a session's pod. It may raise anything: functions of the administrator run."""
+
+
+async def sample_spec(options_of: OptionsOf) -> Manifest:
+    """Return the spec of a session's pod that is on no node, as far as it says which nodes take the pod."""
+    spec = (await options_of(_session(), IMAGE)).manifest.get("spec") or {}
+    return {**spec, "tolerations": tolerations(spec)}
+
+
+def _session() -> Session:
+    request = Request("sample", "", "sample", "default", 500, 100, 128)
+    return Session(1, request, SessionState.PREPARING, 0)
+
+
 async def sample_pod(
-    options_of: Callable[[Session, Image], Awaitable[PodOptions]],
+    options_of: OptionsOf,
     *,
     node: str = "sample",
     dialect: Dialect | None = None,
@@ -29,14 +44,13 @@ async def sample_pod(
 ) -> Manifest:
     """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
 
-    ``options_of`` returns what the configuration sets for it; what this raises is raised.
+    Raises what ``options_of`` raises.
     """
     model, memory_mib = "Tesla T4", 2048
     if dialect is not None and dialect.whole_only:
         model, memory_mib = "Tesla T4 MIG 1g.5gb", 4096
     share = Share(GPU, 500, memory_mib, 50)
-    request = Request("sample", "", "sample", "default", 500, 100, 128)
-    session = Session(1, request, SessionState.PREPARING, 0, placement=Placement(node, (share,)))
+    session = replace(_session(), placement=Placement(node, (share,)))
     own = replace(IMAGE, reference=image) if image else IMAGE
     # Without its place: what a session is told of its slice takes a Hub that runs.
     options = await options_of(replace(session, placement=None), own)

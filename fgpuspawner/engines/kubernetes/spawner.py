@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,16 +18,18 @@ from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFai
 from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
-from fgpuspawner.engines.kubernetes.sample import sample_pod
+from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured
 from fgpuspawner.spawner.base import QueuedSpawner
 
 SERVER = "jupyterhub-singleuser"
 DEFAULT_USER = 1000
+log = logging.getLogger("fgpu.kubernetes")
 KINDS = {kind.name: kind for kind in DIALECTS}
 
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
@@ -211,9 +214,22 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             cls.reached(installation.config),
             dialect=dialect,
             lease_image=str(own.get("lease_image", "")),
+            session_spec=at_once(lambda: cls._sample_spec(installation.config)),
             namespace=cls.where(installation.config),
             stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )
+
+    @classmethod
+    async def _sample_spec(cls, config: Config) -> Manifest:
+        try:
+            return await sample_spec(partial(cls.sample_options, config))
+        except Exception as e:
+            log.warning(
+                "Which nodes sessions' pods tolerate is not known, so tainted nodes take none: a function in the "
+                "configuration of KubeSpawner failed: %s",
+                e,
+            )
+            return TOLERATING
 
     @classmethod
     async def sample_options(cls, config: Config, session: Session, image: Image) -> PodOptions:

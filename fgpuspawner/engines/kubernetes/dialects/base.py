@@ -20,8 +20,16 @@ T = TypeVar("T")
 LIBFGPU = "libfgpu"
 """Holds memory or compute where the cluster only counts it: the session needs our files."""
 
-GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-"""Tolerated by all: GPU nodes often carry this taint, and a pod that asks for no GPU by that name may not run there."""
+TOLERATIONS: tuple[Manifest, ...] = (
+    # GPU nodes often carry this taint, and a pod that asks for no GPU by that name may not run there.
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    # The cluster would end pods of a node that is away for five minutes; they keep what they have until it is back.
+    {"key": "node.kubernetes.io/not-ready", "operator": "Exists"},
+    {"key": "node.kubernetes.io/unreachable", "operator": "Exists"},
+)
+"""Of each session and each lease."""
+TOLERATING: Manifest = {"tolerations": TOLERATIONS}
+"""The spec of a session's pod for which nothing else is set."""
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Which GPUs the NVIDIA runtime gives a container: by UUID, or "void" for none. Images often say "all"."""
@@ -56,7 +64,6 @@ class PodPatch:
     labels: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    tolerations: tuple[Manifest, ...] = ()
     scheduler_name: str | None = None
     runtime_class: str | None = None
     claims: tuple[Manifest, ...] = ()
@@ -76,8 +83,6 @@ class PodPatch:
             kept = [v for v in container.get("env", ()) if v["name"] not in self.environment]
             variables = ({"name": n, "value": v} for n, v in self.environment.items() if v is not None)
             container["env"] = [*kept, *variables]
-        if self.tolerations:
-            spec.setdefault("tolerations", []).extend(dict(t) for t in self.tolerations)
         for key, value in (("schedulerName", self.scheduler_name), ("runtimeClassName", self.runtime_class)):
             if value is not None:
                 spec[key] = value
@@ -190,7 +195,7 @@ class Dialect(ABC):
         if not self.pins_card:
             # CUDA would look for a GPU of this name, which is ours, and find none.
             environment = {CUDA_VISIBLE: None, **environment}
-        return replace(said, environment=environment, tolerations=(GPU_TAINT,))
+        return replace(said, environment=environment)
 
     @property
     def libfgpu_holds(self) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines.kubernetes.dialects.base import (
-    GPU_TAINT,
     LIBFGPU,
+    TOLERATIONS,
     UUID,
     VISIBLE,
     Beside,
@@ -35,9 +35,6 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 
 LEASE_LABEL = "fgpu.lease"
 """On each lease pod, with the installation that it leases for."""
-
-AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""The taints with which a cluster ends pods of a node that does not answer."""
 
 ASK = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 """The command in a lease pod that says which GPU it got."""
@@ -129,8 +126,7 @@ class Lease(Dialect):
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
                 "terminationGracePeriodSeconds": 1,
-                # While its node is away sessions there keep their GPUs, and so does this.
-                "tolerations": [dict(GPU_TAINT), *({"key": key, "operator": "Exists"} for key in AWAY)],
+                "tolerations": [dict(one) for one in TOLERATIONS],
             },
         }
 

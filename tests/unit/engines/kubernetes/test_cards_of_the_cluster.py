@@ -43,7 +43,7 @@ def left(dialect: Dialect, *others: dict[str, Any], held: Collection[str] = ()) 
         },
     }
     found = [one for other in others if (one := taken(other, dialect, Owner("lab", "jhub"))) is not None]
-    machine = machine_of(node, found, dialect, Beside(), held)
+    machine = machine_of(node, found, dialect, Beside(), {}, held)
     assert machine is not None
     assert machine.devices is not None
     return [device.uuid.removeprefix("gpu1/") for device in machine.devices]

@@ -36,7 +36,7 @@ OURS = Owner("lab", "jhub")
 
 def has(ready: dict[str, Any], others: list[dict[str, Any]], **beside: Any) -> Machine | None:
     found = [one for pod in others if (one := taken(on(pod), LEASE, OURS)) is not None]
-    return machine_of(ready, found, LEASE, Beside(**beside))
+    return machine_of(ready, found, LEASE, Beside(**beside), {})
 
 
 def on(pod: dict[str, Any]) -> dict[str, Any]:
@@ -177,15 +177,62 @@ def test_only_nodes_with_the_label_are_used_or_those_that_are_named() -> None:
     assert found.group == "class"
 
 
+TEAM = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+ZONE = {"key": "zone", "operator": "In", "values": ["a", "b"]}
+
+
+def required(*terms: dict[str, Any]) -> dict[str, Any]:
+    """A pod's spec with these terms of node affinity, of which a node has to meet one."""
+    rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    return {"affinity": {"nodeAffinity": rule}}
+
+
+def expressions(*each: dict[str, Any]) -> dict[str, Any]:
+    return required({"matchExpressions": list(each)})
+
+
 @pytest.mark.parametrize(
-    ("spec", "closed"),
+    ("node_has", "pod_says", "closed"),
     [
-        ({}, False),
-        ({"unschedulable": True}, True),
-        ({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}, False),
-        ({"taints": [{"key": "team", "effect": "NoSchedule"}]}, True),
-        ({"taints": [{"key": "team", "effect": "PreferNoSchedule"}]}, False),
+        ({}, {}, False),
+        ({"unschedulable": True}, {"tolerations": [{"operator": "Exists"}]}, True),
+        ({"taints": [{**TEAM, "effect": "PreferNoSchedule"}]}, {}, False),
+        ({"taints": [TEAM]}, {}, True),
+        ({"taints": [TEAM]}, {"tolerations": [{"key": "team", "value": "vision"}]}, False),
+        ({"taints": [TEAM]}, {"tolerations": [{**TEAM, "operator": "Equal"}]}, False),
+        ({"taints": [TEAM]}, {"tolerations": [{"key": "team", "value": "speech"}]}, True),
+        ({"taints": [TEAM]}, {"tolerations": [{"key": "team", "operator": "Exists"}]}, False),
+        ({"taints": [TEAM]}, {"tolerations": [{**TEAM, "effect": "NoExecute"}]}, True),
+        ({"taints": [TEAM, {"key": "x", "effect": "NoExecute"}]}, {"tolerations": [TEAM]}, True),
+        ({"taints": [TEAM]}, {"tolerations": [{"operator": "Exists"}]}, False),
+        ({}, {"nodeSelector": {"zone": "a"}}, False),
+        ({}, {"nodeSelector": {"zone": "b"}}, True),
+        ({}, expressions(ZONE), False),
+        ({}, expressions({**ZONE, "operator": "NotIn"}), True),
+        ({}, expressions({"key": "disk", "operator": "NotIn", "values": ["hdd"]}), False),
+        ({}, expressions({"key": "disk", "operator": "Exists"}), True),
+        ({}, expressions({"key": "disk", "operator": "DoesNotExist"}), False),
+        ({}, expressions({"key": "year", "operator": "Gt", "values": ["2023"]}), False),
+        ({}, expressions({"key": "year", "operator": "Lt", "values": ["2023"]}), True),
+        ({}, expressions(ZONE, {"key": "disk", "operator": "Exists"}), True),
+        (
+            {},
+            required({"matchExpressions": [{**ZONE, "values": ["c"]}]}, {"matchExpressions": [ZONE]}),
+            False,
+        ),
+        ({}, required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["x"]}]}), True),
     ],
 )
-def test_a_node_is_closed_where_sessions_would_not_be_bound(spec: dict[str, Any], closed: bool) -> None:
-    assert is_closed({**node(), "spec": spec}) is closed
+def test_a_node_is_closed_where_the_cluster_would_not_bind_a_session(
+    node_has: dict[str, Any], pod_says: dict[str, Any], closed: bool
+) -> None:
+    own = {**node(), "spec": node_has}
+    own["metadata"]["labels"] = {"zone": "a", "year": "2024"}
+    assert is_closed(own, pod_says) is closed
+
+
+def test_a_change_of_taints_or_labels_is_a_change_of_the_node() -> None:
+    plain = node(cpu="8")
+    tainted = {**plain, "spec": {"taints": [TEAM]}}
+    labelled = {**plain, "metadata": {**plain["metadata"], "labels": {"zone": "a"}}}
+    assert len({digest(plain), digest(tainted), digest(labelled)}) == 3

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from apiserver import answering, followed, until
 from kubernetes_asyncio.client import Configuration
 from traitlets.config import Config
 
+from dialectworlds import slice_of
+from fgpu_scheduler import Device, EndCause
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent, HubSide, Installation
 from fgpuspawner.engines.kubernetes import api as cluster_api
 from fgpuspawner.engines.kubernetes import engine as kubernetes_engine
 from fgpuspawner.engines.kubernetes.api import Api
-from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.dialects import Dialect, Dra, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.images.model import Catalogue
@@ -150,14 +153,16 @@ async def test_a_table_without_names_is_no_empty_cluster() -> None:
 
 
 @asynccontextmanager
-async def opened(cluster: Cluster, folder: Path) -> AsyncIterator[tuple[KubernetesEngine, Api]]:
+async def opened(
+    cluster: Cluster, folder: Path, dialect: Dialect | None = None
+) -> AsyncIterator[tuple[KubernetesEngine, Api]]:
     """An engine that follows the cluster."""
     async with answering(cluster.answer) as api:
         settings = FGPU(data_dir=str(folder))
         configuration = Configuration(host=api._configuration.host)
         installation = Installation(ID, settings, Config(), lambda: Catalogue(()))
         engine = KubernetesEngine(
-            installation, configuration, namespace="jhub", stop_timeout_s=1, dialect=Lease(ID)
+            installation, configuration, namespace="jhub", stop_timeout_s=1, dialect=dialect or Lease(ID)
         )
         background = Background(kubernetes_engine.log)
         anything: Any = None
@@ -256,3 +261,47 @@ async def test_while_ends_are_not_heard_of_all_pods_are_asked_for(tmp_path: Path
         cluster.has[OWN][0]["status"] = {"phase": "Succeeded"}
         seen = await engine.observe()
     assert {thing.session_id: thing.alive for thing in seen.things} == {1: False, 2: True}
+
+
+async def test_a_pod_that_is_deleted_while_its_node_is_away_runs_until_the_node_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    cluster = full()
+    for n, one in enumerate(cluster.has[OWN]):
+        one["metadata"] |= {"deletionTimestamp": "now", "annotations": {"fgpu.node": f"gpu{n + 1}"}}
+    cluster.has[NODES][0]["status"]["conditions"][0]["status"] = "Unknown"
+    async with opened(cluster, tmp_path) as (engine, _):
+        seen = await engine.observe()
+    assert {thing.session_id: thing.alive for thing in seen.things} == {1: True, 2: False}
+    assert list(seen.nodes) == ["gpu2"]
+
+
+async def test_a_pod_that_goes_with_its_node_ends_by_the_loss_of_the_node(tmp_path: Path) -> None:
+    cluster = full()
+    async with opened(cluster, tmp_path) as (engine, _):
+        causes = []
+        for name in ("gpu1", "gpu9"):
+            gone: Any = SimpleNamespace(id=9, attempt=1, placement=SimpleNamespace(node_id=name))
+            ended = await engine.ended(gone)
+            causes.append(ended and ended.cause)
+    assert causes == [EndCause.EXITED, EndCause.NODE_LOST]
+
+
+async def test_another_pods_claim_hides_the_gpu_that_it_has_and_no_other(tmp_path: Path) -> None:
+    devices = [Device(f"GPU-{n}", "gpu1", n, "A100", 40960, 1000) for n in range(2)]
+    found = slice_of(devices)
+    found["spec"]["nodeName"] = "gpu1"
+    theirs = pod("theirs-0")
+    theirs["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "training"}]
+    result = {"driver": "gpu.nvidia.com", "pool": found["spec"]["pool"]["name"], "device": "gpu-0"}
+    claim = {
+        "metadata": {"name": "training", "namespace": "others"},
+        "status": {"allocation": {"devices": {"results": [{**result, "request": "gpu"}]}}},
+    }
+    dra = "/apis/resource.k8s.io/v1"
+    has = {f"{dra}/resourceslices": [found], f"{dra}/resourceclaims": [claim]}
+    cluster = Cluster({NODES: [node("gpu1")], ALL: [theirs], OWN: [], **has})
+    async with opened(cluster, tmp_path, Dra()) as (engine, _):
+        machine = (await asyncio.to_thread(engine.survey))["gpu1"]
+    assert machine is not None
+    assert [d.uuid for d in machine.devices or ()] == ["GPU-1"], machine.trouble

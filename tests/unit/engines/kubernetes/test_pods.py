@@ -148,7 +148,7 @@ def test_it_runs_on_its_node_and_where_an_administrator_lets_it() -> None:
         "nodeSelectorTerms": [{**term, "matchFields": [own]}]
     }
     assert found["affinity"]["podAffinity"] == {}
-    assert found["tolerations"] == [{"key": "gpu"}]
+    assert {"key": "gpu"} in found["tolerations"]
     assert "nodeName" not in found
 
 
@@ -236,3 +236,14 @@ def test_the_files_are_not_the_session_users() -> None:
     found = pod_of().pod["spec"]
     (init,) = found["initContainers"]
     assert init["securityContext"]["runAsUser"] != found["containers"][0]["securityContext"]["runAsUser"]
+
+
+def test_a_pod_stays_on_a_node_that_is_away_and_may_run_on_nodes_kept_for_gpus() -> None:
+    away = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+    manifest = {"spec": {"tolerations": [{"key": "team"}, {**away, "tolerationSeconds": 300}]}}
+    assert pod_of(manifest=manifest).pod["spec"]["tolerations"] == [
+        {"key": "team"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "node.kubernetes.io/not-ready", "operator": "Exists"},
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists"},
+    ]
