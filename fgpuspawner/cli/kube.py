@@ -94,17 +94,26 @@ def print_manifests(namespace: str, account: str, dialect: str) -> list[str]:
 
 @kube_command.command("check")
 @config_option
-def check_cluster(config: str) -> list[str]:
+@click.option(
+    "--start",
+    is_flag=True,
+    help="also start a pod that leases a GPU and a session's pod, say which GPUs they see, and remove them",
+)
+def check_cluster(config: str, start: bool) -> list[str]:
     """Ask a cluster whether it is as the Hub needs it; the status is 1 where sessions cannot start.
 
-    It asks with your rights: in the Hub's pod with the Hub's, else by KUBECONFIG. Nothing is made or changed.
+    It asks with your rights: in the Hub's pod with the Hub's, else by KUBECONFIG. Without --start nothing is made
+    or changed.
     """
     from fgpuspawner.engines.kubernetes.check import Grade, findings
 
     hub_config, settings, kind = _loaded(config)
     reached = kind.reached(hub_config)
     with quiet():
-        found = asyncio.run(findings(kind, hub_config, settings, reached))
+        try:
+            found = asyncio.run(findings(kind, hub_config, settings, reached, start=start))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise UsageError("it was ended before it was done; what it has made is removed") from None
     return Report(map(str, found), status=int(any(one.grade is Grade.FAIL for one in found)))
 
 

@@ -46,7 +46,7 @@ class Capabilities:
     image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
     are enforced, not only counted. ``apart``: sessions run as separate users; ``networks``: also on separate networks.
     ``machines``: nodes may be other machines. ``finds_nodes``: the engine lists all nodes, and ``c.FGPU.nodes`` only
-    overrides what it found.
+    overrides what it found. ``sees_processes``: it tells which session a process belongs to, which the watchdog needs.
     """
 
     kind: str
@@ -56,6 +56,7 @@ class Capabilities:
     networks: bool = False
     machines: bool = False
     finds_nodes: bool = False
+    sees_processes: bool = True
     saves_images: bool = False
     fetches_images: bool = False
     warm_pool: bool = False

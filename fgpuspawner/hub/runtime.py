@@ -337,9 +337,10 @@ class Runtime:
             snapshot_soon=poller.take_within,
             ends=settings.watchdog_compute == "end",
         )
+        watches = (watchdog.observe,) if self.engine.capabilities.sees_processes else ()
         poller.begin(
             self.background,
-            (watchdog.observe, compute.observe, code.observe, self._gpu_use.observe, sampler.observe),
+            (*watches, compute.observe, code.observe, self._gpu_use.observe, sampler.observe),
         )
         atexit.register(poller.close)
         self.background.every(

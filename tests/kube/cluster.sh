@@ -316,6 +316,11 @@ state = "$run/containerd/state"
     conf_dir = "$run/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+    runtime_type = "io.containerd.runc.v2"
+    container_annotations = ["nvidia.cdi.k8s.io/*"]
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+      BinaryName = "$here/nvidia_runtime.py"
 END
     cat >"$run/kubelet.json" <<END
 {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",

@@ -5,6 +5,7 @@ The messages of the kubelet's API (v1beta1) are few, and are written here by han
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ PLUGINS = "var/lib/kubelet/device-plugins"
 """Where every kubelet has its socket, whatever its own folder is; tests/kube/cluster.sh has that below its ``own``."""
 MEMORY_MIB = 8192
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+KIND = "k8s.device-plugin.nvidia.com/gpu"
 # In a container NVIDIA's own program sees the container's cards alone: the first is 0, whichever it is.
 SMI = f"""#!/bin/sh
 [ -e "/run/cards/$NVIDIA_VISIBLE_DEVICES" ] || {{ echo "No devices were found"; exit 6; }}
@@ -64,11 +66,15 @@ def number(message: bytes, at: int) -> tuple[int, int]:
 
 
 class DevicePlugin:
-    """Cards of one node, in ``folder``, which pods can read. They come and go while it runs."""
+    """Cards of one node, in ``folder``, which pods can read. They come and go while it runs.
 
-    def __init__(self, folder: Path, cards: Sequence[str]) -> None:
+    With ``cdi`` it names devices of its own CDI specification, as NVIDIA's does with "cdi-cri", and sets no variable.
+    """
+
+    def __init__(self, folder: Path, cards: Sequence[str], *, cdi: bool = False) -> None:
         own = Path(os.environ["FGPU_TEST_KUBECONFIG"]).parent / "own" / PLUGINS
         self._plugins = Path(os.environ.get("FGPU_TEST_DEVICE_PLUGINS", own))
+        self._cdi = own.parents[3] / "cdi" if cdi else None
         self._cards = dict.fromkeys(cards, HEALTHY)
         self._there = folder / "cards"
         self._smi = folder / "nvidia-smi"
@@ -84,8 +90,28 @@ class DevicePlugin:
             path.chmod(path.stat().st_mode | 0o055)
         self._server: grpc.Server | None = None
 
+    def _specify(self, folder: Path) -> None:
+        """Write the CDI specifications: the plugin's own, and the toolkit's for programs that manage GPUs."""
+        folder.mkdir(exist_ok=True)
+        devices = []
+        for card in self._cards:
+            smi = self._smi.with_name(f"nvidia-smi-{card}")
+            smi.write_text(SMI.replace("$NVIDIA_VISIBLE_DEVICES", card))
+            smi.chmod(0o755)
+            mounts = [(smi, "/usr/bin/nvidia-smi"), (self._there, "/run/cards")]
+            edits = [{"hostPath": str(path), "containerPath": at} for path, at in mounts]
+            variables = ["NVIDIA_VISIBLE_DEVICES=void"]
+            devices.append({"name": card, "containerEdits": {"env": variables, "mounts": edits}})
+        for name, spec in (
+            ("plugin", {"kind": KIND, "devices": devices}),
+            ("management", {"kind": "management.nvidia.com/gpu", "devices": [{**devices[0], "name": "all"}]}),
+        ):
+            (folder / f"{name}.json").write_text(json.dumps(spec))
+
     def start(self) -> DevicePlugin:
         """Serve, and tell the kubelet."""
+        if self._cdi is not None:
+            self._specify(self._cdi)
         (self._plugins / SOCKET).unlink(missing_ok=True)
         self._over = False
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -150,7 +176,13 @@ class DevicePlugin:
     def _allocate(self, asked: bytes, context: Any) -> bytes:
         answer = b""
         for _, container in fields(asked):
-            given = ",".join(card.decode() for _, card in fields(container))
+            cards = [card.decode() for _, card in fields(container)]
+            if self._cdi is not None:
+                devices = ",".join(f"{KIND}={card}" for card in cards)
+                note = field(1, "nvidia.cdi.k8s.io/nvidia-device-plugin") + field(2, devices)
+                answer += field(1, field(4, note))
+                continue
+            given = ",".join(cards)
             variable = field(1, field(1, "NVIDIA_VISIBLE_DEVICES") + field(2, given))
             mounts = (("/usr/bin/nvidia-smi", self._smi), ("/run/cards", self._there))
             # The last is a number: read-only.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hubs import MINI, PODS, SMALL, Cluster, on
+from hubs import MERGE, MINI, PODS, SMALL, Cluster, on
 
 from fgpu_scheduler import EndCause, Session
 from hubprocess import PATIENCE, HubProcess, until
@@ -71,6 +73,27 @@ def started(hub: HubProcess, user: str, **options: Any) -> str:
     hub.reach({f"{user}/": "RUNNING"})
     session = hub.sessions()[f"{user}/"]
     return f"fgpu-{hub.store.installation_id}-{session.id}-{session.attempt}"
+
+
+@contextmanager
+def another_node(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """Have a second node, an object only, and yield what says that it is ready.
+
+    While all its nodes are away a cluster evicts nothing.
+    """
+    nodes = "/api/v1/nodes"
+    cluster.ask("POST", nodes, body={"metadata": {"name": "another"}})
+
+    def beat() -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now}
+        body = {"status": {"conditions": [ready]}}
+        cluster.ask("PATCH", f"{nodes}/another/status", body=body, content=MERGE)
+
+    try:
+        yield beat
+    finally:
+        cluster.ask("DELETE", f"{nodes}/another")
 
 
 def last(hub: HubProcess) -> Session:
@@ -180,9 +203,13 @@ def test_a_node_whose_kubelet_is_gone_is_lost_and_its_session_keeps_its_share(
     pause = {"name": "c", "image": "fgpuspawner/base:0.1", "command": ["sleep", "600"]}
     other = {"metadata": {"name": "not-ours"}, "spec": {"containers": [pause]}}
     cluster.ask("POST", PODS, body=other)
-    with cluster.stopped("kubelet"):
-        until(lambda: hub.store.snapshot(0).nodes[0].state == "LOST", within_s=90)
-        until(lambda: "not-ours" in cluster.leaving(), within_s=90, what="the cluster ends the node's pods")
+    with another_node(cluster) as beat, cluster.stopped("kubelet"):
+        until(lambda: [beat(), hub.store.snapshot(0).nodes[0].state == "LOST"][1], within_s=90)
+        until(
+            lambda: [beat(), "not-ours" in cluster.leaving()][1],
+            within_s=90,
+            what="the cluster ends the node's pods",
+        )
         hub.reach({"ann/": "RUNNING"})
     until(lambda: hub.store.snapshot(0).nodes[0].state == "READY", within_s=90)
     assert hub.ready("ann")

@@ -1,4 +1,7 @@
-"""Whether a cluster is as a Hub needs it, asked of its API with the caller's own rights. Nothing is made or changed."""
+"""Whether a cluster is as a Hub needs it, asked of its API with the caller's own rights.
+
+Nothing is made or changed, except by `trial`, and that is removed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from kubernetes_asyncio.client import Configuration
 from fgpu_scheduler import FGPUError, format_milli
 from fgpuspawner.engines.kubernetes import inventory
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
-from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease
+from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotKnown
 from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, name_of
 from fgpuspawner.engines.kubernetes.kept import node_kept
+from fgpuspawner.engines.kubernetes.leases import gpus_of
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from fgpuspawner.engines.kubernetes.trial import Leased, NotTried, Trial, ways
+from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU, configured
 
 NOBODY = inventory.Owner("", "")
@@ -55,15 +61,18 @@ async def findings(
     config: Any,
     settings: FGPU,
     reached: Configuration,
+    *,
+    start: bool = False,
 ) -> list[Finding]:
-    """Return what was found, in the order in which an administrator should put it right.
+    """Return what was found, in the order in which an administrator should put it right; with ``start`` also by pods.
 
     Raises:
         EngineSilent: the cluster does not answer.
     """
     api = Api(reached)
     try:
-        return await _Check(api, kind, config, settings).all()
+        check = _Check(api, kind, config, settings)
+        return [*await check.all(), *(await check.started() if start else [])]
     finally:
         await api.close()
 
@@ -202,6 +211,10 @@ class _Check:
 
     async def _runtime_class(self) -> Finding:
         name = self._own["runtime_class"]
+        if not name:
+            return Finding(
+                Grade.OK, "no RuntimeClass is needed: c.KubernetesFGPUSpawner.runtime_class is empty"
+            )
         found = await self._found(f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
         if found is None:
             return Finding(
@@ -211,8 +224,8 @@ class _Check:
             return Finding(Grade.OK, f"RuntimeClass {name} is there, with handler {found['handler']}")
         return Finding(
             Grade.FAIL,
-            f"RuntimeClass {name} is not there; NVIDIA's GPU operator makes it, or name yours in "
-            "c.KubernetesFGPUSpawner.runtime_class",
+            f"RuntimeClass {name} is not there; NVIDIA's GPU operator makes it. Name yours in "
+            'c.KubernetesFGPUSpawner.runtime_class, or set "" there if the operator runs its NRI plugin',
         )
 
     async def _nodes(self) -> list[Finding]:
@@ -241,6 +254,56 @@ class _Check:
             line = f"kubectl label node {_few(named)} {inventory.GROUP}=default"
             return [*found, Finding(Grade.FAIL, f"{words}: {line}")]
         return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
+
+    async def started(self) -> list[Finding]:
+        """Return what a real lease and a real session's pod see."""
+        lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
+        image = next((one.reference for one in images if one.enabled and one.reference), "")
+        session = await sample_spec(self._sample_options)
+        nodes = await self._api.listed("/api/v1/nodes", keep=node_kept)
+        node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
+        if not isinstance(self._dialect, Lease) or not (lease and image and node):
+            what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
+            return [Finding(Grade.WARN, f"start: not tried: it needs {what}")]
+        trial = Trial(self._api, self._path, node)
+        try:
+            async with trial.leased(self._dialect, lease) as leased:
+                given = f"NVIDIA_VISIBLE_DEVICES={leased.visible!r}"
+                words = f"start: the lease on node {node} holds {leased.found.uuid} ({given})"
+                return [Finding(Grade.OK, words), await self._session_sees(trial, node, image, leased)]
+        except (NotTried, NotKnown, Refused) as e:
+            return [Finding(Grade.FAIL, f"start: no GPU can be leased: {e}")]
+
+    def _may_lease(self, node: Manifest, session: Manifest) -> bool:
+        return (
+            inventory.is_ours(node, self._settings.node_ids())
+            and inventory.is_ready(node)
+            and not inventory.is_closed(node, session)
+            and gpus_of(node) > 0
+        )
+
+    async def _session_sees(self, trial: Trial, node: str, image: str, leased: Leased) -> Finding:
+        assert isinstance(self._dialect, Lease)
+        uuid, failed = leased.found.uuid, list[str]()
+        for way in ways(self._dialect, leased):
+            dialect = Lease("check", runtime_class=str(self._own["runtime_class"]), injection=way)
+            try:
+                pod = await sample_pod(
+                    self._sample_options, node=node, dialect=dialect, image=image, gpu=uuid
+                )
+                seen = await trial.seen_by(pod)
+            except (NotTried, Refused) as e:
+                failed.append(f'with gpu_injection "{way}": {e}')
+                continue
+            if seen != {uuid}:
+                failed.append(f'with gpu_injection "{way}" it sees {len(seen)} GPUs')
+                continue
+            words = f'start: a session\'s container sees {uuid} alone with gpu_injection "{way}"'
+            if not failed:
+                return Finding(Grade.OK, words)
+            change = f'set c.KubernetesFGPUSpawner.gpu_injection = "{way}"'
+            return Finding(Grade.FAIL, f"{words}; {change}; {'; '.join(failed)}")
+        return Finding(Grade.FAIL, f"start: a session's container does not see its GPU: {'; '.join(failed)}")
 
     def _node(self, node: Manifest, others: Sequence[inventory.Taken], session: Manifest) -> Finding:
         name = node["metadata"]["name"]

@@ -10,8 +10,8 @@ from typing import Any
 from fgpu_scheduler import EndCause
 from fgpuspawner.engines.base import Ended
 from fgpuspawner.engines.kubernetes.api import Manifest
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER
 from fgpuspawner.engines.kubernetes.files import INIT
-from fgpuspawner.engines.kubernetes.pods import CONTAINER
 
 KILLED = 128 + signal.SIGKILL
 NO_IMAGE = (
@@ -22,6 +22,7 @@ NO_IMAGE = (
     "RegistryUnavailable",
 )
 NOT_MADE = ("CreateContainerError", "RunContainerError", "CreatePodSandboxError")
+BEGINS = ("ContainerCreating", "PodInitializing")
 NO_SECRET = "CreateContainerConfigError"
 """Also of a pod whose secret is not there yet."""
 BY_NODE: Mapping[str, tuple[EndCause, str]] = {
@@ -126,6 +127,9 @@ def why_not_up(pod: Manifest) -> Trouble | None:
         if reason in NOT_MADE or reason == NO_SECRET:
             words = _with("the session's container could not be made", message)
             return Trouble(EndCause.LAUNCH_FAILED, words, unready=reason == NO_SECRET)
+        if reason and reason not in BEGINS:
+            words = _with(f"container {name} does not start ({reason})", message)
+            return Trouble(EndCause.LAUNCH_FAILED, words, unready=True)
     return None
 
 
@@ -157,6 +161,13 @@ def holds_nothing(pod: Manifest) -> bool:
     """Return whether all of a pod's processes have ended, as its node says; the pod itself may be there for a while."""
     status = pod.get("status") or {}
     return status.get("phase") in ("Succeeded", "Failed") and "terminated" in _state(status, CONTAINER)
+
+
+def nothing_runs(pod: Manifest) -> bool:
+    """Return whether the session's container has not begun and no other container runs, as their node said last."""
+    states = _states(pod.get("status") or {})
+    begun = any(name == CONTAINER and "waiting" not in state for name, state in states)
+    return not begun and not any("running" in state for _, state in states)
 
 
 def address_of(pod: Manifest) -> str:

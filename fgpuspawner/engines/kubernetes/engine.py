@@ -30,11 +30,11 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
-from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, name_of
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATING, name_of
 from fgpuspawner.engines.kubernetes.kept import node_kept, own_kept
 from fgpuspawner.engines.kubernetes.leases import Leases
 from fgpuspawner.engines.kubernetes.mirror import Mirror
-from fgpuspawner.engines.kubernetes.pods import CONTAINER, PodOptions, made, owned
+from fgpuspawner.engines.kubernetes.pods import PodOptions, made, owned
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
@@ -67,6 +67,11 @@ KILLED_WITHIN_S = 5.0
 """Beyond a pod's own time to end: so long its node may take to see that the API has forgotten it."""
 
 
+def node_of(pod: Manifest) -> str:
+    """Return the node on which a session's pod has its place."""
+    return str((pod["metadata"].get("annotations") or {}).get(marks.NODE, ""))
+
+
 class KubernetesEngine(Engine):
     """Sessions as pods of one namespace, each pinned to the node on which it has its place."""
 
@@ -77,6 +82,7 @@ class KubernetesEngine(Engine):
         apart=True,
         machines=True,
         finds_nodes=True,
+        sees_processes=False,
     )
 
     def __init__(
@@ -362,7 +368,7 @@ class KubernetesEngine(Engine):
         if named is None or pod["metadata"]["name"] in self._going:
             return None
         ended = endings.how_it_ended(pod)
-        node_id = (pod["metadata"].get("annotations") or {}).get(marks.NODE, "")
+        node_id = node_of(pod)
         if not endings.has_ended(pod) and self._is_lost(node_id) and not self._is_removed(node_id):
             # Somebody deleted it, but its node has not ended its processes.
             ended = None
@@ -582,9 +588,12 @@ class KubernetesEngine(Engine):
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s)}
         try:
             await to_the_end(self._api.ask("DELETE", path, body=body))
-            until = time.monotonic() + grace_s + GONE_WITHIN_S
-            while time.monotonic() < until:
-                if endings.holds_nothing(await self._api.ask("GET", path)):
+            since = time.monotonic() + grace_s
+            while time.monotonic() < since + GONE_WITHIN_S:
+                pod = await self._api.ask("GET", path)
+                # A node that answers has heard of the deletion by then: it begins nothing of this pod.
+                late = time.monotonic() > since + KILLED_WITHIN_S and not self._is_lost(node_of(pod))
+                if endings.holds_nothing(pod) or (late and endings.nothing_runs(pod)):
                     # The cluster takes it apart; nothing more is to be said of it.
                     self._going.add(name)
                     return True

@@ -108,28 +108,41 @@ def digest(node: Manifest) -> str:
 
 
 def taken_by(pod: Manifest) -> Mapping[str, Decimal]:
-    """Return what a pod's containers ask of its node: all of them, or one of those that run before, if that is more.
+    """Return what a pod asks of its node, as Kubernetes' scheduler counts it.
+
+    That is the sum of its containers and sidecars, or what an init container needs beside the sidecars that run before
+    it, if that is more. What the pod asks for as a whole takes precedence; overhead comes on top.
 
     Raises:
         ValueError: an amount cannot be read.
+    Source: Kubernetes, component-helpers/resource, PodRequests.
     """
     spec = pod.get("spec") or {}
-    found: dict[str, Decimal] = {}
-    for container in spec.get("containers") or ():
-        for name, amount in _requests(container).items():
-            found[name] = found.get(name, Decimal(0)) + amount
+    most: dict[str, Decimal] = {}
+    running: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
-        for name, amount in _requests(container).items():
-            found[name] = max(found.get(name, Decimal(0)), amount)
-    for name, amount in (spec.get("overhead") or {}).items():
-        found[name] = found.get(name, Decimal(0)) + quantity(amount)
-    return found
+        needed = _sum(running, _requests(container))
+        most |= {name: max(most.get(name, amount), amount) for name, amount in needed.items()}
+        if container.get("restartPolicy") == "Always":
+            running = needed
+    for container in spec.get("containers") or ():
+        running = _sum(running, _requests(container))
+    own = {name: max(most.get(name, amount), amount) for name, amount in running.items()}
+    found = {**most, **own, **_amounts((spec.get("resources") or {}).get("requests") or {})}
+    return _sum(found, _amounts(spec.get("overhead") or {}))
+
+
+def _sum(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    return {name: one.get(name, Decimal(0)) + other.get(name, Decimal(0)) for name in (*one, *other)}
+
+
+def _amounts(asked: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {name: quantity(amount) for name, amount in asked.items()}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
     resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: quantity(amount) for name, amount in asked.items()}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
 from fgpuspawner.engines.kubernetes.dialects import NotKnown
 from fgpuspawner.engines.kubernetes.dialects.base import label, name_of
-from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, told_by
+from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, told_by
 from fgpuspawner.engines.kubernetes.inventory import is_ready
 from fgpuspawner.engines.kubernetes.kept import own_kept
 from fgpuspawner.engines.kubernetes.mirror import Mirror
@@ -40,6 +40,7 @@ TOO_MANY_FOR_S = 30.0
 AT_A_TIME = 8
 MOST_BYTES = 4096
 CONFLICT, NOT_FOUND = 409, 404
+NO_SUCH_COMMAND = 127
 COMING = ("ContainerCreating", "PodInitializing")
 OVER = ("Failed", "Succeeded")
 
@@ -144,7 +145,7 @@ class Leases:
         found: dict[str, list[Manifest]] = {prefix: [] for prefix in ours}
         for pod in self.mirror.found.values():
             found.setdefault(name_of(pod).rpartition("-")[0], []).append(pod)
-        gpus = {prefix: _gpus(node) for prefix, node in ours.items() if is_ready(node)}
+        gpus = {prefix: gpus_of(node) for prefix, node in ours.items() if is_ready(node)}
         troubles = await _each(self._make, list(self._missing(ours, gpus, found)))
         troubles += await self._ask([(pod, gpus[prefix]) for prefix in gpus for pod in found[prefix]])
         back: list[Manifest] = []
@@ -281,14 +282,16 @@ class Leases:
         except TimeoutError as e:
             raise EngineSilent(f"the lease pod {name} does not answer") from e
         text = answer.output.decode("utf-8", "replace")
-        if answer.status is None:
+        if answer.status in (None, NO_SUCH_COMMAND):
             raise NotKnown(
-                f"{ASK[0]} cannot be run in the lease pod {name}: {_short(text)}; look at its RuntimeClass"
+                f"nvidia-smi cannot be run in the lease pod {name}: {_short(text)}; look at its RuntimeClass"
             )
         try:
             if answer.status != 0:
                 raise NotKnown(f"the GPU of the lease pod {name} does not work: {_short(text)}")
-            self._said[_uid(pod)] = Said(text, told_by(name, text).uuid, gpus)
+            uuid = told_by(name, text).uuid
+            self._said[_uid(pod)] = Said(text, uuid, gpus)
+            self._dialect.given_as[uuid] = given_as(text)
         except NotKnown:
             # Which one it was is still needed: sessions may be on it.
             self._said[_uid(pod)] = Said(None, self._uuid(pod), gpus)
@@ -331,7 +334,8 @@ def _prefix(installation: str, node: str) -> str:
     return f"fgpu-{installation}-lease-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
 
 
-def _gpus(node: Manifest) -> int:
+def gpus_of(node: Manifest) -> int:
+    """Return how many GPUs a node's device plugin offers."""
     return count(((node.get("status") or {}).get("allocatable") or {}).get(GPU, "0"))
 
 

@@ -12,12 +12,10 @@ from typing import Any
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Manifest
-from fgpuspawner.engines.kubernetes.dialects.base import TOLERATIONS
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS
 from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, init_container
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 
-CONTAINER = "notebook"
-"""KubeSpawner's name for it, which administrators' tools know."""
 SERVER = "jupyterhub-singleuser"
 SHARED_MEMORY = "/dev/shm"
 HIDDEN = ("LD_PRELOAD", "LD_AUDIT", "CUDA_DISABLE_CONTROL", "FGPU_SIMULATED_MACHINE")
@@ -87,7 +85,7 @@ def made(
             *(volume for volume in given.get("volumes") or () if volume.get("name") not in (READ, WRITTEN)),
             *carried.volumes,
         ],
-        "affinity": _pinned(given.get("affinity") or {}, node),
+        "affinity": only_on(node, given.get("affinity") or {}),
         "tolerations": tolerations(given),
     }
     _share_memory(container, ours, spec.shared_memory_mib)
@@ -235,7 +233,7 @@ def _lies_over(path: str, ours: Collection[str]) -> bool:
     return any(path == own or path.startswith(f"{own}/") for own in ours)
 
 
-def _pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+def only_on(node: str, affinity: Mapping[str, Any]) -> dict[str, Any]:
     """Return an affinity that only this node meets. Not ``nodeName``: the scheduler is to count what the pod takes."""
     own = {"key": "metadata.name", "operator": "In", "values": [node]}
     nodes = dict(affinity.get("nodeAffinity") or {})

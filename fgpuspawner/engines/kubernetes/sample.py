@@ -41,6 +41,7 @@ async def sample_pod(
     node: str = "sample",
     dialect: Dialect | None = None,
     image: str = "",
+    gpu: str = GPU,
 ) -> Manifest:
     """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
 
@@ -49,7 +50,7 @@ async def sample_pod(
     model, memory_mib = "Tesla T4", 2048
     if dialect is not None and dialect.whole_only:
         model, memory_mib = "Tesla T4 MIG 1g.5gb", 4096
-    share = Share(GPU, 500, memory_mib, 50)
+    share = Share(gpu, 500, memory_mib, 50)
     session = replace(_session(), placement=Placement(node, (share,)))
     own = replace(IMAGE, reference=image) if image else IMAGE
     # Without its place: what a session is told of its slice takes a Hub that runs.
@@ -62,7 +63,7 @@ async def sample_pod(
         environment={},
         told={},
         prepared=Prepared("none", Limits(1, "none", ())),
-        devices=(Device(GPU, node, 0, model, 4096, 1000),),
+        devices=(Device(gpu, node, 0, model, 4096, 1000),),
         folder=Path("/"),
         port=8888,
         options=options,

@@ -17,8 +17,9 @@ from fgpu_scheduler import BadSettings, Session
 from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
-from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Hami, Lease
 from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING
+from fgpuspawner.engines.kubernetes.dialects.lease import AUTO, INJECTIONS
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
@@ -80,7 +81,22 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         "nvidia",
         help="""The RuntimeClass of pods that use GPUs, with the dialect "lease".
 
+        Empty: they need none, as where the GPU operator runs its NRI plugin.
+
         Example: ``c.KubernetesFGPUSpawner.runtime_class = "nvidia-cdi"``
+        """,
+    ).tag(config=True)
+
+    gpu_injection = Enum(
+        INJECTIONS,
+        AUTO,
+        help="""How a session's pod names its GPU, with the dialect "lease".
+
+        ``"auto"``: as the pod that leases the GPU got it. ``"variable"``: by its UUID in NVIDIA_VISIBLE_DEVICES.
+        ``"cdi"``: there by its name in the device plugin's CDI specification. ``"nri"``: by that name in an annotation,
+        for the toolkit's NRI plugin. ``fgpu kube check --start`` says which one works.
+
+        Example: ``c.KubernetesFGPUSpawner.gpu_injection = "nri"``
         """,
     ).tag(config=True)
 
@@ -92,6 +108,15 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
         Example: ``c.KubernetesFGPUSpawner.lease_priority_class = "gpu-leases"``
         """
+    ).tag(config=True)
+
+    hami_memory_factor = Integer(
+        1,
+        min=1,
+        help="""MiB in one unit of HAMi's resource "nvidia.com/gpumem": its ``memoryFactor``, with the dialect "hami".
+
+        Example: ``c.KubernetesFGPUSpawner.hami_memory_factor = 10``
+        """,
     ).tag(config=True)
 
     stop_timeout_s = Integer(
@@ -196,13 +221,15 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             raise BadSettings(
                 f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, KINDS))}"
             )
+        if kind is Hami:
+            return Hami(memory_unit_mib=int(own.get("hami_memory_factor", 1)))
         if kind is not Lease:
             return kind()
-        runtime, priority = (
+        runtime, priority, injection = (
             str(own.get(trait, traits[trait].default()))
-            for trait in ("runtime_class", "lease_priority_class")
+            for trait in ("runtime_class", "lease_priority_class", "gpu_injection")
         )
-        return Lease(installation, runtime_class=runtime, priority_class=priority)
+        return Lease(installation, runtime_class=runtime, priority_class=priority, injection=injection)
 
     @classmethod
     def make_engine(cls, installation: Installation) -> KubernetesEngine:

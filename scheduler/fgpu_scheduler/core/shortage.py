@@ -14,11 +14,14 @@ def shortage(request: Request, left: placement.Free) -> str:
     """Say in plain words why ``request`` does not fit now, or that it would."""
     if placement.place(request, left, score=placement.best_fit) is not None:
         return "waits for its turn"
+    group = [n for n in left if n.node.resource_group == request.resource_group]
     own = [
         replace(n, devices=tuple(d for d in n.devices if not d.device.cordoned))
-        for n in left
-        if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
+        for n in group
+        if n.node.state is NodeState.READY
     ]
+    if group and all(n.node.state is NodeState.LOST for n in group):
+        return f"no machine of resource group {request.resource_group!r} answers now"
     if not own:
         return f"no machine of resource group {request.resource_group!r} takes sessions now"
     if request.gpu_models:

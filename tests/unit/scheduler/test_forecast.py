@@ -235,6 +235,11 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
             "no machine of resource group 'default' takes sessions now",
         ),
         (
+            world().node("n2").lost("n1").lost("n2"),
+            request(fgpu="0.5"),
+            "no machine of resource group 'default' answers now",
+        ),
+        (
             # What is free on a cordoned node is not to be had.
             world().node("n2").running("a", "1", on="GPU-n2-0").cordoned("n1"),
             request(fgpu="0.5"),

@@ -17,6 +17,9 @@ from fgpu_scheduler import Device, FGPUError, FoundDevice, Share, ShareMode
 Manifest = Mapping[str, Any]
 T = TypeVar("T")
 
+CONTAINER = "notebook"
+"""A session's container: KubeSpawner's name for it, which administrators' tools know."""
+
 LIBFGPU = "libfgpu"
 """Holds memory or compute where the cluster only counts it: the session needs our files."""
 

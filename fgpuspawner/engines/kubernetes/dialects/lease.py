@@ -1,11 +1,20 @@
 """`lease`: pods of ours take whole GPUs from NVIDIA's device plugin; libfgpu makes the fractions. The default.
 
 One lease pod for each GPU asks for ``nvidia.com/gpu: 1``, so that the cluster counts the GPU as used, and is asked which
-GPU it got. A session's pod asks for none: it gets the GPU by its UUID, through the NVIDIA runtime.
+GPU it got. A session's pod asks for none, because a device plugin would give it a whole GPU. It names the lease's GPU, in
+the way that the lease got it:
 
-Sources: NVIDIA k8s-device-plugin, README (``nvidia.com/gpu``, RuntimeClass ``nvidia``); NVIDIA container toolkit,
-"Specialized Configurations" (``NVIDIA_VISIBLE_DEVICES`` takes UUIDs, and must be accepted from unprivileged
-containers: ``accept-nvidia-visible-devices-envvar-when-unprivileged``, on unless switched off).
+1. ``variable``: the device plugin set NVIDIA_VISIBLE_DEVICES of the lease to a UUID, and the NVIDIA runtime reads that.
+2. ``cdi``: it named a device of its own CDI specification (the GPU operator's default since 25.10). The NVIDIA runtime
+   takes such a name in NVIDIA_VISIBLE_DEVICES. A bare UUID fails there: it is looked for in the specification
+   "management.nvidia.com/gpu", which only has "all".
+3. ``nri``: as 2, where there is no RuntimeClass. The toolkit's NRI plugin reads the name in an annotation of the pod.
+
+Sources: NVIDIA k8s-device-plugin, README (``nvidia.com/gpu``; device list strategies ``envvar``, ``cdi-cri``; kind
+``k8s.device-plugin.nvidia.com/gpu``); NVIDIA GPU operator, "Container Device Interface and Node Resource Interface Plugin
+Support", issues 1994 and 2186; NVIDIA container toolkit, internal/modifier/cdi.go (qualified names in
+NVIDIA_VISIBLE_DEVICES; ``accept-nvidia-visible-devices-envvar-when-unprivileged``, on unless switched off), the NRI
+plugin's plugin.go (``nvidia.cdi.k8s.io/container.NAME``), issue 1239.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ from typing import Any
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines.kubernetes.dialects.base import (
+    CONTAINER,
     LIBFGPU,
     TOLERATIONS,
     UUID,
@@ -36,8 +46,20 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 LEASE_LABEL = "fgpu.lease"
 """On each lease pod, with the installation that it leases for."""
 
-ASK = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
-"""The command in a lease pod that says which GPU it got."""
+GIVEN_AS = "given as "
+ASK = (
+    "/bin/sh",
+    "-c",
+    "nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits"
+    f' && echo "{GIVEN_AS}${VISIBLE}"',
+)
+"""The command in a lease pod that says which GPU it got, and by which value of NVIDIA_VISIBLE_DEVICES."""
+
+AUTO, VARIABLE, CDI, NRI = INJECTIONS = ("auto", "variable", "cdi", "nri")
+"""How a session's pod names its GPU; "auto" is as its lease got it."""
+KIND = "k8s.device-plugin.nvidia.com/gpu"
+"""The CDI devices of NVIDIA's device plugin, which are named by UUID."""
+NRI_CONTAINER = "nvidia.cdi.k8s.io/container."
 
 
 class NotAsked(NotKnown):
@@ -54,16 +76,42 @@ class Lease(Dialect):
     memory_held_by = LIBFGPU
     compute_held_by = LIBFGPU
 
-    def __init__(self, installation: str, *, runtime_class: str = "nvidia", priority_class: str = "") -> None:
+    def __init__(
+        self,
+        installation: str,
+        *,
+        runtime_class: str = "nvidia",
+        priority_class: str = "",
+        injection: str = AUTO,
+    ) -> None:
         self._installation = installation
         self._runtime_class = runtime_class
         self._priority_class = priority_class
+        self._injection = injection
+        self.given_as: dict[str, str] = {}
+        """NVIDIA_VISIBLE_DEVICES in the lease that holds a GPU, by the GPU's UUID."""
 
     def _said(self, slices: Sequence[Slice], name: str) -> PodPatch:
-        return PodPatch(
-            environment={VISIBLE: ",".join(one.device.uuid for one in slices)},
-            runtime_class=self._runtime_class,
-        )
+        uuids = [one.device.uuid for one in slices]
+        way = self.way_of(uuids[0])
+        devices = ",".join(uuids if way == VARIABLE else [f"{KIND}={uuid}" for uuid in uuids])
+        if way == NRI:
+            return PodPatch(
+                annotations={f"{NRI_CONTAINER}{CONTAINER}": devices}, environment={VISIBLE: "void"}
+            )
+        return PodPatch(environment={VISIBLE: devices}, runtime_class=self._runtime_class or None)
+
+    def way_of(self, uuid: str) -> str:
+        """Return how a session's pod names a GPU: as the setting says, or so that it gets it as the GPU's lease did."""
+        if self._injection != AUTO:
+            return self._injection
+        given = self.given_as.get(uuid)
+        if given is not None and UUID.match(given):
+            return VARIABLE
+        if not self._runtime_class:
+            return NRI
+        # The GPUs of c.FGPU.nodes may have no lease.
+        return VARIABLE if given is None else CDI
 
     def capacity(self, node: Manifest, beside: Beside) -> Sequence[Registered]:
         """Return the GPUs that running lease pods on the node hold. Needs ``pods``, and what those ``told``."""
@@ -75,8 +123,11 @@ class Lease(Dialect):
         return [Registered(replace(device, index=n)) for n, device in sorted(found.items())]
 
     def given(self, pod: Manifest, beside: Beside) -> Sequence[Given]:
-        variables = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0].get("env") or ()}
-        return [Given(uuid=name) for name in variables.get(VISIBLE, "").split(",") if UUID.fullmatch(name)]
+        variables = (v for c in pod["spec"]["containers"] for v in c.get("env") or () if v["name"] == VISIBLE)
+        notes = (pod["metadata"].get("annotations") or {}).items()
+        said = [str(v.get("value", "")) for v in variables]
+        said += [value for key, value in notes if key.startswith(NRI_CONTAINER)]
+        return [Given(uuid=name) for name in UUID.findall(",".join(said))]
 
     def _is_lease(self, pod: Manifest) -> bool:
         return (
@@ -88,7 +139,7 @@ class Lease(Dialect):
     def lease_pod(self, *, name: str, node: str, image: str, command: Sequence[str]) -> dict[str, Any]:
         """Return the pod that leases one GPU of a node: ``command`` has to sleep, and ``image`` needs nothing else.
 
-        The NVIDIA runtime adds the driver and nvidia-smi. One that waits for a GPU holds none, and is not counted.
+        NVIDIA's toolkit adds the driver and nvidia-smi. One that waits for a GPU holds none, and is not counted.
         """
         gpu = {"nvidia.com/gpu": "1"}
         container = {
@@ -119,7 +170,7 @@ class Lease(Dialect):
                 "enableServiceLinks": False,
                 **({"priorityClassName": self._priority_class} if self._priority_class else {}),
                 "restartPolicy": "Always",
-                "runtimeClassName": self._runtime_class,
+                **({"runtimeClassName": self._runtime_class} if self._runtime_class else {}),
                 "securityContext": {
                     "runAsNonRoot": True,
                     "runAsUser": 65534,
@@ -136,6 +187,12 @@ def number_of(pod: Manifest) -> int:
     return int(name_of(pod).rpartition("-")[2])
 
 
+def given_as(answer: str) -> str:
+    """Return the value of NVIDIA_VISIBLE_DEVICES that an answer to `ASK` names; empty if there is none."""
+    lines = answer.splitlines()
+    return next((line.removeprefix(GIVEN_AS) for line in lines if line.startswith(GIVEN_AS)), "")
+
+
 def told_by(pod: str, answer: str | None) -> FoundDevice:
     """Return the GPU that a lease pod has, by its answer to `ASK`.
 
@@ -147,7 +204,7 @@ def told_by(pod: str, answer: str | None) -> FoundDevice:
         raise NotAsked(f"the lease pod {pod} hasn't said which GPU it has")
 
     def one(text: str) -> FoundDevice:
-        (line,) = text.strip().splitlines()
+        (line,) = (line for line in text.strip().splitlines() if not line.startswith(GIVEN_AS))
         index, uuid, model, memory = (part.strip() for part in line.split(","))
         if not UUID.fullmatch(uuid):
             raise ValueError(uuid)

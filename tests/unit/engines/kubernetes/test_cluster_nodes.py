@@ -65,6 +65,23 @@ def test_a_container_that_runs_before_counts_where_it_asks_for_more() -> None:
     assert taken_by(pod) == {"cpu": Decimal(1), "memory": Decimal(2 * 2**30)}
 
 
+def test_a_sidecar_counts_beside_the_containers_and_beside_those_that_run_after_it() -> None:
+    def container(cpu: str, **more: str) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+    sidecar = container("1", restartPolicy="Always")
+    spec = {"containers": [container("2")], "initContainers": [sidecar, container("1500m")]}
+    assert taken_by({"spec": spec}) == {"cpu": Decimal(3)}
+    spec["initContainers"] = [container("1500m"), sidecar, container("5")]
+    assert taken_by({"spec": spec}) == {"cpu": Decimal(6)}
+
+
+def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_what_its_containers_ask_for() -> None:
+    pod = asks({"cpu": "1", "memory": "1Gi"})
+    pod["spec"] |= {"resources": {"requests": {"cpu": "4"}}, "overhead": {"cpu": "500m"}}
+    assert taken_by(pod) == {"cpu": Decimal("4.5"), "memory": Decimal(2**30)}
+
+
 def test_limits_stand_for_requests_that_are_not_made() -> None:
     assert taken_by({"spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}]}}) == {
         "cpu": Decimal(2)

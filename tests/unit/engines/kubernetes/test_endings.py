@@ -152,6 +152,15 @@ def test_a_secret_that_is_not_there_yet_may_pass() -> None:
     assert not found.unready
 
 
+@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "PostStartHookError", "SignatureValidationFailed"])
+def test_a_container_that_waits_for_any_other_reason_is_named_with_it(reason: str) -> None:
+    status = {"initContainerStatuses": [{"name": "mesh", "state": {"waiting": {"reason": reason}}}]}
+    found = why_not_up(pod({"phase": "Pending", **status}))
+    assert found is not None
+    assert found.unready, "it may pass"
+    assert found.message == f"container mesh does not start ({reason})"
+
+
 def test_what_only_begins_is_no_trouble() -> None:
     for reason in ("ContainerCreating", "PodInitializing"):
         assert why_not_up(pod({"phase": "Pending", **session(waiting={"reason": reason})})) is None

@@ -305,3 +305,23 @@ async def test_another_pods_claim_hides_the_gpu_that_it_has_and_no_other(tmp_pat
         machine = (await asyncio.to_thread(engine.survey))["gpu1"]
     assert machine is not None
     assert [d.uuid for d in machine.devices or ()] == ["GPU-1"], machine.trouble
+
+
+async def test_the_share_of_a_pod_whose_image_was_never_there_is_free_soon_after_the_pod_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_engine, "KILLED_WITHIN_S", 0)
+    monkeypatch.setattr(kubernetes_engine, "GONE_WITHIN_S", 3)
+    cluster = full()
+    began, waits = cluster.has[OWN]
+    for one in (began, waits):
+        one["metadata"]["deletionTimestamp"] = "now"
+    waiting = {"waiting": {"reason": "ImagePullBackOff"}}
+    waits["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "notebook", "state": waiting}],
+        "initContainerStatuses": [{"name": "fgpu-files", "state": {"terminated": {"exitCode": 0}}}],
+    }
+    async with opened(cluster, tmp_path) as (engine, _):
+        sessions: Any = [SimpleNamespace(id=n, attempt=1) for n in (1, 2)]
+        assert [await engine.stop(one, now=True) for one in sessions] == [False, True]

@@ -326,3 +326,52 @@ def test_a_plugin_that_the_scheduler_has_given_up_is_unknown() -> None:
     )
     with pytest.raises(NotKnown, match="node gpu-1: its device plugin doesn't answer the scheduler"):
         Hami().capacity(gone, Beside())
+
+
+OWN = gpu()
+INJECTED = {
+    "variable": ({"NVIDIA_VISIBLE_DEVICES": OWN.uuid}, {}, "nvidia"),
+    "cdi": ({"NVIDIA_VISIBLE_DEVICES": f"k8s.device-plugin.nvidia.com/gpu={OWN.uuid}"}, {}, "nvidia"),
+    "nri": (
+        {"NVIDIA_VISIBLE_DEVICES": "void"},
+        {"nvidia.cdi.k8s.io/container.notebook": f"k8s.device-plugin.nvidia.com/gpu={OWN.uuid}"},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("runtime_class", "lease_got", "way"),
+    [
+        ("nvidia", OWN.uuid, "variable"),
+        ("nvidia", "void", "cdi"),
+        ("nvidia", "", "cdi"),
+        ("", "void", "nri"),
+        ("", "", "nri"),
+        ("nvidia", None, "variable"),
+        ("", None, "nri"),
+    ],
+)
+def test_a_session_names_its_gpu_in_the_way_in_which_the_lease_got_it(
+    runtime_class: str, lease_got: str | None, way: str
+) -> None:
+    dialect = Lease("lab", runtime_class=runtime_class)
+    if lease_got is not None:
+        dialect.given_as[OWN.uuid] = lease_got
+    assert injected(dialect) == INJECTED[way]
+
+
+@pytest.mark.parametrize("way", INJECTED)
+def test_the_way_in_which_a_session_names_its_gpu_can_be_set_and_is_read_from_pods_of_others(
+    way: str,
+) -> None:
+    dialect = Lease("lab", injection=way)
+    dialect.given_as[OWN.uuid] = "anything"
+    assert injected(dialect) == INJECTED[way]
+    patched = dialect.patch([share(OWN, 1024)], [OWN], name="x").applied(pod())
+    assert dialect.given(patched, Beside()) == [Given(OWN.uuid)]
+
+
+def injected(dialect: Lease) -> tuple[object, object, str | None]:
+    patch = dialect.patch([share(OWN, 1024)], [OWN], name="x")
+    return patch.environment, patch.annotations, patch.runtime_class

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from traitlets.config import Config
 
 from dialectworlds import ALL, BY_NAME, gpu, instance, said, share
 from fgpu_scheduler import Device, Share, ShareMode
 from fgpuspawner.engines.kubernetes.dialects import Dialect, NotSayable
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 
 BIG = [gpu(0), gpu(1), gpu(2, memory_mib=81559, model="NVIDIA H100")]
 SMALL, LARGE = instance(0), instance(1, profile="3g.40gb", memory_mib=40448)
@@ -130,3 +132,13 @@ def test_a_uuid_is_nothing_but_a_string_of_a_selector() -> None:
     assert selector["cel"]["expression"] == (
         'device.attributes["gpu.nvidia.com"].uuid == "GPU-1\\" || true || \\""'
     )
+
+
+def test_the_memory_factor_of_hami_is_a_setting() -> None:
+    config = Config()
+    config.KubernetesFGPUSpawner.dialect = "hami"
+    config.KubernetesFGPUSpawner.hami_memory_factor = 10
+    dialect = KubernetesFGPUSpawner.dialect_of(config, installation="lab")
+    device = gpu(memory_mib=16160)
+    patch = dialect.patch([share(device, 8000)], [device], name="x")
+    assert patch.limits["nvidia.com/gpumem"] == "800"
