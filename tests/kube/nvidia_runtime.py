@@ -17,12 +17,16 @@ from typing import Any
 PREFIX, VISIBLE, DEFAULT = "nvidia.cdi.k8s.io/", "NVIDIA_VISIBLE_DEVICES=", "management.nvidia.com/gpu"
 
 
+class Unresolvable(Exception):
+    """A device that no specification has."""
+
+
 def asked(config: dict[str, Any]) -> list[str]:
     """Return the qualified names of the devices that a container asks for."""
     notes = [v for k, v in (config.get("annotations") or {}).items() if k.startswith(PREFIX)]
     if notes:
         return ",".join(notes).split(",")
-    values = [e.removeprefix(VISIBLE) for e in config["process"]["env"] if e.startswith(VISIBLE)]
+    values = [e.removeprefix(VISIBLE) for e in config["process"].get("env", ()) if e.startswith(VISIBLE)]
     names = [name for name in ",".join(values[-1:]).split(",") if name not in ("", "void", "none")]
     return [name if "=" in name else f"{DEFAULT}={name}" for name in names]
 
@@ -37,7 +41,7 @@ def add(bundle: Path) -> None:
     devices = asked(config)
     missing = [name for name in devices if name not in has]
     if missing:
-        raise LookupError(f"failed to inject CDI devices: unresolvable CDI devices {', '.join(missing)}")
+        raise Unresolvable(f"failed to inject CDI devices: unresolvable CDI devices {', '.join(missing)}")
     for name in devices:
         config["process"]["env"] += has[name].get("env", [])
         for mount in has[name]["mounts"]:
@@ -54,7 +58,7 @@ if __name__ == "__main__":
     if "create" in words:
         try:
             add(Path(words[words.index("--bundle") + 1]))
-        except LookupError as e:
+        except Unresolvable as e:
             Path(words[words.index("--log") + 1]).write_text(json.dumps({"level": "error", "msg": str(e)}))
             sys.exit(1)
     os.execvp("runc", ["runc", *words])

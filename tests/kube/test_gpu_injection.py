@@ -9,11 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from deviceplugin import RESOURCE, DevicePlugin
-from hubs import NAMESPACE, SMALL, Cluster, on
+from hubs import NAMESPACE, PODS, SMALL, Cluster, on
 
 from hubprocess import until
 
@@ -104,8 +105,14 @@ def test_a_way_that_the_cluster_does_not_take_is_named_with_the_one_that_works(
     assert f"unresolvable CDI devices management.nvidia.com/gpu={A}" in said
 
 
+@contextmanager
+def leases_removed(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.ask("DELETE", PODS, query=[("labelSelector", "fgpu.lease")], body={"gracePeriodSeconds": 1})
+
+
 def test_a_session_of_a_real_hub_sees_the_gpu_of_its_share(cluster: Cluster, tmp_path: Path) -> None:
-    with on(cluster, tmp_path, before=SETTINGS, nodes=[], isolation="none") as hub:
+    with leases_removed(cluster), on(cluster, tmp_path, before=SETTINGS, nodes=[], isolation="none") as hub:
         hub.add_user("ann")
         until(lambda: any(n.devices for n in hub.store.snapshot(0).nodes), what="the card is offered")
         assert hub.spawn("ann", options={"fgpu": "1", **SMALL}).status_code in (201, 202)
@@ -114,7 +121,3 @@ def test_a_session_of_a_real_hub_sees_the_gpu_of_its_share(cluster: Cluster, tmp
         assert A.encode() in cluster.run_in(name, "notebook", ["nvidia-smi"])
         assert hub.stop("ann").status_code in (202, 204)
         hub.reach({})
-        mine = ("labelSelector", f"fgpu.lease={hub.store.installation_id}")
-        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-        hub.terminate()
-        cluster.ask("DELETE", pods, query=[mine], body={"gracePeriodSeconds": 1})

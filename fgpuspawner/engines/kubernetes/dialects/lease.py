@@ -46,7 +46,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 LEASE_LABEL = "fgpu.lease"
 """On each lease pod, with the installation that it leases for."""
 
-GIVEN_AS = "given as "
+GIVEN_AS = "given as:"
 ASK = (
     "/bin/sh",
     "-c",

@@ -19,6 +19,7 @@ from fgpuspawner.engines.kubernetes.dialects import (
     NotKnown,
     Registered,
 )
+from fgpuspawner.engines.kubernetes.dialects.lease import given_as, told_by
 
 A, B = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec", "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
 V100 = "NVIDIA-Tesla V100-PCIE-32GB"
@@ -375,3 +376,10 @@ def test_the_way_in_which_a_session_names_its_gpu_can_be_set_and_is_read_from_po
 def injected(dialect: Lease) -> tuple[object, object, str | None]:
     patch = dialect.patch([share(OWN, 1024)], [OWN], name="x")
     return patch.environment, patch.annotations, patch.runtime_class
+
+
+@pytest.mark.parametrize("visible", ["", "void", OWN.uuid])
+def test_what_a_lease_says_of_its_gpu_is_read_whatever_the_variable_is(visible: str) -> None:
+    answer = f"0, {OWN.uuid}, Tesla T4, 15360\ngiven as:{visible}\n"
+    assert told_by("lease-0", answer) == FoundDevice(OWN.uuid, 0, "Tesla T4", 15360)
+    assert given_as(answer) == visible
