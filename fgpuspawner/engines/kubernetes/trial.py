@@ -98,11 +98,12 @@ class Trial:
         """
         pod = _looks(session, name=f"{self._name}-session", node=self._node)
         async with self._made(pod) as name:
-            ended = await self._until(name, lambda found: endings.has_ended(found) and bool(_message(found)))
-        said = _message(ended)
-        uuids = set(UUID.findall(said))
+            ended = _terminated(await self._until(name, lambda found: bool(_terminated(found))))
+        said = str(ended.get("message") or "")
+        # The words of a node that could not start it may name the GPU, too.
+        uuids = set() if ended.get("exitCode") else set(UUID.findall(said))
         if not uuids:
-            raise NotTried(f"nvidia-smi says: {' '.join(said.split())[:300]}")
+            raise NotTried(" ".join(said.split())[:300] or "nvidia-smi says nothing")
         return uuids
 
     @asynccontextmanager
@@ -178,10 +179,11 @@ def _looks(session: Manifest, *, name: str, node: str) -> dict[str, Any]:
     }
 
 
-def _message(pod: Manifest) -> str:
+def _terminated(pod: Manifest) -> Mapping[str, Any]:
+    """Return how the container of a pod ended; nothing while it has not."""
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
-        return str(((one.get("state") or {}).get("terminated") or {}).get("message") or "")
-    return ""
+        return dict((one.get("state") or {}).get("terminated") or {})
+    return {}
 
 
 def ways(dialect: Lease, leased: Leased) -> list[str]:
