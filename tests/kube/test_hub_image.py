@@ -33,8 +33,8 @@ VALUES = ROOT / "images/hub/values.yaml"
 SETTINGS = """
 c.KubernetesFGPUSpawner.files_image = {files!r}
 c.KubernetesFGPUSpawner.lease_image = ""
-c.FGPU.nodes = [{{"name": {node!r}, "gpus": {{"simulated": 1}}}}]
 """
+NODES = 'c.FGPU.nodes = [{{"name": {node!r}, "gpus": {{"simulated": 1}}}}]'
 # What the chart's configuration sets besides: where the proxy's pod is, and who may log in.
 MORE = """
 from socket import gethostbyname, gethostname
@@ -141,11 +141,18 @@ class Hub:
 def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]:
     """A Hub whose pod is made as the chart makes it, of the values in images/hub/values.yaml."""
     values = yaml.safe_load(VALUES.read_text())["hub"]
-    own = SETTINGS.format(files=FILES_IMAGE, node=world.cluster.name)
+    own = SETTINGS.format(files=FILES_IMAGE)
+    nodes = NODES.format(node=world.cluster.name)
     more = MORE.format(port=HUB_PORT, proxy=proxy.api_url, token=proxy.token)
     chart = theirs(world.cluster, more=more, namespace=world.namespace)
     program = "\n".join(
-        [f"c = get_config()\nc.JupyterHub.hub_port = {HUB_PORT}", chart, *values["extraConfig"].values(), own]
+        [
+            f"c = get_config()\nc.JupyterHub.hub_port = {HUB_PORT}",
+            chart,
+            nodes,
+            *values["extraConfig"].values(),
+            own,
+        ]
     )
     body = {"metadata": {"name": "hub"}, "data": {Path(CONFIG).name: program}}
     world.cluster.ask("POST", f"{world.own}/configmaps", body=body)
