@@ -94,7 +94,7 @@ class WatchedStore(Store):
             assert place is not None
             decided = place(snapshot)
             with self.faultless():
-                self._onlooker.decided(snapshot, decided)
+                self._observer.decided(snapshot, decided)
             return decided
 
         self._submits = True
