@@ -106,7 +106,7 @@ static inline void throttle_lock(struct context *context) {
     struct lock *lock = &context->lock;
     if (__builtin_expect(lock->owner == &throttle_thread, 1)) {
         atomic_store_explicit(&lock->here, 1, memory_order_relaxed);
-        atomic_signal_fence(memory_order_seq_cst); /* the other half of it is whoever ends the favour */
+        atomic_signal_fence(memory_order_seq_cst); /* the thread that ends the favour does the other half */
         if (__builtin_expect(atomic_load_explicit(&lock->favoured, memory_order_acquire), 1))
             return;
         atomic_store_explicit(&lock->here, 0, memory_order_release);

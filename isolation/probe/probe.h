@@ -32,7 +32,7 @@ void json_next(struct json *json);
 
 /* ---- probe_system.c: what needs no driver ------------------------------------------------------------ */
 
-/* Appends the list of the mapped files whose name begins with `name`, each once: path, device, inode. */
+/* Appends the list of the mapped files with a name that begins with `name`, each once: path, device, inode. */
 void system_mapped(struct json *json, const char *name);
 /* Copies the path of the first of them; returns false if there is none. */
 bool system_mapped_path(const char *name, char *path, size_t size);

@@ -1,5 +1,5 @@
-/* Compares fgpu_now() with the kernel's clock, read before and after it, while the program now computes and now sleeps.
- * Prints by how many nanoseconds it was ahead, behind, and went back, at most. */
+/* Compares fgpu_now() with the kernel's clock, read before and after it, while the program alternately computes and
+ * sleeps. Prints the largest number of nanoseconds that it was ahead, behind, and went back. */
 #include "clock.h"
 
 #include <stdio.h>

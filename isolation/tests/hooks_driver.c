@@ -1,5 +1,5 @@
-/* A driver of a few functions, to look functions up in: without a context, so that libfgpu leaves each call to it.
- * VARIANT is what its functions return; MAKER what DT_SONAME is chosen by the test. */
+/* A driver with a few functions for look-ups: it has no context, so libfgpu passes each call on to it. VARIANT is the
+ * result of its functions; MAKER the DT_SONAME that the test chooses. */
 #include "cuda_abi.h"
 
 #include <string.h>
@@ -28,12 +28,12 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
     return (CUresult)(VARIANT + 1);
 }
 
-/* A version that the table does not have. */
+/* A version that is missing in the table. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *address, size_t bytes) {
     return cuMemAlloc_v2(address, bytes);
 }
 
-/* A version of cuMemAlloc that is not exported, as that of a newer driver would not be known to libfgpu. */
+/* A version of cuMemAlloc that is not exported, like a newer driver's that libfgpu does not know. */
 static CUresult newer(CUdeviceptr *address, size_t bytes) {
     return cuMemAlloc_v2(address, bytes);
 }

@@ -1,5 +1,5 @@
-/* Asks a driver for every function that it exports, in every version and both stream modes, and says where the answers
- * lie. cuGetProcAddress needs no GPU.
+/* Asks a driver for every function that it exports, in every version and both stream modes, and prints where the
+ * answers lie. cuGetProcAddress needs no GPU.
  *
  *     hooks_equality LIBRARY < names      "name version flags OFFSET" if the answer is in the library's file, else
  *                                         "name version flags FILE"; the offsets are those of `nm -D` */

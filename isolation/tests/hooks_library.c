@@ -1,4 +1,4 @@
-/* Libraries that a program loads, by PART: what they look up and open depends on who they are. */
+/* Libraries that a program loads, by PART: what they look up and open depends on which library calls. */
 #include "cuda_abi.h"
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@ API void *library_address(void) {
 }
 #elif PART == 2 /* opens one that only its own DT_RUNPATH leads to */
 API void *library_opens(const char *name) {
-    void *volatile found = dlopen(name, RTLD_NOW); /* not a jump: the call is to come from here */
+    void *volatile found = dlopen(name, RTLD_NOW); /* opens one that only its own DT_RUNPATH finds */
     return found;
 }
 API void *library_opens_apart(const char *name) {

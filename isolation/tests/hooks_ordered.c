@@ -1,8 +1,8 @@
-/* A driver whose pool does what the simulated one does not: memory that was freed in the order of a stream serves the next
- * allocation at once, but goes back to the device only after the stream was waited for, whatever trims the pool. It grows
- * by STEP. With PIECES, it grows by pieces as large as an allocation in STEPs, each of which serves one allocation at a
- * time and stays until the pool is trimmed. With LATE, it has no memory for so many plain allocations at first, as one that
- * has not freed yet what a killed process held. One device, one pool, one stream. */
+/* A driver with a pool that behaves unlike the simulated one: memory that was freed in stream order serves the next
+ * allocation at once, but goes back to the device only after a wait for the stream, even if the pool is trimmed. It
+ * grows by STEP. With PIECES it grows by pieces as large as an allocation in STEPs; each serves one allocation at a
+ * time and stays until the pool is trimmed. With LATE the first LATE plain allocations find no memory, as if the driver
+ * had not yet freed a killed process's. One device, one pool, one stream. */
 #include "cuda_abi.h"
 
 #include <string.h>

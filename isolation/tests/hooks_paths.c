@@ -1,4 +1,4 @@
-/* Takes memory in every way there is until it is refused, and gives it back.
+/* Takes memory in every way until it is refused, and gives it back.
  *
  *     hooks_paths WAY reports          each way of asking for the total, as "name bytes"
  *     hooks_paths WAY fill PATH        "held BYTES", "refused ERROR", "used BYTES" after everything is given back
@@ -31,7 +31,7 @@ static void die(const char *what, int result) {
 static const char *way;
 static void *cuda, *nvml;
 
-/* The CUDA version in which each of these became what its plain name means. */
+/* The CUDA version since which each plain name means this function. */
 static int version_of(const char *name) {
     static const struct {
         const char *name;
@@ -103,7 +103,7 @@ struct held {
 static CUdevice device;
 static CUstream stream;
 static CUmemoryPool pool;
-static CUgraph allocating; /* of graphs: the one whose nodes allocate */
+static CUgraph allocating; /* the graph with nodes that allocate */
 
 struct path {
     const char *name;
@@ -197,7 +197,7 @@ static void give_created(struct held *held) {
     CHECK(cuMemRelease, (CUmemGenericAllocationHandle)(uintptr_t)held->object);
 }
 
-/* Its handle is released at once: held by the mapping alone. */
+/* Its handle is released at once, so only the mapping holds it. */
 static CUresult take_mapped(struct held *held, size_t bytes) {
     CUresult result = take_created(held, bytes);
     if (result != CUDA_SUCCESS)
@@ -257,7 +257,7 @@ static void give_mipmapped(struct held *held) {
     CHECK(cuMipmappedArrayDestroy, held->object);
 }
 
-/* Graphs: what they allocate stays allocated after the launch, as no node of theirs frees it. */
+/* What a graph allocates stays allocated after the launch, as no node frees it. */
 static CUresult launch(struct held *held, CUgraph graph) {
     CUgraphExec executable = NULL;
     CUresult result = CALL(cuGraphInstantiateWithFlags)(&executable, graph, 0);

@@ -1,5 +1,5 @@
-/* Looks functions up in the way that its first argument says, and prints for each the file that the address lies in.
- * The other arguments are the libraries to look in. */
+/* Looks functions up in the way of its first argument, and prints the file that contains each address. The other
+ * arguments are the libraries to look in. */
 #include "cuda_abi.h"
 
 #include <dlfcn.h>
@@ -129,7 +129,7 @@ int main(int count, char **arguments) {
     } else if (strcmp(way, "runpath") == 0) {
         void *library = open_or_die(path, RTLD_NOW);
         const char *name = arguments[3];
-        void *handle = dlopen(name, RTLD_NOW); /* from here, it cannot be found */
+        void *handle = dlopen(name, RTLD_NOW); /* it cannot be found from here */
         printf("program %s\n", handle ? "found" : "nothing");
         handle = ((void *(*)(const char *))dlsym(library, "library_opens"))(name);
         printf("library %s\n", handle ? "found" : dlerror());

@@ -92,7 +92,7 @@ static void *work(void *data) {
 int main(void) {
     pthread_t threads[THREADS];
     size_t unused, total;
-    CUdeviceptr held; /* so much that one thread alone comes to the limit of 128 MiB */
+    CUdeviceptr held; /* enough for one thread alone to reach the limit of 128 MiB */
     check("cuInit", cuInit(0));
     check("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
     check("cuCtxSetCurrent", cuCtxSetCurrent(context));

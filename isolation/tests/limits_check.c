@@ -1,11 +1,11 @@
-/* Parses limits files: reads a length (4 bytes) and as many bytes from standard input, again and again, and writes for
- * each a line: "bad REASON", or "good " and the limits as a limits file, its newlines as semicolons. */
+/* Parses limits files: repeatedly reads a length (4 bytes) and that number of bytes from standard input, and writes a
+ * line for each: "bad REASON", or "good " and the limits as a limits file with semicolons for newlines. */
 #include "fgpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Without a region there is nothing to write it into. */
+/* Without a region there is nowhere to write it. */
 void fgpu_say_behind(bool behind) {
     (void)behind;
 }
@@ -39,7 +39,7 @@ static void print_limits(const struct fgpu_limits *limits) {
 int main(void) {
     uint32_t size;
     while (fread(&size, sizeof size, 1, stdin) == 1) {
-        char *text = malloc(size); /* of just this size, so that AddressSanitizer sees a byte read beyond it */
+        char *text = malloc(size); /* of exactly this size, so that AddressSanitizer detects a read beyond it */
         if (size > 0 && fread(text, size, 1, stdin) != 1)
             return 2;
         struct fgpu_limits limits;

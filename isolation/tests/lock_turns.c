@@ -1,9 +1,8 @@
-/* Threads that take one context's lock: the one that launched first, which has it with plain stores as long as nobody else
- * wants it, and others, now and then.
- *     lock_turns THREADS MS [deny]
- * deny: once the lock is there, the system refuses to say that other processors' stores are seen, and to sleep.
- * Prints how often the threads took it, how often that was counted under it (less where two were inside at once), and how
- * often the favour ended. The owner writes here and there before, so that its stores wait for memory. */
+/* Threads that take one context's lock: the one that launched first, which holds it with plain stores while no other
+ * thread wants it, and others now and then.
+ *     lock_turns THREADS MS [deny] deny: once the lock exists, the system refuses membarrier and sleep. Prints how
+ *     often the threads took it, how often that was counted under it (less if two were inside at once), and how often
+ *     the favour ended. The owner writes to scattered places first, so that its stores wait for memory. */
 #include "../libfgpu/throttle.h"
 #include "../libfgpu/clock.h"
 
@@ -21,7 +20,7 @@
 
 static struct context context;
 static uint64_t until;
-static volatile uint64_t counted; /* under the lock, as the two below */
+static volatile uint64_t counted; /* under the lock, like the two below */
 static bool was_favoured;
 static uint64_t ended;
 static uint64_t taken[16];
@@ -49,10 +48,10 @@ static void take(unsigned number) {
     taken[number]++;
 }
 
-/* Bursts of a length of their own, then nothing for a while: the owner is favoured again in between. */
+/* Bursts of varying length, then a pause: the owner is favoured again in between. */
 static void *work(void *argument) {
     unsigned number = (unsigned)(uintptr_t)argument;
-    do { /* once at least, however late the thread is */
+    do { /* at least once, however late the thread is */
         for (unsigned n = 0; n < (number == 0 ? 2000u : number); n++) {
             for (unsigned line = 0; number == 0 && line < 4; line++)
                 cold[(counted * 4 + line) * 40503 * 64 % sizeof cold] = 1;

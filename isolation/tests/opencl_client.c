@@ -1,7 +1,7 @@
 /* What a program finds of OpenCL:
- *     opencl_client platforms LIBRARY       the names of the platforms that this loader of OpenCL has, one a line
- *     opencl_client find WAY LIBRARY        whether a vendor's function is found: by its "handle", by "all", or by this version
- */
+ *     opencl_client platforms LIBRARY       the names of the platforms of this OpenCL loader, one in each line
+ *     opencl_client find WAY LIBRARY        whether a vendor's function is found: by its "handle", by "all", or by this
+ *     version */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static int list(void *loader) {
     unsigned count = 0;
     if (platforms == NULL || information == NULL)
         return 2;
-    platforms(16, found, &count); /* "there is none" is an error, too */
+    platforms(16, found, &count); /* "there is none" is an error too */
     for (unsigned n = 0; n < count && n < 16; n++) {
         char name[64];
         if (information(found[n], NAME, sizeof name, name, NULL) != 0)

@@ -1,4 +1,5 @@
-/* An OpenCL platform without devices, as a vendor's library: what loaders ask of one. NAME is the platform's. */
+/* An OpenCL platform without devices, as a vendor's library, with the functions that loaders call. NAME is the
+ * platform's. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #define INVALID_VALUE (-30)
 #define EXTENSIONS 0x0904
 #define SUFFIX 0x0920
-#define FUNCTIONS 256 /* more than any version's table has */
+#define FUNCTIONS 256 /* more than the table of any version has */
 
 struct platform {
     void *const *functions;
@@ -18,7 +19,7 @@ int clGetPlatformInfo(struct platform *platform, unsigned what, size_t room, voi
 int clIcdGetPlatformIDsKHR(unsigned room, struct platform **platforms, unsigned *count);
 void *clGetExtensionFunctionAddress(const char *name);
 
-/* Loaders put those with devices first. */
+/* Loaders put platforms with devices first. */
 static int no_devices(struct platform *platform, uint64_t kind, unsigned room, void **devices, unsigned *count) {
     (void)platform, (void)kind, (void)room, (void)devices;
     if (count != NULL)

@@ -1,4 +1,5 @@
-/* Linked against the driver: what it says of the device, 0 for an error, and how this program was started. */
+/* Linked against the driver: prints the driver's answer about the device, 0 for an error, and how this program was
+ * started. */
 #include "cuda_abi.h"
 
 #include <dlfcn.h>

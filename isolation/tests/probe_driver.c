@@ -46,7 +46,7 @@ int cuDeviceGet(int *device, int index)
     return 0;
 }
 
-/* What a tampered driver may be called: quotes, a newline, bytes that are no UTF-8. */
+/* A manipulated driver's name: quotes, a newline, bytes that are not UTF-8. */
 int cuDeviceGetName(char *name, int size, int device)
 {
     strncpy(name, "\"},\n{\\ \xff\x1b[2J", (size_t)size);

@@ -1,6 +1,6 @@
-/* Processes that want the same bytes at the same instant: region_contend PROCESSES GREEDY ROUNDS BYTES LIMIT
- * One more byte than LIMIT can be had, and is held by somebody else; GREEDY more processes want it all, in vain.
- * Prints a line of JSON: in how many rounds fewer, and in how many more were granted than fit into the limit. */
+/* Processes that want the same bytes at the same time: region_contend PROCESSES GREEDY ROUNDS BYTES LIMIT One byte
+ * above LIMIT is available and held by another process; GREEDY more processes want everything, in vain. Prints a line
+ * of JSON: in how many rounds fewer, and in how many more were granted than fit into the limit. */
 #include "fgpu.h"
 
 #include <sched.h>

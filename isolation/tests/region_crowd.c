@@ -1,5 +1,5 @@
-/* More processes than there are slots: region_crowd PROCESSES BYTES LIMIT
- * Each takes BYTES and stays. Then a tenth is killed and as many new ones come. Prints a line of JSON. */
+/* More processes than there are slots: region_crowd PROCESSES BYTES LIMIT Each takes BYTES and stays. Then a tenth is
+ * killed and replaced. Prints a line of JSON. */
 #include "fgpu.h"
 
 #include <signal.h>

@@ -1,6 +1,6 @@
-/* Forks beside a thread that takes its slot: region_forks BYTES LIMIT
- * One thread reserves BYTES for the first time while another forks children, which stay. Prints the verdict (0: granted)
- * and then waits to be killed; whatever its children have inherited must not keep the bytes. */
+/* Forks beside a thread that takes its slot: region_forks BYTES LIMIT One thread reserves BYTES for the first time
+ * while another forks children, which stay. Prints the verdict (0: granted), then waits to be killed; what its children
+ * have inherited must not keep the bytes reserved. */
 #include "fgpu.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
         return 2;
     bytes = strtoull(argv[1], NULL, 10);
     limit = strtoull(argv[2], NULL, 10);
-    fgpu_used(0); /* maps the region and binds all functions: what is left to do is the slot */
+    fgpu_used(0); /* maps the region and binds all functions; only the slot is left to take */
     if (pthread_create(&thread, NULL, reserve, NULL) != 0)
         return 2;
     for (int i = 0; i < CHILDREN; i++) {

@@ -1,4 +1,4 @@
-/* Prints where things are in the region, for what reads it in another language. */
+/* Prints the layout of the region, for readers in other languages. */
 #include "region.h"
 
 #include <stdio.h>

@@ -1,23 +1,24 @@
 /* Interleaves processes instruction by instruction, through ptrace. x86-64 only: elsewhere a load-exclusive and its
  * store do not survive a single step. Everything is about device 0 and a LIMIT of 1,000 bytes.
  *
- *   region_steps pairs N     two processes want 600 each: the first does j instructions, the second k, the first as many
- *                            as it needs if it meets nobody, then both go on: just one gets it. For every N-th pair of j
- *                            and k from where they announce what they want to where they do not any more
- *   region_steps kills       a process is killed after k instructions of taking 600 and giving them back: then 1,000
- *                            can be had
+ *   region_steps pairs N     two processes want 600 each: the first runs j instructions, the second k, the first as
+ *                            many as it needs without a rival, then both continue: exactly one gets it. For every N-th
+ *                            pair of j and k, from the announcement to its withdrawal
+ *   region_steps kills       a process is killed after k instructions of taking and giving back 600: then 1,000 are
+ *                            available
  *   region_steps claims      the same, from before it has a slot
  *   region_steps contended   the same, where it first finds the limit reached
- *   region_steps stops       a process is stopped there instead: others still get the 400 it does not want, and an answer
- *                            about 1,000; and it its own, when it goes on. But while it is stopped just where it moves its
- *                            600 from announced to held, they count twice, and others get no 400
- *   region_steps heirs       a process that was killed has left 1,000; another one is stopped anywhere in taking 600 of
- *                            them: the other 400 can be had
+ *   region_steps stops       a process is stopped there instead: others still get the 400 that it does not want, and an
+ *                            answer about 1,000; and it gets its own when it continues. But while it is stopped exactly
+ *                            where it moves its 600 from announced to held, they count twice, and others do not get 400
+ *   region_steps heirs       a killed process has left 1,000; another one is stopped anywhere in taking 600 of them:
+ *                            the other 400 are available
  *   region_steps newcomers   the same, and it has no slot before, so it takes the dead one's
- *   region_steps moves       400 move from one process to another while a third, anywhere in taking the other 600 with a
- *                            closer look, sums: it gets them, though it can see the 400 twice
+ *   region_steps moves       400 move from one process to another while a third sums, anywhere in taking the other 600
+ *                            with a closer look: it gets them, although it can see the 400 twice
  *
- * Prints a line of JSON with what was tried; ends with 1, and what went wrong, otherwise. 77: ptrace is not allowed. */
+ * Prints a line of JSON with what was tried; otherwise ends with 1 and prints what went wrong. 77: ptrace is not
+ * allowed. */
 #include "region.h"
 
 #include <errno.h>
@@ -35,9 +36,9 @@
 
 #define LIMIT 1000
 #define WANTED 600
-#define PATIENCE_MS 90 /* a little less than what a closer look may last */
-#define FAR 400 /* instructions: more than a reservation takes that meets nobody */
-#define MOVING 3 /* instructions at most between the two that move what is announced to what is held */
+#define PATIENCE_MS 90 /* slightly less than the longest closer look */
+#define FAR 400 /* instructions: more than a reservation without a rival takes */
+#define MOVING 3 /* the most instructions between the two that move an announced amount to the held one */
 
 #if defined(__x86_64__)
 #define BREAK __asm__ volatile("int3" ::: "memory")
@@ -47,7 +48,7 @@
 
 struct subject {
     pid_t pid;
-    volatile int done;    /* the verdict is in */
+    volatile int done; /* the verdict is known */
     volatile int verdict; /* of the reservation */
 };
 
@@ -69,7 +70,7 @@ static void begin(void) {
         _exit(77);
 }
 
-/* Takes and gives back, again and again: stands still before each time, and when there is a verdict. */
+/* Takes and gives back repeatedly: stops before each time, and when there is a verdict. */
 __attribute__((noreturn)) static void reserve_on_command(struct subject *self) {
     begin();
     if (fgpu_reserve(0, 1, LIMIT) == FGPU_GRANTED)
@@ -99,7 +100,7 @@ __attribute__((noreturn)) static void reserve_once(struct subject *self, bool wi
     _exit(0);
 }
 
-/* ---- Leading them ---- */
+/* ---- Controlling them ---- */
 
 static void expect_trap(struct subject *subject) {
     int status;
@@ -116,7 +117,7 @@ static void lead(struct subject *subject, enum __ptrace_request how) {
         fail(strerror(errno));
 }
 
-/* Up to `count` instructions, fewer if that ends it. How many it were. */
+/* Runs up to `count` instructions, fewer if the subject ends. Returns their number. */
 static long step(struct subject *subject, long count) {
     long steps = 0;
     for (; steps < count && !subject->done; steps++) {
@@ -127,7 +128,7 @@ static long step(struct subject *subject, long count) {
 }
 
 static void finish(struct subject *subject) {
-    if (subject->done) /* by steps: just before its break */
+    if (subject->done) /* reached by steps, just before its break */
         return;
     lead(subject, PTRACE_CONT);
     expect_trap(subject);
@@ -135,7 +136,7 @@ static void finish(struct subject *subject) {
         fail("a subject stopped before its verdict");
 }
 
-/* Back to where it stands still before the next time. */
+/* Back to where it stops before the next time. */
 static void reset(struct subject *subject) {
     do {
         lead(subject, PTRACE_CONT);
@@ -145,7 +146,7 @@ static void reset(struct subject *subject) {
 
 static void start(struct subject *subject, bool on_command, bool with_slot) {
     subject->done = 0;
-    pid_t child = fork(); /* not at once into the shared memory, where the child's zero could overwrite it */
+    pid_t child = fork(); /* not directly into the shared memory, where the child's zero could overwrite it */
     if (child == 0) {
         if (on_command)
             reserve_on_command(subject);
@@ -169,9 +170,9 @@ static void expect_all_free(void) {
         fail("something is used");
 }
 
-/* ---- What is tried ---- */
+/* ---- The scenarios ---- */
 
-/* Whoever it is of: nobody else is about to reserve. */
+/* By any process: no other is about to reserve. */
 static bool announced(void) {
     bool any = false;
     for (int slot = 0; slot < 4; slot++)
@@ -180,7 +181,7 @@ static bool announced(void) {
 }
 
 struct span {
-    long from, to, end; /* in instructions: announced from here to there, and the whole */
+    long from, to, end; /* in instructions: announced from here to there, and the total */
 };
 
 static struct span announced_span(struct subject *subject) {
@@ -323,8 +324,8 @@ static double milliseconds_since(const struct timespec *begun) {
     return (double)(now.tv_sec - begun->tv_sec) * 1e3 + (double)(now.tv_nsec - begun->tv_nsec) / 1e6;
 }
 
-/* The tracer has slot 0, the one that sums 1, somebody who does nothing 2: what these hold is set here, as if they moved
- * it at this very instruction. */
+/* The tracer has slot 0, the one that sums has 1, an idle process 2: what these hold is set here, as if they moved it
+ * at this very instruction. */
 static void moves(long stride) {
     struct subject *a = &subjects[0], *b = &subjects[1];
     struct region_cell *cells = region->cell[0];
@@ -349,7 +350,7 @@ static void moves(long stride) {
         if (a->verdict != FGPU_GRANTED) {
             if (milliseconds_since(&begun) < PATIENCE_MS || ++hurried > 200)
                 fail("it was not granted what is free");
-            /* Stepping took so long that its patience was over: that says nothing. Again. */
+            /* Stepping took longer than its patience, which proves nothing: try again. */
             finished = false;
             second -= stride;
         }
@@ -376,7 +377,7 @@ int main(int argc, char **argv) {
     doing = argv[1];
     subjects = mmap(NULL, 2 * sizeof *subjects, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     map_region();
-    expect_all_free(); /* binds all functions before anybody is forked */
+    expect_all_free(); /* binds all functions before any fork */
     if (strcmp(doing, "pairs") == 0)
         pairs(argc > 2 ? atol(argv[2]) : 1);
     else if (strcmp(doing, "kills") == 0)

@@ -1,17 +1,17 @@
-/* A process of a session that does what it is told. One command a line on standard input, one line in reply each:
+/* A process of a session that obeys commands, one in each line of standard input, with one line in reply to each:
  *   reserve DEVICE BYTES LIMIT   granted, over or refused
  *   charge DEVICE BYTES, release DEVICE BYTES
  *   used DEVICE, mine DEVICE     bytes
  *   ours PID, forked             0 or 1
  *   processes DEVICE             PID=BYTES of each
- *   time DEVICE                  adds one to the first word of the device's time account and says what it was
+ *   time DEVICE                  adds one to the first word of the device's time account and prints its old value
  *   limits                       the session's number and each device's limit, or none
  *   index UUID, folder
  *   close                        closes every descriptor from 3 on
  *   exec                         becomes another program that sleeps
- *   fork COMMANDS, clone COMMANDS (separated by ;)   a child does them and says their replies, and stays
- *   child COMMANDS               the same, and the child is gone before the reply
- * A child that stays does not end with this process: it waits to be killed, for five minutes at most. */
+ *   fork COMMANDS, clone COMMANDS (separated by ;)   a child runs them, prints their replies, and stays
+ *   child COMMANDS               the same, but the child is gone before the reply A child that stays outlives this
+ *   process: it waits to be killed, for five minutes at most. */
 #include "fgpu.h"
 
 #include <signal.h>
@@ -63,7 +63,7 @@ static void run_in_child(char *commands, bool with_handlers, bool stays, FILE *r
         fclose(answers);
         close(ends[0]);
         if (stays)
-            alarm(300); /* should nobody end it */
+            alarm(300); /* in case it is not killed */
         while (stays)
             pause();
         _exit(0);

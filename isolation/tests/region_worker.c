@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     uint64_t held[HELD] = {0}, state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     storm_join();
     for (;;) {
-        /* Without the ledger, whose lock takes longer than all this: so most instants are within the region. */
+        /* Without the ledger, as its lock takes longer than all this: so most kills hit the region's code. */
         for (uint64_t i = storm_random(&state, 64); i > 0; i--) {
             uint64_t bytes = size_of_next(&state);
             if (fgpu_reserve(0, bytes, storm_limit()) == FGPU_GRANTED)
@@ -39,6 +39,6 @@ int main(int argc, char **argv) {
             *one = 0;
         }
         if (storm_random(&state, 64) == 0)
-            fgpu_used(0); /* clears, beside who takes those slots */
+            fgpu_used(0); /* clears, while others take those slots */
     }
 }

@@ -1,5 +1,5 @@
-/* The calls of the simulated driver, group by group: sim_calls GROUP on a device of 1024 MiB, with nobody else. Ends with
- * 0 if all are as they should be. */
+/* The calls of the simulated driver, group by group: sim_calls GROUP on a device of 1024 MiB without other processes.
+ * Ends with 0 if all results are as expected. */
 #include "sim_client.h"
 
 #include <dlfcn.h>
@@ -312,7 +312,7 @@ static void streams(void)
     EXPECT(cuEventQuery(end), CUDA_ERROR_NOT_READY);
     OK(cuStreamQuery(two));
     OK(cuStreamQuery(independent));
-    /* The legacy stream waits for those of its kind. */
+    /* The legacy stream waits for blocking streams. */
     EXPECT(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
     EXPECT(cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
     OK(cuStreamQuery_ptsz(NULL));

@@ -1,4 +1,4 @@
-/* For the programs that test the simulated driver: each call is checked, and what was found is printed. */
+/* For the programs that test the simulated driver: each call is checked, and failures are printed. */
 #ifndef SIM_CLIENT_H
 #define SIM_CLIENT_H
 

@@ -1,4 +1,4 @@
-/* Says what a machine file is read as: sim_machine FILE. */
+/* Prints the parsed content of a machine file: sim_machine FILE. */
 #include "../simulated/machine.h"
 
 #include <stdio.h>

@@ -1,13 +1,13 @@
-/* One thing at a time with the simulated driver, for tests that look on from outside:
- *   sim_tool hold MIB...    allocates each, prints "held N" of how many it got, waits for its input to end
+/* Single actions with the simulated driver, for tests that observe from outside:
+ *   sim_tool hold MIB...    allocates each, prints "held N" with the number granted, waits for its input to end
  *   sim_tool queue NAME N   queues a kernel N times, prints "queued", waits for its input to end
  *   sim_tool run NAME N     queues a kernel N times, waits, prints the microseconds from first to last
- *   sim_tool steps          prints "ready"; for each line of its input, MIB, what allocating as much says
+ *   sim_tool steps          prints "ready"; for each line MIB of its input, the result of that allocation
  *   sim_tool info           prints free and total MiB
  *   sim_tool devices        prints each device's name and total MiB
- *   sim_tool init           prints what cuInit says
- *   sim_tool closed MIB     allocates, closes every descriptor, allocates as much again, and prints free MiB
- *   sim_tool forked MIB     allocates, forks; prints what the child's calls say */
+ *   sim_tool init           prints the result of cuInit
+ *   sim_tool closed MIB     allocates, closes every descriptor, allocates again, and prints free MiB
+ *   sim_tool forked MIB     allocates, forks; prints the results of the child's calls */
 #include "sim_client.h"
 
 #include <sys/wait.h>

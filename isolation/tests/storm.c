@@ -1,13 +1,14 @@
-/* The storm: keeps WORKERS processes going that take and give back something limited, and kills them at random instants.
+/* The storm: keeps WORKERS processes running that take and give back something limited, and kills them at random times.
  *
  *   storm LEDGER LIMIT WORKERS KILLS SEED PROGRAM [ARGUMENT...]
  *
- * A worker is PROGRAM with its arguments and, as the last one, a seed of its own; it runs until it is killed. One that
- * knows storm.h writes what it really holds into the LEDGER, in which each grant is checked against LIMIT; any other is
- * killed all the same. Whoever is killed is killed under the ledger's lock and its entry taken out once it is dead, so at
- * each check the ledger has just what living processes hold. It may be killed anywhere outside the ledger's own few lines,
- * and while it is stopped, too. STORM_PACE=N in the environment waits N times as long between kills: for a driver
- * with which a worker takes long to begin. Prints a line of JSON; ends with 1 if a worker ended by itself or a grant was too much. */
+ * A worker is PROGRAM with its arguments and, as the last one, its seed; it runs until it is killed. One that uses
+ * storm.h writes what it really holds into the LEDGER, in which each grant is checked against LIMIT; others are only
+ * killed. A worker is killed under the ledger's lock, and its entry is removed once it is dead, so at each check the
+ * ledger has exactly what living processes hold. It may be killed anywhere outside the ledger's own few lines, even
+ * while it is stopped. STORM_PACE=N in the environment waits N times as long between kills: for a driver with which a
+ * worker starts slowly. Prints a line of JSON; ends with 1 if a worker ended on its own or a grant exceeded the limit.
+ */
 #include "storm.h"
 
 #include <fcntl.h>
@@ -56,7 +57,8 @@ static void start(int index) {
     _exit(127);
 }
 
-/* Under the ledger's lock: a worker that waits for it, or is anywhere else, dies; none dies within its lines. */
+/* Under the ledger's lock: a worker dies while it waits for the lock, or anywhere else, but never within the ledger's
+ * lines. */
 static void kill_worker(int index) {
     int status;
     kill(workers[index], SIGKILL);
@@ -67,7 +69,7 @@ static void kill_worker(int index) {
     ledger->held[index] = 0;
 }
 
-/* Leaves the worker stopped for a moment wherever it is, but for the ledger's lines: it must not stop with the lock. */
+/* Stops the worker for a moment anywhere but in the ledger's lines: it must not stop with the lock. */
 static void stop_for_a_moment(int index) {
     int status;
     storm_lock(ledger_lock);
@@ -108,7 +110,7 @@ int main(int argc, char **argv) {
         start(i);
     for (long done = 0; done < kills; done++) {
         int index = (int)storm_random(&state, (uint64_t)count);
-        /* Often soon after a start, while slots are taken; seldom after a while. */
+        /* Often soon after a start, while slots are taken; seldom later. */
         wait_us(pace * storm_random(&state, storm_random(&state, 4) == 0 ? 10000 : 1500));
         if (storm_random(&state, 8) == 0) {
             stop_for_a_moment(index);

@@ -1,4 +1,4 @@
-/* What the storm's parent and its workers share: the ledger, an independent truth of who holds what. */
+/* Shared by the storm's parent and its workers: the ledger, an independent record of what each process holds. */
 #ifndef STORM_H
 #define STORM_H
 
@@ -8,8 +8,8 @@
 
 struct storm_ledger {
     uint64_t limit;
-    uint64_t held[STORM_WORKERS]; /* bytes; changed and looked at under the ledger's lock only */
-    uint64_t most;                /* ever held at once */
+    uint64_t held[STORM_WORKERS]; /* bytes; used only under the ledger's lock */
+    uint64_t most; /* the most ever held at once */
     uint64_t grants, refusals;
     uint64_t violations; /* grants that took the sum above the limit */
 };
@@ -20,17 +20,17 @@ void storm_join(void);
 /* The session's limit. */
 uint64_t storm_limit(void);
 
-/* To be called when bytes have been granted, and before they are given back. */
+/* Call when bytes have been granted, and before they are given back. */
 void storm_own(uint64_t bytes);
 void storm_disown(uint64_t bytes);
 
-/* To be called when bytes were not granted. */
+/* Call when bytes were not granted. */
 void storm_refused(void);
 
 /* The storm's own random numbers (xorshift), from 0 to below `bound`. */
 uint64_t storm_random(uint64_t *state, uint64_t bound);
 
-/* The ledger's lock, of its own open file description: it goes with its holder. */
+/* The ledger's lock, with its own open file description: it ends with its holder. */
 int storm_open(const char *path, struct storm_ledger **ledger);
 void storm_lock(int descriptor);
 void storm_unlock(int descriptor);

@@ -1,6 +1,5 @@
 /* A worker of the storm: takes and gives back device memory through the driver, in several ways, until it is killed.
- * storm_cuda SEED
- * Ends with 1 if the driver says anything but success or out of memory. */
+ * storm_cuda SEED Ends with 1 if the driver returns anything but success or out of memory. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -71,7 +70,7 @@ int main(int argc, char **argv)
             held[i].asynchronous = way < 3;
             if (way < 3) {
                 status = take(&held[i].address, bytes, NULL);
-            } else if (way < 8) { /* Narrow rows, too: the driver makes them many times as wide. */
+            } else if (way < 8) { /* Narrow rows too: the driver makes them many times as wide. */
                 const size_t width = 1 + (state >> 8) % 2000;
                 size_t pitch;
                 status = pitched(&held[i].address, &pitch, width, 1 + bytes / 2000, 4);

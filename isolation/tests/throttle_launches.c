@@ -1,7 +1,7 @@
-/* Launches kernels of 1 ms in one of the driver's ways for so many milliseconds, waits for them, and says how many they
- * were and how many milliseconds that took.
- *     throttle_launches WAY MILLISECONDS
- * The last four ways first do something after which launches have to go on: capture, fork, context, threads. */
+/* Launches kernels of 1 ms in one of the driver's ways for a number of milliseconds, waits for them, and prints their
+ * number and the milliseconds that they took.
+ *     throttle_launches WAY MILLISECONDS The last four ways first do something after which launches must still work:
+ *     capture, fork, context, threads. */
 #include "sim_client.h"
 
 #include <pthread.h>
@@ -158,7 +158,7 @@ int main(int argc, char **argv) {
         graph_launch();
     } else if (strcmp(way, "fork") == 0) {
         pid_t child = fork();
-        if (child == 0) /* CUDA is of no use here, but nothing may hang or crash */
+        if (child == 0) /* CUDA does not work here, but nothing may hang or crash */
             _exit(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) == CUDA_SUCCESS);
         int status = -1;
         TRUE(waitpid(child, &status, 0) == child && WIFEXITED(status));

@@ -1,6 +1,6 @@
-/* Asks the pure parts of the throttle, one question a line, one answer a line; times in nanoseconds.
- *     slots 0-25,50-75      which the following lines are about; the account begins anew
- *     change 0-50           the slots, and not the account
+/* Asks the pure parts of the throttle, one question and one answer in each line; times in nanoseconds.
+ *     slots 0-25,50-75      sets the slots for the following lines, with a new account
+ *     change 0-50           sets the slots, and keeps the account
  *     at NOW | entitled NOW
  *     ask NOW EXPECTED BALANCE IN_FLIGHT FREE_AT SENTINELS
  *     balance NOW | deposit TIME | pay START END NOW DEPOSIT */

@@ -1,27 +1,31 @@
-/* A world in which time passes only when everybody waits: the throttle of libfgpu as it is shipped, one copy of it for
- * each process of each tenant, over a device, a driver, a host and a clock that are simulated here in one thread. So
- * what comes out is exact and always the same, however busy the machine is.
+/* A simulated world for the throttle, in which time passes only while every process waits: libfgpu's throttle as it is
+ * shipped, one copy for each process of each tenant, with a device, a driver, a host and a clock that are simulated
+ * here in one thread. So results are exact and repeatable, however busy the machine is.
  *
  *     throttle_world THROTTLE.so [policy=fifo|sliced] [seconds=N] [seed=N] [late_us=N] [stall_permille=N] TENANT...
  *
  * policy: fifo serves kernels in the order of their launches, as the simulated driver does; sliced gives each process
- * that has work 2 ms in turn and interrupts kernels for it, as GPUs do. late_us: how late a sleeper wakes up, on
- * average; stall_permille: how often it is 3 ms more.
+ * with work 2 ms in turn and interrupts kernels for it, as GPUs do. late_us: how late a sleeper wakes up, on average;
+ * stall_permille: how often it is 3 ms more.
  *
  *     tenant:slots=0-25,kernel_us=500[,OPTION=N]...
  *
- * Slots are separated by +. Options: mix_us (one kernel in four is so long), later_us (all are
- * so long from the middle on), change_us and every (of one function, each so many-th launch is so long, with nothing
- * that tells it beforehand), processes, streams, wait_each (wait after so many launches, as by cuStreamSynchronize),
- * poll_each (likewise, by asking until it is done), host_us (between launches), idle_ms (a pause after each burst),
- * burst (launches; 50), kill_ms (the first process dies then),
- * capture (some launches are captured into graphs), cig (likewise, into a
- * graphics library's list), contexts (a new context after each 50 launches), collective
- * (kernels that wait for each other), free (compute is not limited), start_ms (its programs begin then), task_ms (cells of
- * exponential length with this mean, in ms of a whole device, one after another) and gap_ms (the mean pause between them).
- * lending (it lends, and is lent), most (percent, with what is lent), and of those who lie about their work: liar (says
- * always that it has some), silent (never), future (from 2 s on in words of ten minutes later), unread (its word cannot be
- * read), flicker (each look finds its word, or nothing). words_us is what reading one neighbour's word takes. The answer is one line of JSON. */
+ * Slots are separated by +. Options:
+ * - mix_us: one kernel in four has this length; later_us: all have it in the second half; change_us and every: of one
+ *   function every N-th launch has this length, unpredictably
+ * - processes, streams; contexts: a new context after each 50 launches
+ * - wait_each: wait after this number of launches, as by cuStreamSynchronize; poll_each: likewise, by polling
+ * - host_us: time between launches; idle_ms: pause after each burst; burst: launches in one (50)
+ * - kill_ms: the first process dies then; start_ms: the programs begin then
+ * - capture: some launches are captured into graphs; cig: likewise, into a graphics library's list
+ * - collective: kernels that wait for each other; free: compute is not limited
+ * - task_ms: notebook cells of exponential length with this mean, in ms of a whole device; gap_ms: the mean pause
+ *   between them
+ * - lending: it lends and borrows; most: percent including borrowed compute
+ * - tenants that lie about their work: liar (always claims some), silent (never), future (from 2 s on its word is ten
+ *   minutes ahead), unread (its word cannot be read), flicker (each reading finds its word, or nothing)
+ *
+ * words_us is the time to read one neighbour's word. The answer is one line of JSON. */
 #include "hooks.h"
 #include "slots.h"
 #include "throttle.h"
@@ -49,8 +53,8 @@
 #define MOST_THREADS 32
 #define OPS 4096
 #define MOST_IN_FLIGHT 2048
-#define QUEUE 1024   /* launches after which the driver itself waits */
-#define COLLECTIVE 6 /* kernels that wait for each other run when so many are there */
+#define QUEUE 1024 /* launches after which the driver itself waits */
+#define COLLECTIVE 6 /* kernels that wait for each other run once this number is there */
 #define STACK (256 * 1024)
 #define NEVER UINT64_MAX
 
@@ -62,7 +66,7 @@ static void fail(const char *format, ...) {
     exit(2);
 }
 
-/* ---- What there is ---- */
+/* ---- The world's state ---- */
 
 struct CUevent_st {
     struct process *process;
@@ -71,7 +75,7 @@ struct CUevent_st {
 };
 
 struct op {
-    uint64_t number; /* of all: the order of launches */
+    uint64_t number; /* of all launches: their order */
     uint64_t left;
     CUevent event;
     struct process *process;
@@ -85,7 +89,7 @@ struct tenant {
     unsigned processes, streams;
     uint64_t start, task, gap, word;
     bool capture, cig, contexts, collective, liar, silent, future, unread, flicker;
-    double stretched; /* sum over cells of how many times as long one took as on a whole device */
+    double stretched; /* sum over cells of the factor by which one took longer than on a whole device */
     uint64_t cells, cell_time, cell_work;
     uint64_t busy, kernels, *busy_by_ms;
 };
@@ -102,7 +106,7 @@ struct process {
     uint64_t (*word)(uint64_t, uint64_t);
     void (*hear)(struct lending *, unsigned, uint64_t, uint64_t);
     uint64_t (*word_unread)(uint64_t);
-    uint64_t changed; /* the length of the launch that is being made, where its function does not say it; 0: it does */
+    uint64_t changed; /* length of the current launch, if it differs from its function's; 0: it does not */
     struct op queue[OPS]; /* a ring; a process's streams are served in the order of launches */
     unsigned head, length;
     bool dead, capturing, relaxed;
@@ -148,7 +152,7 @@ static struct op *first_op(struct process *process) {
     return op;
 }
 
-/* Whose turn it is now; NULL: nobody has work. */
+/* The process whose turn it is; NULL if none has work. */
 static struct process *turn(void) {
     struct process *best = NULL;
     if (sliced) {
@@ -166,7 +170,7 @@ static struct process *turn(void) {
                 best = &processes[n];
         }
         if (served != NULL && first_op(served) != NULL && first_op(served)->left > 0 && first_op(served)->event == NULL)
-            best = served; /* what has begun is not interrupted */
+            best = served; /* a kernel in progress is not interrupted */
     }
     return best;
 }
@@ -198,7 +202,7 @@ static void finished(struct process *process, struct op *op) {
     process->length--;
 }
 
-/* Serves the device up to `to`, but stops at the first op that ends, as somebody may be waiting for it. */
+/* Serves the device up to `to`, but stops at the end of an op, as a process may be waiting for it. */
 static void serve(uint64_t to) {
     while (now < to) {
         served = turn();
@@ -271,7 +275,7 @@ void fgpu_sleep_until(uint64_t time) {
     yield_until((time > now ? time : now) + lateness);
 }
 
-/* All in one thread: a lock that is taken belongs to somebody who waits. */
+/* All in one thread: a taken lock belongs to a process that waits. */
 int pthread_mutex_lock(pthread_mutex_t *lock) {
     unsigned char *taken = (unsigned char *)lock;
     if (*taken)
@@ -289,7 +293,8 @@ int pthread_mutex_unlock(pthread_mutex_t *lock) {
 
 _Thread_local char throttle_thread;
 
-/* All are the same thread here, so nobody has a context's lock with plain stores: then this would not notice. */
+/* Everything is one thread here, so no process holds a context's lock with plain stores, which this would not notice.
+ */
 void throttle_begin_lock(struct lock *lock) {
     lock->owner = NULL;
 }
@@ -341,7 +346,7 @@ void fgpu_log(const char *reason, const char *format, ...) {
 }
 
 
-/* As words.c has it, of one file for each tenant. */
+/* Like words.c, with one file for each tenant. */
 bool fgpu_say_busy(int device, uint64_t time) {
     struct tenant *tenant = running->process->tenant;
     (void)device;
@@ -467,7 +472,7 @@ static CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode) {
 
 static CUresult end_capture(CUstream stream, CUgraph *graph) {
     (void)stream;
-    if (graph == NULL) /* in place of all for which a capture is not ended */
+    if (graph == NULL) /* stands for all cases in which a capture is not ended */
         return CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
     running->process->capturing = false;
@@ -484,7 +489,7 @@ static CUresult end_cig(CUstream stream) {
     return end_capture(stream, &graph);
 }
 
-/* The function's address says how long it takes, at first. */
+/* The function's address encodes its length, at first. */
 static CUresult launch(FGPU_LAUNCH_PARAMETERS, void **extra) {
     (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared;
     (void)parameters, (void)extra;
@@ -530,7 +535,7 @@ static void capture_some(struct process *process) {
         process->end_capture((CUstream)0x1000, &graph);
 }
 
-/* The context ends with its events, and the next one has the same handle: so it is when a program resets its device. */
+/* The context ends with its events, and the next one has the same handle, as when a program resets its device. */
 static void renew_context(struct process *process) {
     wait_for_device();
     process->context_ended((char *)process + process->incarnation % 2, 0);
@@ -542,7 +547,7 @@ static uint64_t exponential(uint64_t mean) {
     return (uint64_t)(-log((double)(1 + random_below(1000000)) / 1000001.0) * (double)mean);
 }
 
-/* A notebook: cells of so much work, one after another, with pauses between them. */
+/* A notebook: cells of a given amount of work, one after another, with pauses between them. */
 static void notebook(struct process *process, struct tenant *tenant) {
     for (;;) {
         yield_until(now + exponential(tenant->gap));
@@ -558,7 +563,7 @@ static void notebook(struct process *process, struct tenant *tenant) {
     }
 }
 
-/* Says without end that it has work. */
+/* Claims without end that it has work. */
 static void lie(struct process *process, struct tenant *tenant) {
     for (;;) {
         tenant->word = process->word(tenant->word, now);
@@ -592,7 +597,7 @@ static void program(void) {
             renew_context(process);
         if (tenant->kill != 0 && now > START + tenant->kill && process == running->process &&
             (unsigned)(process - processes) % tenant->processes == 0) {
-            process->dead = true; /* its work in flight is gone with it */
+            process->dead = true; /* its work in flight is lost */
             process->length = process->queued = 0;
         }
     }
@@ -742,9 +747,9 @@ static void run(void) {
     }
 }
 
-/* ---- What came of it ---- */
+/* ---- Results ---- */
 
-/* How far the busy time of any stretch of so many ms was from the share, in ms: the most above and below. */
+/* The largest deviations of the busy time from the share, above and below, over any `stretch` of time, in ms. */
 static void deviations(const struct tenant *tenant, uint64_t stretch, double *above, double *below) {
     double share = tenant->limits.devices[0].compute_percent / 100.0, busy = 0;
     uint64_t count = (until - START) / MS, skip = 100;
@@ -761,7 +766,7 @@ static void deviations(const struct tenant *tenant, uint64_t stretch, double *ab
     }
 }
 
-/* Its percent of the device from a moment on. */
+/* Its percent of the device from a given time on. */
 static double share_from(const struct tenant *tenant, uint64_t from, uint64_t length) {
     uint64_t busy = 0, first = from / MS, last = (from + length) / MS;
     for (uint64_t ms = first; ms < last && ms < (until - START) / MS; ms++)
