@@ -42,6 +42,10 @@ def actor_name(who: Any, *, other_than: str) -> str | None:
     return None if who.name == other_than else str(who.name)
 
 
+def _is_ordinary(who: Any) -> bool:
+    return isinstance(who, User) and not who.admin
+
+
 def record_requesters(app: Any, opened: Callable[[str, str, str], None]) -> None:
     """Make the handlers of a starting Hub record their users; ``opened`` gets owner, server and the opening user."""
     app.handlers[:] = [(one[0], _recording(one[1], opened), *one[2:]) for one in app.handlers]
@@ -54,8 +58,8 @@ def _recording(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     class Recording(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
             await super().prepare()
-            who = self.current_user
-            if len(self.request.body) > MOST_OF_A_USER and isinstance(who, User) and not who.admin:
+            # Read only where needed: `/hub/health` identifies no user, and raises when asked for one.
+            if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
                 # The Hub stores what users send in its database, in any number of rows.
                 raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
             if self.request.method == "DELETE":
