@@ -46,8 +46,8 @@ class AmountSettings(Settings):
     """GPU memory of each GPU, in MiB, that no session gets, so that the shares do not add up to all of it.
 
     The driver takes memory that libfgpu cannot count: the code of kernels, and rounding. "auto" is 512 MiB, like
-    ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs whose
-    memory you or a cluster declare, and where ``max_shares_per_gpu`` is 1.
+    ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs with
+    a memory that you or a cluster declare, and where ``max_shares_per_gpu`` is 1.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')
     """Step in which users choose fGPU, in the form and through the API."""

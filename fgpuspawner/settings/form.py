@@ -34,7 +34,7 @@ class FormSettings(Settings):
     """
 
     def _check_form(self, groups: Sequence[str]) -> None:
-        """Look at the presets as far as they can be known before the images and the GPUs are."""
+        """Check the presets without the images and the GPUs, which are not known yet."""
         names: list[str] = []
         for at, preset in enumerate(self.presets):
             name = preset.get("name")

@@ -63,7 +63,7 @@ class ImageSettings(Settings):
     )
     """Most MiB of one user's private images together, without the catalogue's layers; 0: no limit."""
     sudo_groups = List(Unicode()).tag(example='["staff"]')
-    """Hub groups whose members may become root in their containers, where the image has ``sudo``.
+    """Hub groups with members who may become root in their containers, where the image has ``sudo``.
 
     For all users of one image: ``sudo = true`` in the catalogue. docs/isolation.md says what that weakens.
     """
@@ -79,7 +79,7 @@ class ImageSettings(Settings):
         return ImageQuota(self.max_private_images or None, self.max_private_images_mib or None)
 
     def danger_of_sharing(self, *, saves_images: bool, subdomain_host: str) -> str | None:
-        """Return what administrators are to be told where users may share images; None where there is nothing to say."""
+        """Return the warning to administrators where users may share images, or None."""
         if not (saves_images and self.owners_may_commit) or subdomain_host:
             return None
         return (

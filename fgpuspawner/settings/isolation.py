@@ -8,7 +8,7 @@ from fgpuspawner.settings.traits import LARGEST_MIB, AbsolutePath, Settings, Who
 
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "none")
 MANAGED = ("charge", "refuse")
-"""What becomes of managed memory: it counts against the limit, or is not to be had."""
+"""Managed memory counts against the limit, or is refused."""
 COMPUTE = ("strict", "elastic")
 """What a share of compute is: a ceiling too, or a floor."""
 OPENCL = ("hide", "allow")
@@ -33,7 +33,7 @@ class IsolationSettings(Settings):
     compute = Enum(COMPUTE, "elastic").tag(example='"strict"')
     """Compute of sessions that share a GPU: "elastic" lends idle compute; "strict" keeps each session at its share.
 
-    With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
+    With "elastic" a session that is alone on its GPU, or beside idle neighbours, computes up to ``max_percent``. A
     neighbour with new work has its share at once. This holds for sessions in containers on the Hub's machine and for
     local sessions, where libfgpu holds compute. In pods, on other machines, and with MIG or MPS it is "strict".
     Sessions keep what they were started with.

@@ -42,7 +42,7 @@ class Machine:
 
 
 class DevicesComing(BadSettings):
-    """Which GPUs a node has is not known yet; nobody has to do anything about it."""
+    """A node's GPUs are not known yet; the Hub tries again without an administrator."""
 
     code = "devices_coming"
 
@@ -78,7 +78,7 @@ def are_found_by_driver(spec: Spec) -> bool:
 def as_far_as_known(
     machines: Mapping[str, Machine | None], specs: Sequence[Spec], known: Collection[str]
 ) -> dict[str, Machine | None]:
-    """Return the machines, None for one whose driver fails now and whose GPUs are ``known`` from before.
+    """Return the machines, None for one with a failing driver and GPUs that are ``known`` from before.
 
     That one is taken as it was last: a driver that fails on one machine must not keep the Hub from starting.
     """

@@ -16,7 +16,7 @@ def engine_is_asked() -> bool:
 
 @contextmanager
 def without_engine() -> Iterator[None]:
-    """Have configurations that are loaded meanwhile ask no engine."""
+    """Keep configurations that are loaded during the block from asking an engine."""
     token = _is_asked.set(False)
     try:
         yield

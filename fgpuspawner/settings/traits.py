@@ -72,7 +72,7 @@ def _whole(value: Any) -> Any:
 
 
 def _texts_under(cls: type) -> dict[str, str]:
-    """Return the text under each assignment of a class; none where there is no source, and nobody reads them."""
+    """Return the text under each assignment of a class; empty without the source."""
     try:
         (found,) = ast.parse(inspect.getsource(cls)).body
     except OSError:
