@@ -5,7 +5,7 @@ lending.py [--out FILE]
 In the simulated time of isolation/tests/throttle_world.c, with the throttle as it is shipped: exact, the same everywhere.
 Each session runs cells that take 2 s on a whole device on average (exponential), with pauses that leave it busy for 5, 10
 or 19 % of the time there. These figures, with cells and pauses of minutes, are those of a public trace (AdobeTrace); here
-all is 60 times faster, which favours lending less. Always exits with 0.
+all is 60 times faster, which makes lending look worse. Always exits with 0.
 """
 
 from __future__ import annotations
