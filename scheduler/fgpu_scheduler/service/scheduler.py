@@ -1,7 +1,14 @@
-"""The loop: snapshot, plan, commit, dispatch. One per installation, in the process that launches.
+"""The scheduler: one per installation, in the Hub's process.
 
-What happens to a session comes back through its `Steps`; here is what the scheduler does of itself: it places, looks at
-what really runs, keeps deadlines, and takes back.
+`Steps` are the changes that callers request. The scheduler itself runs four loops:
+
+1. Schedule, when woken: plan on the newest snapshot, commit, and wake the callers of the placed sessions. After a restart
+   it first waits until the requests of the last run are resumed, so that they keep their order.
+2. Watch, every ``reconcile_every_s`` or at a change: end what exceeds its deadline, and run a round of `Healer`.
+3. Reclaim, every ``reconcile_every_s``: warn and end sessions by the rules.
+4. Forecast regularly, so that each session has a forecast to compare with its start.
+
+The store's thread runs everything that reads or writes the store, one call at a time.
 """
 
 from __future__ import annotations
@@ -36,12 +43,12 @@ log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
 RETRIES = 20
-"""So often a decision is made anew because somebody else wrote in between."""
+"""How often a resize is decided again because another writer was faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long things may take, in seconds. See the settings of the same names."""
+    """Timeouts and intervals in seconds. See the settings of the same names."""
 
     queue_timeout_s: int = 24 * 3600
     resume_grace_s: int = 60
@@ -50,7 +57,7 @@ class Deadlines:
 
 
 class Scheduler(Steps):
-    """The queue that lives in the Hub. It takes shares back when the containers are gone. `Queue` has the promises."""
+    """The queue in the Hub, which frees shares when the containers are gone. `Queue` documents the methods."""
 
     def __init__(
         self,
@@ -77,7 +84,7 @@ class Scheduler(Steps):
         self._launcher = launcher
         self._deadlines = deadlines or Deadlines()
         self._memory = Memory()
-        """Of the plans, in the store's thread."""
+        """The planner's cache, used in the store's thread."""
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
         self._left_waiting: set[int] = set()
@@ -98,7 +105,7 @@ class Scheduler(Steps):
         left = await self.call(self.store.held_sessions)
         self._left_waiting = {s.id for s in left if s.state is S.PENDING}
         self._not_resumed = {s.id for s in left}
-        # Instants are of the clock, which may be set; how long something takes is not.
+        # Measure waits by the loop's monotonic time, because the clock may be set.
         self._started = self._resumed_at = asyncio.get_running_loop().time()
         live = (await self.call(self.store.snapshot, now_s)).sessions
         for session in live:
@@ -137,7 +144,7 @@ class Scheduler(Steps):
                 placed = await self.call(self._cycle)
                 self.on_pass(asyncio.get_running_loop().time() - began)
             except Exception as e:
-                # The loop must outlive a database that is away for a while.
+                # The loop must survive an outage of the database.
                 self.thread.failed("Scheduling", e)
                 asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
                 continue
@@ -149,10 +156,10 @@ class Scheduler(Steps):
                 self.nudge()
 
     def _cycle(self) -> tuple[Session, ...]:
-        """Plan and commit once, in the store's thread; again while another write came in between.
+        """Plan and commit in the store's thread, retrying after writes of others.
 
         Raises:
-            StaleVersion: a plan that was made from nothing is refused, and nothing came in between.
+            StaleVersion: two plans on the same version were refused.
         """
         read, refused = self.store.newest, -1
         while True:
@@ -161,10 +168,10 @@ class Scheduler(Steps):
             decided = plan(snapshot, self.policy, self._memory)
             try:
                 if not committed(decided, snapshot, now_s=now_s) and self.store.version() == decided.version:
-                    return ()  # Nothing is written for a plan that changes nothing.
+                    return ()  # A plan without changes needs no write.
                 return self.store.commit(decided, now_s=now_s)
             except StaleVersion:
-                # To try again and again would keep the store's thread from everybody.
+                # Retrying without end would block the store's thread.
                 if decided.version == refused:
                     raise
                 read, refused, self._memory = self.store.snapshot, decided.version, Memory()
@@ -186,12 +193,12 @@ class Scheduler(Steps):
                 amount_words(found),
             )
             self.nudge()
-            # What it has given back somebody may have.
+            # A pending session may use what it gave up.
             self.wake()
         return found
 
     def _resized(self, session_id: int, amount: Amount) -> tuple[Session | NotResized, int]:
-        """Return what would become of a session, and at which version; in the store's thread."""
+        """Return the resized session or the reason against it, and the version; for the store's thread."""
         world = self.store.snapshot(self.clock.now_s())
         session = world.session(session_id)
         if session is None:
@@ -213,12 +220,12 @@ class Scheduler(Steps):
             found, version = self._resized(session_id, amount)
             if isinstance(found, NotResized):
                 return found
-            with contextlib.suppress(StaleVersion):  # Somebody else wrote meanwhile.
+            with contextlib.suppress(StaleVersion):  # Another writer was faster.
                 return self.store.resize(session_id, amount, version, now_s=self.clock.now_s())
         raise StoreUnavailable("the scheduler's database changes too fast; try again in a moment")
 
     async def _resuming(self) -> bool:
-        """Return whether placing has to wait until the requests of the last run are back in their order."""
+        """Return whether placing must wait until the requests of the last run are resumed."""
         running_for_s = asyncio.get_running_loop().time() - self._started
         if self._left_waiting and running_for_s < self._deadlines.resume_grace_s:
             held = {s.id for s in (await self.snapshot()).sessions if s.held}
@@ -257,7 +264,7 @@ class Scheduler(Steps):
             await asyncio.sleep(self._deadlines.reconcile_every_s)
 
     async def reclaim(self) -> None:
-        """Note who is idle; warn, spare and end running sessions as the rules say."""
+        """Record idle sessions; warn running sessions, withdraw warnings and end sessions by the rules."""
         watched = await self.call(self._reclaiming.watched_for_idleness, self.clock.now_s())
         if watched and self._activity is not None:
             since_s = await self._activity.idle_since(watched)
@@ -294,10 +301,10 @@ class Scheduler(Steps):
         newest = max(live, default=0)
         self._waiting_since = {i: at for i, at in self._waiting_since.items() if i in live or i > newest}
         limits = self._deadlines
-        # Ten thousand take an hour to come back: nobody is given up while others still do.
+        # Resuming ten thousand sessions takes an hour: abandon none while others are still being resumed.
         long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s
         for session in snapshot.sessions:
-            now = asyncio.get_running_loop().time()  # A clock that is set meanwhile makes no wait longer.
+            now = asyncio.get_running_loop().time()  # Monotonic: setting the clock makes no wait longer.
             waited_s = now - self._waiting_since.setdefault(session.id, now)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
                 message = (
@@ -309,13 +316,13 @@ class Scheduler(Steps):
                 and waited_s >= limits.abandoned_after_s
                 and session.state in (S.PENDING, S.SCHEDULED, *LAUNCHING)
             ):
-                # What it may have launched is removed by `reconcile`, which then frees its share.
+                # Reconciliation removes what it launched, and then frees its share.
                 limit = limits.abandoned_after_s
                 message = f"the Hub has restarted, and did not resume this request within {duration(limit)}"
             else:
                 continue
             to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
-            # Only as it was seen: one that has been placed or resumed since is not late any more.
+            # Only from the observed state: a session that was placed or resumed since is not late.
             with contextlib.suppress(InvalidTransition):
                 await self.move(
                     session,
@@ -327,7 +334,7 @@ class Scheduler(Steps):
                 )
 
     async def _resolve_waiting(self, snapshot: Snapshot) -> None:
-        """Resolve what was committed without its answer reaching us: a connection that broke, say."""
+        """Wake callers whose session was placed or ended by a commit with a lost answer."""
         live = {s.id: s for s in snapshot.sessions}
         for session_id in tuple(self._waiting):
             session = live.get(session_id) or await self.session(session_id)

@@ -83,7 +83,7 @@ class Steps(Queue):
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
         self.place: Callable[[Snapshot], Plan] | None = None
-        """Places a request that comes while nobody waits, in the store's thread; None: not now."""
+        """Places a request that arrives at an empty queue, in the store's thread; None: not now."""
 
     @property
     def database_is_away(self) -> bool:

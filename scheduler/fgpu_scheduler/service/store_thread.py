@@ -111,7 +111,7 @@ class StoreThread:
         self.away.lacks(what)
 
     async def stop(self) -> None:
-        """Finish the calls that have begun, and accept no more."""
+        """Finish the calls that have begun, and accept no others."""
         for task in self._probes:
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)

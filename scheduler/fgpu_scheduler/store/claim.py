@@ -40,11 +40,7 @@ class Claim:
     """
 
     def __init__(self, url: str) -> None:
-        """Parse the URL, without I/O.
-
-        Raises:
-            BadSettings: the URL is invalid, or its database is not supported.
-        """
+        """Parse the URL without I/O; raises as `Database` does."""
         Database(url)
         self._url = make_url(url)
         self._file: int | None = None

@@ -19,11 +19,7 @@ class StoreConnection:
     """
 
     def __init__(self, url: str) -> None:
-        """Parse the URL, without I/O: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
-
-        Raises:
-            BadSettings: the URL is invalid, or its database is not supported.
-        """
+        """Parse the URL without I/O; raises as `Database` does."""
         self._database = Database(url)
         self._newest = Newest()
         self._installation_id = ""

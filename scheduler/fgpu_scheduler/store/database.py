@@ -60,7 +60,7 @@ class Database:
     """The database of a URL. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Parse the URL, without I/O.
+        """Parse the URL without I/O: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
         Raises:
             BadSettings: the URL is invalid, or its database is not supported.

@@ -61,11 +61,7 @@ def is_private(name: str) -> bool:
 
 
 def checked_name(installation_id: str, owner: str, name: str) -> str:
-    """Return ``OWNER/NAME``, without a tag.
-
-    Raises:
-        BadImageName: no engine accepts the name; the message has the limit.
-    """
+    """Return ``OWNER/NAME``, without a tag, or raise `BadImageName` if no engine accepts the name."""
     part = owner_part(owner)
     room = MOST_REFERENCE - len(ENGINES_OWN) - len(image_prefix_of(installation_id)) - len(part) - 1
     if len(name) > room:
@@ -82,11 +78,7 @@ def checked_name(installation_id: str, owner: str, name: str) -> str:
 
 
 def checked_tag(tag: str) -> str:
-    """Return the tag.
-
-    Raises:
-        BadImageName: no engine accepts it; the message has the limit.
-    """
+    """Return the tag, or raise `BadImageName` if no engine accepts it."""
     if len(tag) > 128:
         raise BadImageName(f"tag: {len(tag)} characters; at most 128 are possible")
     if not TAG.fullmatch(tag):

@@ -94,11 +94,7 @@ class ImageQuota:
 
 
 def check_count(known: Sequence[PrivateImage], owner: str, quota: ImageQuota) -> None:
-    """Refuse another image of a user whose quota is used up.
-
-    Raises:
-        OverImageQuota: with the limit and the usage.
-    """
+    """Raise `OverImageQuota` if the user's quota allows no other image."""
     count = sum(i.owner == owner and i.state in HELD_IMAGES for i in known)
     if quota.images is not None and count >= quota.images:
         raise OverImageQuota(
@@ -114,11 +110,7 @@ def check_count(known: Sequence[PrivateImage], owner: str, quota: ImageQuota) ->
 def check_size(
     known: Sequence[PrivateImage], image: PrivateImage, size_bytes: int, quota: ImageQuota
 ) -> None:
-    """Refuse an image that would exceed its owner's quota on size.
-
-    Raises:
-        OverImageQuota: with the limit and the usage.
-    """
+    """Raise `OverImageQuota` if the image would exceed its owner's quota on size."""
     if quota.mib is None:
         return
     others = sum(i.size_bytes or 0 for i in known if i.owner == image.owner and i.id != image.id)

@@ -48,11 +48,7 @@ class PrivateImages:
             return _rows(connection)
 
     def get(self, image_id: int) -> PrivateImage:
-        """Return the image with this id.
-
-        Raises:
-            UnknownImage: there is none.
-        """
+        """Return the image with this id, or raise `UnknownImage`."""
         with self._store.reading() as connection:
             found = _rows(connection, table.c.id == image_id)
         if not found:
@@ -67,11 +63,7 @@ class PrivateImages:
             ).scalar_one_or_none()
 
     def by_name(self, name: str) -> PrivateImage:
-        """Return the image with this full name, such as ``alice/torch-more:2``.
-
-        Raises:
-            UnknownImage: there is none.
-        """
+        """Return the image with this full name, such as ``alice/torch-more:2``, or raise `UnknownImage`."""
         with self._store.reading() as connection:
             found = _rows(connection, table.c.name == name)
         if not found:
@@ -313,11 +305,7 @@ class PrivateImages:
     def _free_reference(
         self, write: SqlWrite, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
     ) -> str:
-        """Return the reference of a free name.
-
-        Raises:
-            ImageNameTaken: another image has the name, or still has its reference.
-        """
+        """Return the reference of a name, or raise ImageNameTaken if another image has the name or the reference."""
         reference = reference_of(self._store.installation_id, full)
         for other in known:
             if full != other.name and reference != other.reference:

@@ -112,16 +112,12 @@ class QuotaEdits:
         """Remove the quota for the same users and resource group, even if the file has it.
 
         Raises:
-            BadSettings: there is none.
+            BadSettings: there is none in force.
         """
         self.put_all([], without=[quota], file=file, by=by, now_s=now_s)
 
     def back_to_file(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
-        """Delete the edit of a quota, so that the file's quota is in force again, if there is one.
-
-        Raises:
-            BadSettings: it has no edit.
-        """
+        """Delete the edit of a quota (`BadSettings` if it has none), so that the file's is in force again, if any."""
         self._change([("quota.back", quota, None)], file=file, by=by, now_s=now_s)
 
     def put_all(

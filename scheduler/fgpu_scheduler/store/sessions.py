@@ -1,4 +1,4 @@
-"""What may become of sessions, for every store: each method is one write, of all that follows from it or of nothing."""
+"""The changes of sessions, shared by every store. Each method is one write: all its effects are written, or none."""
 
 from __future__ import annotations
 
@@ -39,39 +39,35 @@ REPLACED = "replaced by a new request of the same server"
 
 
 class Write(Protocol):
-    """One write: what the store held before, and what is changed of it."""
+    """One write: the store's contents before it, and the changes."""
 
     now_s: int
     world: Contents
-    """What was there before, with its version."""
+    """The contents and version before the write."""
 
     def one(self, session_id: int) -> Session:
-        """Return the session with this id, as it was before.
-
-        Raises:
-            UnknownSession: there is none.
-        """
+        """Return the session with this id as it was before, or raise `UnknownSession`."""
 
     def add(self, new: Session) -> Session:
-        """Put a new session in, and return it with its id."""
+        """Add a new session, and return it with its id."""
 
     def save(self, changed: Sequence[Session]) -> None:
-        """Change what changes in the life of sessions; their shares are given and taken by the two below."""
+        """Write the changed sessions, except their shares: `give_shares` and `take_shares` write those."""
 
     def give_shares(self, placed: Sequence[Session]) -> None:
         """Write the shares of sessions that had none."""
 
     def take_shares(self, session_id: int) -> None:
-        """Take away the shares of a session."""
+        """Delete the shares of a session."""
 
     def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
-        """Set what the ended sessions of a user have used by now."""
+        """Set the usage of a user's ended sessions, decayed to now."""
 
     def take_message(self, session_id: int) -> str | None:
-        """Return what an administrator said to the owner of a session that ends now, and forget it."""
+        """Return and delete an administrator's message to the owner of a session that ends now."""
 
     def then(self) -> Contents | None:
-        """Return what is there once this is written; None where it has to be read."""
+        """Return the contents after this write, or None if they must be read from the database."""
 
     def event(
         self,
@@ -81,17 +77,17 @@ class Write(Protocol):
         was: SessionState | None = None,
         reason: str | None = None,
     ) -> None:
-        """Log a change; with ``was`` it is one of the session's state, to the one it has now."""
+        """Log a change; with ``was`` it is a transition from that state to the session's state."""
 
 
 class SessionStore(ABC):
-    """Nodes, sessions, their shares, and what was used. Every write makes another version, if it changes anything.
+    """Stores nodes, sessions, shares and usage. Every write that changes anything makes a new version.
 
-    What is to change a session raises `UnknownSession` where none has its id.
+    Methods that change a session raise `UnknownSession` if there is none with its id.
     """
 
     def __init__(self, *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
-        """``half_life_s`` tells of a resource group how fast what was used there is forgotten."""
+        """``half_life_s`` returns the half-life of usage in a resource group."""
         self._half_life_s = half_life_s
 
     @abstractmethod
@@ -102,12 +98,12 @@ class SessionStore(ABC):
 
     @abstractmethod
     def set_nodes(self, nodes: Sequence[Node], *, now_s: int, keep_states: bool = False) -> None:
-        """Make the nodes and devices those that are configured, and forget nothing that is held.
+        """Replace the nodes and devices by the configured ones, but keep what sessions hold.
 
-        A node that is no longer configured is deleted, or becomes LOST and closed while a session holds a share of
-        it. A device that its node no longer has is deleted, or is no longer offered while it is held.
-        A CORDONED node stays so, and a held device stays on its node, whatever is configured. With ``keep_states``
-        whatever is known of how the nodes answer stays, and the given state is for those that are new.
+        A node that is no longer configured is deleted, or becomes LOST and closed while a session holds a share of it. A
+        device that its node no longer has is deleted, or is no longer offered while it is held. A CORDONED node stays
+        CORDONED, and a held device stays on its node. With ``keep_states`` known nodes keep their states, and only new
+        nodes get the given state.
 
         Raises:
             BadSettings: a node or a device is configured twice.
@@ -117,7 +113,7 @@ class SessionStore(ABC):
     def set_node_state(
         self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
     ) -> NodeState:
-        """Set the state of a node, and return the one that it had. With ``only`` nothing is done in any other state.
+        """Set the state of a node, but only if it is ``only`` where that is given; return the state that it had.
 
         Raises:
             BadSettings: there is no such node.
@@ -125,7 +121,7 @@ class SessionStore(ABC):
 
     @abstractmethod
     def set_cordon(self, device_uuid: str, reason: str | None, *, now_s: int) -> str | None:
-        """Let a device take no new sessions, for this reason, or let it take them again; return the reason it had.
+        """Cordon a device for this reason, or uncordon it if None; return the reason that it had.
 
         Raises:
             BadSettings: there is no such device.
@@ -133,21 +129,21 @@ class SessionStore(ABC):
 
     @abstractmethod
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
-        """Make these the quotas, all together, with what administrators changed of them over it.
+        """Replace all quotas by these, with administrators' edits applied.
 
         Raises:
-            BadSettings: one is there twice, has no limit or an impossible one, or is for nobody. None is changed.
+            BadSettings: one is there twice, has no limit, an impossible limit, or no name. Nothing is changed.
         """
 
     # --- Reading ---
 
     @abstractmethod
     def version(self) -> int:
-        """Return the store's version: another one after every write."""
+        """Return the store's version, which differs after every write."""
 
     @abstractmethod
     def snapshot(self, now_s: int) -> Snapshot:
-        """Return nodes, live sessions, usage and quotas as they are at one instant."""
+        """Return nodes, live sessions, usage and quotas at one instant."""
 
     @abstractmethod
     def session(self, session_id: int) -> Session | None:
@@ -159,11 +155,11 @@ class SessionStore(ABC):
 
     @abstractmethod
     def held_sessions(self) -> tuple[Session, ...]:
-        """Return what is held, in the order to resume it: what has its share first, then the queue."""
+        """Return the held sessions in the order to resume them: first those with shares, then the queue."""
 
     @abstractmethod
     def experience(self, resource_group: str) -> Experience:
-        """Return how long the sessions that ended last ran, and how good what was told of starts was."""
+        """Return the lengths of the newest runs of a group, and the errors of its forecasts."""
 
     # --- The queue ---
 
@@ -177,15 +173,15 @@ class SessionStore(ABC):
         replacing: int | None = None,
         place: Callable[[Snapshot], Plan] | None = None,
     ) -> tuple[Session, ...]:
-        """Queue all of the requests, or none. With them the session ``replacing`` ends, unless it does already.
+        """Queue all of the requests, or none, and end the session ``replacing`` unless it is ending.
 
-        Where nobody waits, a single request may be placed in the same write: as ``place`` decides.
+        If the queue is empty, ``place`` may place a single request in the same write.
 
         Raises:
-            UnknownSession: there is none to be replaced.
+            UnknownSession: there is no session ``replacing``.
             SessionExists: a request's server has a session that is not ending.
-            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
-            OverQuota: it is over a pending quota, or could never be inside a quota.
+            TooManyPending: a user would have more than ``max_pending_per_user`` pending requests.
+            OverQuota: a request exceeds a pending quota, or could never start under a quota.
         """
         with self.writing(now_s=now_s) as write:
             old = None if replacing is None else write.one(replacing)
@@ -212,17 +208,17 @@ class SessionStore(ABC):
             return tuple(session for _, session in changes) or new
 
     def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
-        """Write a plan's decisions, after checking again that they fit; return who got their shares.
+        """Check again that a plan's decisions fit, and write them; return the placed sessions.
 
         Raises:
-            StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
+            StaleVersion: the store has changed since, or a decision no longer fits. Nothing is written.
         """
         with self.writing(now_s=now_s) as write:
             self._check_version(write, plan.version)
             return self._write_plan(write, committed(plan, write.world.snapshot(now_s), now_s=now_s))
 
     def _write_plan(self, write: Write, changes: Sequence[tuple[Session, Session]]) -> tuple[Session, ...]:
-        """Write each session that a plan changes, as it was and as it is then; return those that it places."""
+        """Write the sessions that a plan changes, given before and after; return the placed ones."""
         placed = [new for _, new in changes if new.state is S.SCHEDULED]
         write.save([new for _, new in changes])
         write.give_shares(placed)
@@ -252,12 +248,12 @@ class SessionStore(ABC):
     ) -> Session:
         """Move a session to another state, if it is in one of ``expect`` and at ``attempt``.
 
-        To PREPARING is a new attempt; back to PENDING gives up the shares. ``launched`` replaces the
+        A move to PREPARING begins a new attempt; a move back to PENDING gives up the shares. ``launched`` replaces the
         launcher's note unless None.
 
         Raises:
-            InvalidTransition: the life cycle has no such change, the session is elsewhere than expected,
-                or ``to`` is SCHEDULED, which only `commit` gives.
+            InvalidTransition: the life cycle does not allow the move, the session's state or attempt is another one, or
+                ``to`` is SCHEDULED, which only `commit` may set.
         """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), expect, attempt)
@@ -273,7 +269,7 @@ class SessionStore(ABC):
             return self._move(write, old, new)
 
     def give_back(self, session_id: int, words: str, *, attempt: int, now_s: int) -> Session:
-        """Put a session that launches back to its place in the queue: its engine did not give it its node, in words.
+        """Queue a launching session again at its place, because its engine refused the node with this reason.
 
         Raises:
             InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
@@ -283,14 +279,14 @@ class SessionStore(ABC):
             return self._move(write, old, lifecycle.given_back(old, words, now_s=now_s))
 
     def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
-        """Write who is warned, spared and ended, as decided on the snapshot of ``version``; return who has changed.
+        """Write the warnings, withdrawals and ends decided on ``version``; return the changed sessions.
 
-        What is queued again is a new session, after the one that it replaces: it has its place, and is held until
-        somebody waits to launch it.
+        A session that is queued again is a new one at the old one's place, held until a caller waits to launch it. It
+        follows the old one in the result.
 
         Raises:
-            StaleVersion: the store has changed since, or a session is ended that was not warned of it, or not yet of
-                that instant. Nothing is written.
+            StaleVersion: the store has changed since, or a session would end without a warning or before the announced
+                time. Nothing is written.
         """
         with self.writing(now_s=now_s) as write:
             self._check_version(write, version)
@@ -308,7 +304,7 @@ class SessionStore(ABC):
             return tuple(changed)
 
     def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:
-        """Let a session be idle until then, as its owner asks, and take a warning for being idle back.
+        """Let a session be idle until ``until_s``, as its owner asks, and withdraw an idle warning.
 
         Raises:
             InvalidTransition: it is not RUNNING.
@@ -323,10 +319,10 @@ class SessionStore(ABC):
             return new
 
     def extend(self, session_id: int, by_s: int, version: int, *, now_s: int) -> Session:
-        """Make the time limit of a session longer, as decided on the snapshot of ``version``.
+        """Extend the time limit of a session, as decided on ``version``.
 
         Raises:
-            StaleVersion: the store has changed since, or it does not run.
+            StaleVersion: the store has changed since, or the session does not run.
         """
         with self.writing(now_s=now_s) as write:
             self._check_version(write, version)
@@ -337,9 +333,7 @@ class SessionStore(ABC):
             return new
 
     def resize(self, session_id: int, amount: Amount, version: int, *, now_s: int) -> Session | NotResized:
-        """Give a running session another amount of its GPU, as decided on the snapshot of ``version``.
-
-        Returns what is against it, if anything is; then nothing is written.
+        """Give a running session another amount of its GPU, as decided on ``version``, or return the reason against it.
 
         Raises:
             StaleVersion: the store has changed since.
@@ -357,7 +351,7 @@ class SessionStore(ABC):
             return new
 
     def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
-        """Keep since when both the GPU and the kernels of a session are idle; None: they are not.
+        """Store since when both the GPU and the kernels of a session are idle; None: one of them is busy.
 
         Raises:
             InvalidTransition: it is not RUNNING.
@@ -373,7 +367,7 @@ class SessionStore(ABC):
             return new
 
     def new_attempt(self, session_id: int, *, now_s: int) -> Session:
-        """Begin to launch a session anew, its share held throughout.
+        """Begin another attempt to launch a session, which keeps its shares.
 
         Raises:
             InvalidTransition: it is neither PREPARING nor PULLING.
@@ -393,9 +387,7 @@ class SessionStore(ABC):
         *,
         now_s: int,
     ) -> Session:
-        """Keep what the owner of a running session is warned of; None: of nothing any more.
-
-        ``cause`` is what it may be ended for.
+        """Store a warning to the owner of a running session, and the cause that may end it; None withdraws it.
 
         Raises:
             InvalidTransition: it is not RUNNING.
@@ -408,10 +400,7 @@ class SessionStore(ABC):
             return _saved(write, replace(old, message=message), "warned", for_what)
 
     def hold_waiting(self, *, now_s: int) -> int:
-        """Hold every session that has not started, since nobody waits to launch it now.
-
-        Return how many are held then, with those that were before.
-        """
+        """Hold every session that has not started, as no caller waits to launch it; return how many are held now."""
         with self.writing(now_s=now_s) as write:
             early = (*EARLY, *lifecycle.LAUNCHING)
             found = [session for session in write.world.sessions.values() if session.state in early]
@@ -419,7 +408,7 @@ class SessionStore(ABC):
             return len(found)
 
     def set_held(self, session_id: int, held: bool, *, now_s: int) -> Session:
-        """Hold a session or let it go."""
+        """Hold or release a session."""
         with self.writing(now_s=now_s) as write:
             session = write.one(session_id)
             return session if session.held is held else _hold(write, [session], held)[0]
@@ -429,7 +418,7 @@ class SessionStore(ABC):
             raise StaleVersion(f"planned on version {version}; the store is at {write.world.version}")
 
     def _move(self, write: Write, old: Session, new: Session) -> Session:
-        """Write what `lifecycle.moved` made, with what follows from it for shares and usage."""
+        """Write a session after a transition, with its effects on shares and usage."""
         if new.placement is None and old.placement is not None:
             write.take_shares(new.id)
         if new.state in lifecycle.ENDED:
@@ -439,7 +428,7 @@ class SessionStore(ABC):
         return new
 
     def _spend(self, write: Write, session: Session) -> None:
-        """Add what a session that ends now has used to what its user has."""
+        """Add the usage of a session that ends now to its user's."""
         amount = float(fgpu_seconds(session, write.now_s))
         if not amount:
             return
@@ -450,7 +439,7 @@ class SessionStore(ABC):
 
 
 def amount_words(session: Session) -> str:
-    """Return what a session asks for of its GPU, for the log: "0.5 fGPU", "4096 MiB", "4096 MiB, 25 %"."""
+    """Return the amount that a session requests, for the log: "0.5 fGPU", "4096 MiB", "4096 MiB, 25 %"."""
     asked = session.request
     if asked.gpu_memory_mib is None:
         return f"{format_milli(asked.fgpu_milli)} fGPU"
@@ -461,11 +450,7 @@ def amount_words(session: Session) -> str:
 def expected(
     session: Session, states: Collection[SessionState] | None, attempt: int | None = None
 ) -> Session:
-    """Return a session that is in one of these states, and at this attempt; None: in any.
-
-    Raises:
-        InvalidTransition: it is not.
-    """
+    """Return the session if it is in one of these states and at this attempt (None: any), or raise InvalidTransition."""
     if states is not None and session.state not in states:
         wanted = " or ".join(state for state in SessionState if state in states)
         raise InvalidTransition(f"session {session.id} is {session.state} and not {wanted}")
@@ -475,7 +460,7 @@ def expected(
 
 
 def server_of(request: Request) -> tuple[str, str]:
-    """Return whom and which of their servers a request is for."""
+    """Return the user and the server name of a request."""
     return request.user, request.server_name
 
 

@@ -1,7 +1,7 @@
-"""What the store holds at one version, kept in memory so that a busy scheduler need not read it again each time.
+"""A cache of the store's contents at one version, so that a busy scheduler does not read them before each plan.
 
-Every write adds 1 to the store's version, in whichever process: while the version is the same, so is all else. What
-this process itself writes is carried on to the next version, and anything else is read anew.
+Every write of any process adds 1 to the store's version, so equal versions mean equal contents. A write of this process
+is applied to the cached contents; after a write of another process they are read again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CountAsked = Callable[[int], tuple[Asked, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All that a snapshot is made of. The sessions are the live ones, in order of their ids."""
+    """Everything in a snapshot. ``sessions`` are the live ones, by id."""
 
     version: int
     nodes: tuple[Node, ...]
@@ -43,15 +43,15 @@ class Contents:
     quotas: tuple[Quota, ...]
     asked: tuple[Asked, ...]
     newest_id: int
-    """That of the newest session when what was asked for was counted, or a later one that changes no count."""
+    """The newest session's id when requested amounts were counted, or a later id that changes no count."""
     groups: Groups
     runs: PastRuns = field(default_factory=PastRuns)
     in_order: tuple[Session, ...] | None = field(default=None, compare=False, repr=False)
-    """The sessions, once they were asked for: a plan and its commit look at one version."""
+    """The sessions as a tuple, cached because a plan and its commit use the same version."""
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Contents:
-        """Read it all, in a transaction that sees one instant, and that version."""
+        """Read the contents in a transaction that sees this version."""
         sessions = Parts[int, Session](by_id).then({s.id: s for s in LIVE_SESSIONS.read(connection)})
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
         nodes = read_nodes(connection)
@@ -68,7 +68,7 @@ class Contents:
         )
 
     def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
-        """Return it as the scheduler's value, with what was used as it has decayed by now."""
+        """Return the contents as a snapshot with this usage."""
         if self.in_order is None:
             object.__setattr__(self, "in_order", tuple(self.sessions.values()))
         sessions = self.in_order or ()
@@ -78,7 +78,7 @@ class Contents:
         )
 
     def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
-        """Return what is left by now of what was used, by user and resource group."""
+        """Return the usage decayed to now, by user and resource group."""
         found = (
             Usage(user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))))
             for (user, group), (amount, at_s) in sorted(self.used.items())
@@ -86,9 +86,9 @@ class Contents:
         return tuple(one for one in found if one.fgpu_milli_s)
 
     def then(self, changed: Mapping[int, Session], used: Used, count_asked: CountAsked) -> Contents:
-        """Return what is there one version later, when these sessions and this usage were written.
+        """Return the contents one version later, after a write of these sessions and this usage.
 
-        ``count_asked`` counts anew what was asked for, when the newest session has that id.
+        ``count_asked`` counts the requested amounts again, given the newest session's id.
         """
         live = {number: None if s.state in ENDED else s for number, s in changed.items()}
         changes = [(self.sessions.get(number), session) for number, session in live.items()]
@@ -98,7 +98,7 @@ class Contents:
             old is not None and new is not None and shape(old.request) != shape(new.request)
             for old, new in changes
         )
-        # What stays the same is the same object: it need not be counted again.
+        # Unchanged parts stay the same objects, so that caches keyed by them stay valid.
         return replace(
             self,
             version=self.version + 1,

@@ -1,7 +1,7 @@
 """Everything that outlives the Hub process: nodes, sessions, their shares, and the log of all changes.
 
-Every method is one transaction. One that writes first adds 1 to the store's version, and logs an event
-for each change it makes; one that turns out to change nothing is rolled back, version and all.
+Every method is one transaction. A write first adds 1 to the store's version and logs an event for each change; if it
+changes nothing, it is rolled back with its version.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Store(StoreConnection, SessionStore):
     """The store of one installation. Thread-safe; other processes may use the same database."""
 
     def __init__(self, url: str, *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
-        """Take the database's URL and how fast what was used is forgotten: see `StoreConnection` and `SessionStore`."""
+        """See `StoreConnection` for the URL and `SessionStore` for the half-life."""
         StoreConnection.__init__(self, url)
         SessionStore.__init__(self, half_life_s=half_life_s)
 
@@ -86,9 +86,9 @@ class Store(StoreConnection, SessionStore):
             return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
     def newest(self, now_s: int) -> Snapshot:
-        """Return the newest snapshot that this process knows of, without asking the database if there is any.
+        """Return the newest snapshot in this process's cache, or read one if the cache is empty.
 
-        For plans: a commit on one that is not the newest any more is refused.
+        This is enough for plans: if the snapshot is stale, the commit is refused.
         """
         contents = self._newest.contents
         if contents is None:
@@ -96,15 +96,12 @@ class Store(StoreConnection, SessionStore):
         return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
     def known_session(self, session_id: int) -> Session | None:
-        """Return a live session as this process knows it, without asking the database; None where it does not."""
+        """Return a live session from this process's cache, or None if it is not there."""
         contents = self._newest.contents
         return None if contents is None else contents.sessions.get(session_id)
 
     def newest_session_id(self) -> int | None:
-        """Return the id of the newest session that this process knows of, without asking the database; 0: of none.
-
-        None where it knows nothing of the database yet.
-        """
+        """Return the newest session's id in this process's cache (0: no session), or None if the cache is empty."""
         contents = self._newest.contents
         return None if contents is None else contents.newest_id
 
@@ -114,11 +111,11 @@ class Store(StoreConnection, SessionStore):
             accounts.replace_quotas(in_force(given, read_quota_edits(write.connection)), write)
 
     def set_priority(self, session_id: int, priority: int, *, by: str, now_s: int) -> Session:
-        """Give a waiting session another priority, as an administrator wishes; the next plan goes by it.
+        """Change the priority of a pending session for an administrator.
 
         Raises:
             UnknownSession: no session has this id.
-            InvalidTransition: it does not wait any more.
+            InvalidTransition: the session is not pending.
         """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), (SessionState.PENDING,))
@@ -181,12 +178,12 @@ class Store(StoreConnection, SessionStore):
             return int(VERSION.one(connection, {}).scalar_one())
 
     def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
-        """Return the oldest events after an id, in the order in which they were committed."""
+        """Return the oldest events after an id, in commit order."""
         with self._database.reading() as connection:
             newer = select(events).where(events.c.id > after_id).order_by(events.c.id).limit(limit)
             return tuple(event_of(row) for row in connection.execute(newer))
 
     def last_event_id(self) -> int:
-        """Return the newest event's id, 0 where there is none."""
+        """Return the newest event's id, 0 if there is none."""
         with self._database.reading() as connection:
             return connection.execute(select(func.max(events.c.id))).scalar_one() or 0

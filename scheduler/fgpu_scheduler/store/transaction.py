@@ -1,4 +1,4 @@
-"""A write transaction of the store: the next version, what changed, and the log of it."""
+"""A write transaction of the store: the next version, the changes, and their events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fgpu_scheduler.store.statements import (
 from fgpu_scheduler.store.upsert import put
 
 HEEDED_S = 180
-"""So long the Hub may take to end a server. Words that were left behind say nothing of a later end."""
+"""How long an end message counts: the Hub ends a server within this time, and an older message is about no later end."""
 
 
 class Newest:
@@ -43,12 +43,12 @@ class Newest:
         self._usage: tuple[Used, int, tuple[Usage, ...]] = ({}, 0, ())
 
     def put(self, contents: Contents) -> None:
-        """Keep this unless a newer one is there; of two threads either may come last."""
+        """Keep these contents unless newer ones are known: threads may call this in any order."""
         if self.contents is None or self.contents.version < contents.version:
             self.contents = contents
 
     def at(self, connection: Connection, version: int) -> Contents:
-        """Return what is there at a version, which the transaction sees."""
+        """Return the contents at a version, which the transaction must see."""
         contents = self.contents
         if contents is None or contents.version != version:
             contents = Contents.read(connection, version)
@@ -56,7 +56,7 @@ class Newest:
         return contents
 
     def usage(self, contents: Contents, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
-        """Return what was used as it has decayed by now; within one second it is counted once."""
+        """Return the usage decayed to now, cached for one second."""
         used, at_s, usage = self._usage
         if used is not contents.used or at_s != now_s:
             usage = contents.usage(now_s, half_life_s)
@@ -66,7 +66,7 @@ class Newest:
 
 @contextmanager
 def writing(database: Database, newest: Newest, *, now_s: int) -> Iterator[SqlWrite]:
-    """Run a write transaction; one that changed nothing is rolled back, its version too."""
+    """Run a write transaction; if it changed nothing, it is rolled back with its version."""
     with database.writing() as connection:
         write = SqlWrite(connection, newest, now_s)
         yield write
@@ -81,13 +81,13 @@ def writing(database: Database, newest: Newest, *, now_s: int) -> Iterator[SqlWr
 
 
 class SqlWrite:
-    """A write transaction. What `fgpu_scheduler.store.sessions.Write` promises, and its ``connection`` for more."""
+    """A `fgpu_scheduler.store.sessions.Write` in SQL, with its ``connection`` for other statements."""
 
     def __init__(self, connection: Connection, newest: Newest, now_s: int) -> None:
         self.connection = connection
         self.now_s = now_s
         before = NEXT_VERSION.one(connection, {}).scalar_one() - 1
-        # Before anything else is written.
+        # Read the contents before anything else is written.
         self.world = newest.at(connection, before)
         self.log: list[dict[str, Any]] = []
         self.changed: dict[int, Session] = {}
@@ -95,7 +95,6 @@ class SqlWrite:
         self._only_sessions = True
 
     def then(self) -> Contents | None:
-        """Return what the store holds once this is committed, or None where it has to be read."""
         if not self._only_sessions:
             return None
         return self.world.then(self.changed, self.used, partial(read_asked, self.connection))
@@ -118,7 +117,7 @@ class SqlWrite:
         reason: str | None = None,
     ) -> None:
         if session is None:
-            # Nodes, or quotas.
+            # Nodes or quotas changed.
             self._only_sessions = False
         self.log.append(
             {
@@ -141,7 +140,7 @@ class SqlWrite:
     def save(self, changed: Sequence[Session]) -> None:
         alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for session in changed:
-            # Only what is another one: each index of a column that is set is written, too.
+            # Only changed columns: each written column also writes its indexes.
             values = life_values(session, self.changed.get(session.id) or self.world.sessions.get(session.id))
             if values:
                 alike.setdefault(tuple(values), []).append({**values, "session_id": session.id})

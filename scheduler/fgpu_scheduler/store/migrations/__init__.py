@@ -52,11 +52,7 @@ def is_current(connection: Connection) -> bool:
 
 
 def upgrade(connection: Connection) -> None:
-    """Apply the missing revisions, inside the caller's transaction.
-
-    Raises:
-        UnknownSchema: the database has a revision that this code does not know.
-    """
+    """Apply the missing revisions in the caller's transaction; raises as `is_current` does."""
     if is_current(connection):
         return
     config = _config()
