@@ -1,4 +1,4 @@
-"""A whole Hub on a cluster whose nodes are added, shrunk, closed and removed, and which refuses placements."""
+"""A whole Hub on a cluster with nodes that are added, shrunk, closed and removed, and that refuse placements."""
 
 from __future__ import annotations
 

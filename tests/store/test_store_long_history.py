@@ -27,7 +27,7 @@ from fgpu_scheduler.store.store import Store
 
 MANY = 2000
 EVERY = 10
-"""SQLite calls its progress handler every so many steps."""
+"""Steps between two calls of SQLite's progress handler."""
 
 
 @pytest.fixture

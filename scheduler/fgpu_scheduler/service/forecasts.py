@@ -52,7 +52,7 @@ class Forecasts:
         #: The loop's time before which no other forecast begins.
         self._not_before_s = 0.0
         self._first_forecasts = FirstForecasts(store)
-        #: Pending sessions whose first forecast is stored.
+        #: Pending sessions with a stored first forecast.
         self._recorded: set[int] = set()
         # Its own thread, so that no write waits for a forecast. Not a process: pickling the snapshot would take as long
         # as the forecast.

@@ -334,7 +334,7 @@ class Scheduler(Steps):
                 )
 
     async def _resolve_waiting(self, snapshot: Snapshot) -> None:
-        """Wake callers whose session was placed or ended by a commit with a lost answer."""
+        """Wake callers of sessions that were placed or ended by a commit with a lost answer."""
         live = {s.id: s for s in snapshot.sessions}
         for session_id in tuple(self._waiting):
             session = live.get(session_id) or await self.session(session_id)

@@ -46,7 +46,7 @@ class World(Snapshot):
         max_shares: int = MAX_SHARES,
         state: NodeState = NodeState.READY,
     ) -> World:
-        """Add a node whose devices are ``GPU-<node>-<index>``."""
+        """Add a node with the devices ``GPU-<node>-<index>``."""
         capacity = parse_milli(str(fgpu_per_gpu), field="fgpu_per_gpu")
         found = tuple(
             Device(f"GPU-{node_id}-{i}", node_id, i, model, memory_mib, capacity, max_shares=max_shares)
