@@ -1,4 +1,4 @@
-/* Arrays and mipmapped arrays: memory in rows. Sparse ones, and those to be mapped later, have none of their own. */
+/* Arrays and mipmapped arrays. Sparse ones, and those to be mapped later, have none of their own. */
 #include "cuda_driver.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ struct CUarray_st {
     enum magic magic;
     struct device *device;
     CUDA_ARRAY3D_DESCRIPTOR shape;
-    size_t pitch, rows, planes, bytes, charged;
+    size_t bytes, charged;
     CUdeviceptr start;
     CUmipmappedArray of; /* a level's memory is its mipmapped array's */
     struct part *parts;
@@ -57,12 +57,10 @@ static bool measure(struct CUarray_st *array)
 {
     const CUDA_ARRAY3D_DESCRIPTOR *shape = &array->shape;
     size_t element = format_bytes((int)shape->Format) * shape->NumChannels;
-    array->rows = shape->Height ? shape->Height : 1;
-    array->planes = shape->Depth ? shape->Depth : 1;
     return element && (shape->NumChannels == 1 || shape->NumChannels == 2 || shape->NumChannels == 4) &&
-           shape->Width && !__builtin_mul_overflow(shape->Width, element, &array->pitch) &&
-           !__builtin_mul_overflow(array->pitch, array->rows, &array->bytes) &&
-           !__builtin_mul_overflow(array->bytes, array->planes, &array->bytes);
+           shape->Width && !__builtin_mul_overflow(shape->Width, element, &array->bytes) &&
+           !__builtin_mul_overflow(array->bytes, shape->Height ? shape->Height : 1, &array->bytes) &&
+           !__builtin_mul_overflow(array->bytes, shape->Depth ? shape->Depth : 1, &array->bytes);
 }
 
 static CUresult take(struct device *device, size_t bytes, size_t *charged, CUdeviceptr *start)
@@ -164,28 +162,6 @@ CALL(cuArray3DGetDescriptor, 3020, cuArray3DGetDescriptor_v2, CUDA_ARRAY3D_DESCR
     return CUDA_SUCCESS;
 }
 
-CALL(cuArrayGetDescriptor, 3020, cuArrayGetDescriptor_v2, CUDA_ARRAY_DESCRIPTOR *out, CUarray array)
-{
-    ARRAY_OF(array);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUDA_ARRAY_DESCRIPTOR){array->shape.Width, array->shape.Height, array->shape.Format,
-                                   array->shape.NumChannels};
-    return CUDA_SUCCESS;
-}
-
-CUresult array_layout(CUarray array, char **start, size_t *pitch, size_t *height)
-{
-    if (!array || array->magic != ARRAY)
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (!array->start)
-        return CUDA_ERROR_INVALID_VALUE;
-    *start = (char *)(uintptr_t)array->start;
-    *pitch = array->pitch;
-    *height = array->rows;
-    return CUDA_SUCCESS;
-}
-
 /* ---- mipmapped arrays --------------------------------------------------------------------------------------- */
 
 static size_t halved(size_t length)
@@ -263,30 +239,6 @@ CALL(cuMipmappedArrayDestroy, 5000, cuMipmappedArrayDestroy, CUmipmappedArray mi
 }
 
 /* ---- memory mapped later --------------------------------------------------------------------------------------- */
-
-static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, size_t bytes, unsigned flags)
-{
-    const size_t granularity = (size_t)2 << 20;
-    if (!out || !(flags & CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUDA_ARRAY_MEMORY_REQUIREMENTS){
-        .size = (bytes + granularity - 1) / granularity * granularity, .alignment = granularity};
-    return CUDA_SUCCESS;
-}
-
-CALL(cuArrayGetMemoryRequirements, 11060, cuArrayGetMemoryRequirements, CUDA_ARRAY_MEMORY_REQUIREMENTS *out,
-     CUarray array, CUdevice device)
-{
-    ARRAY_OF(array);
-    return device_of(device) ? requirements(out, array->bytes, array->shape.Flags) : CUDA_ERROR_INVALID_DEVICE;
-}
-
-CALL(cuMipmappedArrayGetMemoryRequirements, 11060, cuMipmappedArrayGetMemoryRequirements,
-     CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray mipmap, CUdevice device)
-{
-    MIPMAP_OF(mipmap);
-    return device_of(device) ? requirements(out, mipmap->bytes, mipmap->shape.Flags) : CUDA_ERROR_INVALID_DEVICE;
-}
 
 static bool same_part(const CUarrayMapInfo *a, const CUarrayMapInfo *b)
 {

@@ -5,7 +5,6 @@
 #include <string.h>
 
 struct capture {
-    unsigned long long id;
     CUstream origin;
     CUgraph graph;
     size_t first; /* the graph's nodes before it began */
@@ -20,7 +19,6 @@ struct capture {
 
 static struct capture *captures; /* under the driver's lock */
 static _Atomic(unsigned) active;
-static _Atomic(unsigned long long) next_id = 1;
 PER_THREAD CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 /* ---- what is forbidden ------------------------------------------------------------------------------------ */
@@ -280,8 +278,7 @@ static CUresult begin(CUstream handle, bool per_thread, CUstreamCaptureMode mode
         free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *capture = (struct capture){.id = atomic_fetch_add(&next_id, 1),
-                                .origin = stream,
+    *capture = (struct capture){.origin = stream,
                                 .graph = graph,
                                 .first = graph->count,
                                 .owned = owned,
@@ -378,79 +375,4 @@ STREAMED(cuStreamIsCapturing, 10000, cuStreamIsCapturing, _ptsz, (CUstream handl
            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
-}
-
-/* All but the status are only told of a capture in order, and only who asks for them. */
-static CUresult about(CUstream handle, bool per_thread, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                      const CUgraphNode **behind, size_t *count)
-{
-    CUresult result = in_cuStreamIsCapturing(per_thread, handle, status);
-    CUstream stream;
-    if (result || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-        return result;
-    result = stream_of(handle, per_thread, &stream);
-    if (result)
-        return result;
-    LOCKED;
-    if (id)
-        *id = stream->capture->id;
-    if (graph)
-        *graph = stream->capture->graph;
-    if (behind)
-        *behind = stream->behind;
-    if (count)
-        *count = stream->behind_count;
-    return CUDA_SUCCESS;
-}
-
-STREAMED(cuStreamGetCaptureInfo, 10010, cuStreamGetCaptureInfo, _ptsz,
-         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id), (stream, status, id))
-{
-    return about(stream, per_thread, status, id, NULL, NULL, NULL);
-}
-
-STREAMED(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2, _ptsz,
-         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **behind,
-          size_t *count),
-         (stream, status, id, graph, behind, count))
-{
-    return about(stream, per_thread, status, id, graph, behind, count);
-}
-
-STREAMED(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3, _ptsz,
-         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **behind,
-          const CUgraphEdgeData **data, size_t *count),
-         (stream, status, id, graph, behind, data, count))
-{
-    if (data)
-        *data = NULL;
-    return about(stream, per_thread, status, id, graph, behind, count);
-}
-
-static CUresult set_behind(CUstream handle, bool per_thread, const CUgraphNode *behind, size_t count, unsigned flags)
-{
-    CUstream stream;
-    CUresult result = stream_of(handle, per_thread, &stream);
-    if (result)
-        return result;
-    LOCKED;
-    if (!stream->capture || stream->capture->invalid)
-        return CUDA_ERROR_ILLEGAL_STATE;
-    if (flags > 1 || (count && !behind))
-        return CUDA_ERROR_INVALID_VALUE;
-    return flags ? place(stream, behind, count) : place_also(stream, behind, count);
-}
-
-STREAMED(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies, _ptsz,
-         (CUstream stream, CUgraphNode *behind, size_t count, unsigned int flags), (stream, behind, count, flags))
-{
-    return set_behind(stream, per_thread, behind, count, flags);
-}
-
-STREAMED(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2, _ptsz,
-         (CUstream stream, CUgraphNode *behind, const CUgraphEdgeData *data, size_t count, unsigned int flags),
-         (stream, behind, data, count, flags))
-{
-    (void)data;
-    return set_behind(stream, per_thread, behind, count, flags);
 }

@@ -271,27 +271,6 @@ CALL(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2, CUdevice device
     return reset(device);
 }
 
-static CUresult set_flags(CUdevice ordinal, unsigned flags)
-{
-    DEVICE(device, ordinal);
-    if (flags & ~0xffu)
-        return CUDA_ERROR_INVALID_VALUE;
-    device->primary_flags = flags;
-    if (device->primary)
-        device->primary->flags = flags;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuDevicePrimaryCtxSetFlags, 7000, cuDevicePrimaryCtxSetFlags, CUdevice device, unsigned int flags)
-{
-    return set_flags(device, flags);
-}
-
-CALL(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2, CUdevice device, unsigned int flags)
-{
-    return set_flags(device, flags);
-}
-
 CALL(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, CUdevice ordinal, unsigned int *flags, int *active)
 {
     DEVICE(device, ordinal);
@@ -310,11 +289,6 @@ static CUresult push_current(CUcontext context)
     return valid(context) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CALL(cuCtxPushCurrent, 2000, cuCtxPushCurrent, CUcontext context)
-{
-    return push_current(context);
-}
-
 CALL(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, CUcontext context)
 {
     return push_current(context);
@@ -329,11 +303,6 @@ static CUresult pop_current(CUcontext *out)
     if (out)
         *out = stack[depth];
     return CUDA_SUCCESS;
-}
-
-CALL(cuCtxPopCurrent, 2000, cuCtxPopCurrent, CUcontext *out)
-{
-    return pop_current(out);
 }
 
 CALL(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, CUcontext *out)
@@ -394,22 +363,6 @@ CALL(cuCtxGetFlags, 7000, cuCtxGetFlags, unsigned int *flags)
     if (!flags)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = context->flags;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxSetFlags, 12010, cuCtxSetFlags, unsigned int flags)
-{
-    CURRENT(context);
-    context->flags = flags;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetId, 12000, cuCtxGetId, CUcontext given, unsigned long long *id)
-{
-    ABOUT(context, given);
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = context->id;
     return CUDA_SUCCESS;
 }
 
@@ -478,40 +431,6 @@ CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, CUlimit limit, size_t value)
     return CUDA_SUCCESS;
 }
 
-static CUresult store(int *out, int value)
-{
-    CURRENT(context);
-    (void)context;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = value;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetCacheConfig, 3020, cuCtxGetCacheConfig, int *config)
-{
-    return store(config, 0);
-}
-
-CALL(cuCtxSetCacheConfig, 3020, cuCtxSetCacheConfig, int config)
-{
-    CURRENT(context);
-    (void)context, (void)config;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetSharedMemConfig, 4020, cuCtxGetSharedMemConfig, int *config)
-{
-    return store(config, 1);
-}
-
-CALL(cuCtxSetSharedMemConfig, 4020, cuCtxSetSharedMemConfig, int config)
-{
-    CURRENT(context);
-    (void)context, (void)config;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, int *least, int *greatest)
 {
     CURRENT(context);
@@ -521,35 +440,4 @@ CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, int *least,
     if (greatest)
         *greatest = -5;
     return CUDA_SUCCESS;
-}
-
-CALL(cuCtxResetPersistingL2Cache, 11000, cuCtxResetPersistingL2Cache, void)
-{
-    CURRENT(context);
-    (void)context;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxGetExecAffinity, 11040, cuCtxGetExecAffinity, CUexecAffinityParam *out, CUexecAffinityType type)
-{
-    CURRENT(context);
-    if (!out || type != CU_EXEC_AFFINITY_TYPE_SM_COUNT)
-        return CUDA_ERROR_INVALID_VALUE;
-    out->type = type;
-    out->param.smCount.val = context->device->machine->sm_count;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess, CUcontext peer, unsigned int flags)
-{
-    CURRENT(context);
-    (void)context, (void)flags;
-    return valid(peer) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CALL(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess, CUcontext peer)
-{
-    CURRENT(context);
-    (void)context;
-    return valid(peer) ? (CUresult)705 : CUDA_ERROR_INVALID_CONTEXT; /* CUDA_ERROR_PEER_ACCESS_NOT_ENABLED */
 }

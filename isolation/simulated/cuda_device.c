@@ -213,13 +213,6 @@ CALL(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2, CUuuid *out, CUdevice device)
     return uuid(out, device, true);
 }
 
-CALL(cuDeviceGetLuid, 10000, cuDeviceGetLuid, char *luid, unsigned int *mask, CUdevice ordinal)
-{
-    DEVICE(device, ordinal);
-    (void)luid, (void)mask, (void)device;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 CALL(cuDeviceTotalMem, 2000, cuDeviceTotalMem, unsigned int *bytes, CUdevice ordinal)
 {
     DEVICE(device, ordinal);
@@ -235,16 +228,6 @@ CALL(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2, size_t *bytes, CUdevice ordina
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     *bytes = device->machine->memory_bytes;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability, int *major, int *minor, CUdevice ordinal)
-{
-    DEVICE(device, ordinal);
-    if (!major || !minor)
-        return CUDA_ERROR_INVALID_VALUE;
-    *major = (int)device->machine->major;
-    *minor = (int)device->machine->minor;
     return CUDA_SUCCESS;
 }
 
@@ -335,39 +318,6 @@ struct properties {
     int threads, block[3], grid[3], shared, constant, warp, pitch, registers, clock, alignment;
 };
 
-CALL(cuDeviceGetProperties, 2000, cuDeviceGetProperties, struct properties *out, CUdevice ordinal)
-{
-    DEVICE(device, ordinal);
-    (void)device;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    const int *a = attributes;
-    *out = (struct properties){a[1], {a[2], a[3], a[4]}, {a[5], a[6], a[7]}, a[8], a[9], a[10], a[11], a[12], a[13], a[14]};
-    return CUDA_SUCCESS;
-}
-
-CALL(cuDeviceGetTexture1DLinearMaxWidth, 11010, cuDeviceGetTexture1DLinearMaxWidth, size_t *out, int format,
-     unsigned channels, CUdevice ordinal)
-{
-    DEVICE(device, ordinal);
-    (void)format, (void)channels, (void)device;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (size_t)attributes[69];
-    return CUDA_SUCCESS;
-}
-
-CALL(cuDeviceGetExecAffinitySupport, 11040, cuDeviceGetExecAffinitySupport, int *out, CUexecAffinityType type,
-     CUdevice ordinal)
-{
-    DEVICE(device, ordinal);
-    (void)type, (void)device;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = 0;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, int *out, CUdevice ordinal, CUdevice peer)
 {
     DEVICE(device, ordinal);
@@ -380,38 +330,4 @@ CALL(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, int *out, CUdevice ordi
     return CUDA_SUCCESS;
 }
 
-CALL(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute, int *out, int attribute, CUdevice ordinal, CUdevice peer)
-{
-    DEVICE(device, ordinal);
-    (void)device, (void)attribute;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!device_of(peer) || peer == ordinal)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *out = 0;
-    return CUDA_SUCCESS;
-}
-
 /* ---- profiling: there is nothing to profile ------------------------------------------------------------- */
-
-CALL(cuProfilerInitialize, 4000, cuProfilerInitialize, const char *config, const char *out, int mode)
-{
-    (void)config, (void)out, (void)mode;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuProfilerStart, 4000, cuProfilerStart, void)
-{
-    return driver_ready();
-}
-
-CALL(cuProfilerStop, 4000, cuProfilerStop, void)
-{
-    return driver_ready();
-}
-
-CALL(cuFlushGPUDirectRDMAWrites, 11030, cuFlushGPUDirectRDMAWrites, int target, int scope)
-{
-    (void)target, (void)scope;
-    return driver_ready();
-}

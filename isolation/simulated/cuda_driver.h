@@ -135,8 +135,6 @@ struct CUfunc_st {
     struct {
         uint32_t offset, size;
     } parameters[64];
-    /* of the launches before CUDA 4 */
-    unsigned block[3], shared_bytes;
     struct CUfunc_st *next;
 };
 
@@ -277,7 +275,13 @@ CUresult launch_check(struct CUfunc_st *function, const unsigned grid[3], const 
 
 /* ---- copies (cuda_copy.c) -------------------------------------------------------------------------------- */
 
-CUresult copy_3d(const CUDA_MEMCPY3D *copy);
+struct copy {
+    CUmemorytype to_type, from_type;
+    CUdeviceptr to, from;
+    size_t bytes;
+};
+
+CUresult copy_line(const struct copy *copy);
 CUresult set_2d(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
 
 /* ---- physical memory (cuda_virtual.c) -------------------------------------------------------------------- */
@@ -285,11 +289,6 @@ CUresult set_2d(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, 
 /* One more mapping of what the handle names, and one less. */
 bool physical_map(CUmemGenericAllocationHandle handle, void **out);
 void physical_unmap(void *mapped);
-
-/* ---- arrays (cuda_array.c) ------------------------------------------------------------------------------- */
-
-/* Where an array's elements lie. */
-CUresult array_layout(CUarray array, char **start, size_t *pitch, size_t *height);
 
 /* ---- graphs (cuda_graph.c) ------------------------------------------------------------------------------- */
 
@@ -309,7 +308,6 @@ struct CUgraphNode_st {
     CUgraph child;
     struct graph_memory *memory;
     CUgraphNode origin, copy; /* across a clone */
-    bool disabled;
     size_t mark;
 };
 
@@ -328,10 +326,9 @@ CUresult graph_add(CUgraph graph, const CUgraphNode *after, size_t count, const 
 CUresult node_depend(CUgraphNode node, CUgraphNode on);
 /* The nodes so that each comes after those that it depends on; NULL for a circle or without memory. */
 CUgraphNode *graph_order(CUgraph graph);
-void graph_forget(CUgraphNode node);
 
 /* The parameters that cuda_abi.h has no names for. */
-CUDA_MEMCPY_NODE_PARAMS *memcpy_of(CUgraphNodeParams *parameters);
+struct copy *memcpy_of(CUgraphNodeParams *parameters);
 CUDA_MEMSET_NODE_PARAMS *memset_of(CUgraphNodeParams *parameters);
 CUDA_HOST_NODE_PARAMS *host_of(CUgraphNodeParams *parameters);
 CUevent *event_of(CUgraphNodeParams *parameters);

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-CUDA_MEMCPY_NODE_PARAMS *memcpy_of(CUgraphNodeParams *parameters)
+struct copy *memcpy_of(CUgraphNodeParams *parameters)
 {
-    return (CUDA_MEMCPY_NODE_PARAMS *)(void *)parameters->reserved1;
+    return (struct copy *)(void *)parameters->reserved1;
 }
 
 CUDA_MEMSET_NODE_PARAMS *memset_of(CUgraphNodeParams *parameters)
@@ -173,7 +173,7 @@ CUresult graph_clone(CUgraph from, CUgraph *out)
             break;
         }
         *copy = (struct CUgraphNode_st){
-            .magic = NODE, .graph = *out, .parameters = node->parameters, .origin = node, .disabled = node->disabled};
+            .magic = NODE, .graph = *out, .parameters = node->parameters, .origin = node};
         node->copy = copy;
         if (node->child)
             result = graph_clone(node->child, &copy->child);
@@ -215,25 +215,6 @@ CUgraphNode *graph_order(CUgraph graph)
     return NULL;
 }
 
-/* Takes a node out of its graph. */
-void graph_forget(CUgraphNode node)
-{
-    CUgraph graph = node->graph;
-    for (size_t i = 0; i < graph->count; i++) {
-        CUgraphNode other = graph->nodes[i];
-        for (size_t j = 0; j < other->after_count; j++)
-            if (other->after[j] == node)
-                other->after[j--] = other->after[--other->after_count];
-    }
-    for (size_t i = 0; i < graph->count; i++)
-        if (graph->nodes[i] == node) {
-            memmove(&graph->nodes[i], &graph->nodes[i + 1], (graph->count - i - 1) * sizeof *graph->nodes);
-            graph->count--;
-            break;
-        }
-    node_free(node);
-}
-
 /* ---- the graph as a whole -------------------------------------------------------------------------------------- */
 
 #define GRAPH_OF(graph) \
@@ -261,31 +242,6 @@ CALL(cuGraphDestroy, 10000, cuGraphDestroy, CUgraph graph)
     return CUDA_SUCCESS;
 }
 
-/* Memory of its own is what a copy could not have. */
-CALL(cuGraphClone, 10000, cuGraphClone, CUgraph *out, CUgraph graph)
-{
-    GRAPH_OF(graph);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < graph->count; i++)
-        if (graph->nodes[i]->memory)
-            return CUDA_ERROR_NOT_SUPPORTED;
-    return graph_clone(graph, out);
-}
-
-CALL(cuGraphNodeFindInClone, 10000, cuGraphNodeFindInClone, CUgraphNode *out, CUgraphNode original, CUgraph clone)
-{
-    GRAPH_OF(clone);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < clone->count; i++)
-        if (clone->nodes[i]->origin == original) {
-            *out = clone->nodes[i];
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Fills a list of the caller's as far as it goes, or only says how long it would have to be. */
 static CUresult give_list(CUgraphNode *out, size_t *room, CUgraphNode *list, size_t count)
 {
@@ -303,157 +259,6 @@ CALL(cuGraphGetNodes, 10000, cuGraphGetNodes, CUgraph graph, CUgraphNode *out, s
     return give_list(out, room, graph->nodes, graph->count);
 }
 
-CALL(cuGraphGetRootNodes, 10000, cuGraphGetRootNodes, CUgraph graph, CUgraphNode *out, size_t *room)
-{
-    GRAPH_OF(graph);
-    CUgraphNode *list = calloc(graph->count + 1, sizeof *list);
-    size_t count = 0;
-    for (size_t i = 0; list && i < graph->count; i++)
-        if (!graph->nodes[i]->after_count)
-            list[count++] = graph->nodes[i];
-    CUresult result = list ? give_list(out, room, list, count) : CUDA_ERROR_OUT_OF_MEMORY;
-    free(list);
-    return result;
-}
-
-static CUresult edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *room)
-{
-    GRAPH_OF(graph);
-    size_t count = 0;
-    if (!room || !from != !to)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < graph->count; i++)
-        for (size_t j = 0; j < graph->nodes[i]->after_count; j++, count++)
-            if (from && count < *room) {
-                from[count] = graph->nodes[i]->after[j];
-                to[count] = graph->nodes[i];
-                if (data)
-                    memset(&data[count], 0, sizeof *data);
-            }
-    *room = count;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphGetEdges, 10000, cuGraphGetEdges, CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *room)
-{
-    return edges(graph, from, to, NULL, room);
-}
-
-CALL(cuGraphGetEdges, 12030, cuGraphGetEdges_v2, CUgraph graph, CUgraphNode *from, CUgraphNode *to,
-     CUgraphEdgeData *data, size_t *room)
-{
-    return edges(graph, from, to, data, room);
-}
-
-static CUresult dependencies(CUgraphNode node, CUgraphNode *out, size_t *room)
-{
-    NODE_OF(node);
-    return give_list(out, room, node->after, node->after_count);
-}
-
-CALL(cuGraphNodeGetDependencies, 10000, cuGraphNodeGetDependencies, CUgraphNode node, CUgraphNode *out, size_t *room)
-{
-    return dependencies(node, out, room);
-}
-
-CALL(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2, CUgraphNode node, CUgraphNode *out,
-     CUgraphEdgeData *data, size_t *room)
-{
-    if (data && room)
-        memset(data, 0, *room * sizeof *data);
-    return dependencies(node, out, room);
-}
-
-static CUresult dependents(CUgraphNode node, CUgraphNode *out, size_t *room)
-{
-    NODE_OF(node);
-    CUgraph graph = node->graph;
-    CUgraphNode *list = calloc(graph->count + 1, sizeof *list);
-    size_t count = 0;
-    for (size_t i = 0; list && i < graph->count; i++)
-        for (size_t j = 0; j < graph->nodes[i]->after_count; j++)
-            if (graph->nodes[i]->after[j] == node)
-                list[count++] = graph->nodes[i];
-    CUresult result = list ? give_list(out, room, list, count) : CUDA_ERROR_OUT_OF_MEMORY;
-    free(list);
-    return result;
-}
-
-CALL(cuGraphNodeGetDependentNodes, 10000, cuGraphNodeGetDependentNodes, CUgraphNode node, CUgraphNode *out,
-     size_t *room)
-{
-    return dependents(node, out, room);
-}
-
-CALL(cuGraphNodeGetDependentNodes, 12030, cuGraphNodeGetDependentNodes_v2, CUgraphNode node, CUgraphNode *out,
-     CUgraphEdgeData *data, size_t *room)
-{
-    if (data && room)
-        memset(data, 0, *room * sizeof *data);
-    return dependents(node, out, room);
-}
-
-static CUresult add_dependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
-{
-    GRAPH_OF(graph);
-    for (size_t i = 0; i < count; i++) {
-        if (!from || !to || !in_graph(graph, from[i]) || !in_graph(graph, to[i]) || from[i] == to[i])
-            return CUDA_ERROR_INVALID_VALUE;
-        CUresult result = node_depend(to[i], from[i]);
-        if (result)
-            return result;
-    }
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphAddDependencies, 10000, cuGraphAddDependencies, CUgraph graph, const CUgraphNode *from,
-     const CUgraphNode *to, size_t count)
-{
-    return add_dependencies(graph, from, to, count);
-}
-
-CALL(cuGraphAddDependencies, 12030, cuGraphAddDependencies_v2, CUgraph graph, const CUgraphNode *from,
-     const CUgraphNode *to, const CUgraphEdgeData *data, size_t count)
-{
-    (void)data;
-    return add_dependencies(graph, from, to, count);
-}
-
-static CUresult remove_dependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
-{
-    GRAPH_OF(graph);
-    for (size_t i = 0; i < count; i++) {
-        if (!from || !to || !in_graph(graph, from[i]) || !in_graph(graph, to[i]))
-            return CUDA_ERROR_INVALID_VALUE;
-        for (size_t j = 0; j < to[i]->after_count; j++)
-            if (to[i]->after[j] == from[i])
-                to[i]->after[j--] = to[i]->after[--to[i]->after_count];
-    }
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphRemoveDependencies, 10000, cuGraphRemoveDependencies, CUgraph graph, const CUgraphNode *from,
-     const CUgraphNode *to, size_t count)
-{
-    return remove_dependencies(graph, from, to, count);
-}
-
-CALL(cuGraphRemoveDependencies, 12030, cuGraphRemoveDependencies_v2, CUgraph graph, const CUgraphNode *from,
-     const CUgraphNode *to, const CUgraphEdgeData *data, size_t count)
-{
-    (void)data;
-    return remove_dependencies(graph, from, to, count);
-}
-
-CALL(cuGraphDestroyNode, 10000, cuGraphDestroyNode, CUgraphNode node)
-{
-    NODE_OF(node);
-    if (node->memory)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    graph_forget(node);
-    return CUDA_SUCCESS;
-}
-
 CALL(cuGraphNodeGetType, 10000, cuGraphNodeGetType, CUgraphNode node, CUgraphNodeType *type)
 {
     NODE_OF(node);
@@ -461,74 +266,4 @@ CALL(cuGraphNodeGetType, 10000, cuGraphNodeGetType, CUgraphNode node, CUgraphNod
         return CUDA_ERROR_INVALID_VALUE;
     *type = node->parameters.type;
     return CUDA_SUCCESS;
-}
-
-CALL(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint, CUgraph graph, const char *path, unsigned int flags)
-{
-    GRAPH_OF(graph);
-    (void)flags;
-    return path ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* ---- what a program wants to be told when graphs no longer need it ------------------------------------------------ */
-
-struct CUuserObject_st {
-    void (*destroy)(void *);
-    void *data;
-    _Atomic(unsigned) references;
-};
-
-CALL(cuUserObjectCreate, 11030, cuUserObjectCreate, CUuserObject *out, void *data, CUhostFn destroy,
-     unsigned int references, unsigned int flags)
-{
-    READY();
-    if (!out || !destroy || !references || flags != 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUuserObject object = calloc(1, sizeof *object);
-    if (!object)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    object->destroy = destroy;
-    object->data = data;
-    atomic_store(&object->references, references);
-    *out = object;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuUserObjectRetain, 11030, cuUserObjectRetain, CUuserObject object, unsigned int count)
-{
-    READY();
-    if (!object || !count)
-        return CUDA_ERROR_INVALID_VALUE;
-    atomic_fetch_add(&object->references, count);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuUserObjectRelease, 11030, cuUserObjectRelease, CUuserObject object, unsigned int count)
-{
-    READY();
-    if (!object || !count)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (atomic_fetch_sub(&object->references, count) == count) {
-        object->destroy(object->data);
-        free(object);
-    }
-    return CUDA_SUCCESS;
-}
-
-/* A graph keeps what it was given for good: it is not looked after any further. */
-CALL(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject, CUgraph graph, CUuserObject object, unsigned int count,
-     unsigned int flags)
-{
-    GRAPH_OF(graph);
-    if (!object || !count || flags > 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!flags)
-        atomic_fetch_add(&object->references, count);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphReleaseUserObject, 11030, cuGraphReleaseUserObject, CUgraph graph, CUuserObject object, unsigned int count)
-{
-    GRAPH_OF(graph);
-    return object && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -59,15 +59,6 @@ CALL(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags, CUgraphExe
 static const struct call entry_instantiate_12 __attribute__((used, section("cuda_calls"), aligned(8))) = {
     "cuGraphInstantiate", 12000, 0, (void *)cuGraphInstantiateWithFlags};
 
-CALL(cuGraphExecGetFlags, 12000, cuGraphExecGetFlags, CUgraphExec exec, cuuint64_t *flags)
-{
-    EXEC_OF(exec);
-    if (!flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = exec->flags;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuGraphExecDestroy, 10000, cuGraphExecDestroy, CUgraphExec exec)
 {
     EXEC_OF(exec);
@@ -80,47 +71,6 @@ CALL(cuGraphExecDestroy, 10000, cuGraphExecDestroy, CUgraphExec exec)
 /* ---- changing -------------------------------------------------------------------------------------------------- */
 
 enum { UPDATED, UPDATE_FAILED, TOPOLOGY_CHANGED, TYPE_CHANGED };
-
-/* Takes over what the nodes of a graph of the same shape do. */
-static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphNode *where, int *why)
-{
-    EXEC_OF(exec);
-    *where = NULL;
-    *why = UPDATE_FAILED;
-    if (!graph || graph->magic != GRAPH)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUgraph own = exec->graph;
-    *why = own->count == graph->count ? UPDATED : TOPOLOGY_CHANGED;
-    for (size_t i = 0; *why == UPDATED && i < own->count; i++) {
-        *where = graph->nodes[i];
-        if (own->nodes[i]->after_count != graph->nodes[i]->after_count)
-            *why = TOPOLOGY_CHANGED;
-        else if (own->nodes[i]->parameters.type != graph->nodes[i]->parameters.type)
-            *why = TYPE_CHANGED;
-        else if (own->nodes[i]->memory != graph->nodes[i]->memory)
-            *why = UPDATE_FAILED;
-    }
-    if (*why != UPDATED)
-        return (CUresult)910; /* CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE */
-    *where = NULL;
-    for (size_t i = 0; i < own->count; i++)
-        if (!own->nodes[i]->child)
-            own->nodes[i]->parameters = graph->nodes[i]->parameters;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphExecUpdate, 10020, cuGraphExecUpdate, CUgraphExec exec, CUgraph graph, CUgraphNode *where, int *why)
-{
-    return where && why ? update(exec, graph, where, why) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CALL(cuGraphExecUpdate, 12000, cuGraphExecUpdate_v2, CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
-{
-    if (!info)
-        return CUDA_ERROR_INVALID_VALUE;
-    memset(info, 0, sizeof *info);
-    return update(exec, graph, &info->errorNode, &info->result);
-}
 
 /* ---- launching ---------------------------------------------------------------------------------------------------- */
 
@@ -190,7 +140,7 @@ static CUresult run_node(CUgraphNode node, struct batch *batch)
         batch->kernels++;
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        return copy_3d(&memcpy_of(parameters)->copyParams);
+        return copy_line(memcpy_of(parameters));
     case CU_GRAPH_NODE_TYPE_MEMSET:
         fill = memset_of(parameters);
         return set_2d(fill->dst, fill->pitch, fill->value, fill->elementSize, fill->width, fill->height);
@@ -219,11 +169,8 @@ static CUresult run_graph(CUgraph graph, struct batch *batch)
 {
     CUgraphNode *order = graph_order(graph);
     CUresult result = order ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    for (size_t i = 0; !result && i < graph->count; i++) {
-        if (order[i]->disabled)
-            continue;
+    for (size_t i = 0; !result && i < graph->count; i++)
         result = order[i]->child ? run_graph(order[i]->child, batch) : run_node(order[i], batch);
-    }
     free(order);
     return result;
 }

@@ -171,18 +171,3 @@ CALL(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute, CUdevice
     *(cuuint64_t *)value = values[attribute];
     return CUDA_SUCCESS;
 }
-
-CALL(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute, CUdevice ordinal,
-     CUgraphMem_attribute attribute, void *value)
-{
-    DEVICE(device, ordinal);
-    if (!value || *(cuuint64_t *)value)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
-        device->graph_used_high = device->graph_used;
-    else if (attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
-        device->graph_reserved_high = device->graph_reserved;
-    else
-        return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
-}

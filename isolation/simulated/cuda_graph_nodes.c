@@ -31,6 +31,8 @@ static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *afte
 {
     if (!parameters)
         return CUDA_ERROR_INVALID_VALUE;
+    if (parameters->type == CU_GRAPH_NODE_TYPE_MEMCPY || parameters->type == CU_GRAPH_NODE_TYPE_MEMSET)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = add(out, graph, after, count, parameters);
     if (!result && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
         parameters->alloc.dptr = (*out)->parameters.alloc.dptr;
@@ -85,43 +87,6 @@ static CUgraphNode in_exec(CUgraphExec exec, CUgraphNode node)
         if (exec->graph->nodes[i]->origin == node)
             return exec->graph->nodes[i];
     return NULL;
-}
-
-CALL(cuGraphNodeSetParams, 12020, cuGraphNodeSetParams, CUgraphNode node, CUgraphNodeParams *parameters)
-{
-    READY();
-    LOCKED;
-    return change(node, parameters);
-}
-
-CALL(cuGraphExecNodeSetParams, 12020, cuGraphExecNodeSetParams, CUgraphExec exec, CUgraphNode node,
-     CUgraphNodeParams *parameters)
-{
-    READY();
-    LOCKED;
-    return change(in_exec(exec, node), parameters);
-}
-
-CALL(cuGraphNodeSetEnabled, 11060, cuGraphNodeSetEnabled, CUgraphExec exec, CUgraphNode node, unsigned int enabled)
-{
-    READY();
-    LOCKED;
-    CUgraphNode found = in_exec(exec, node);
-    if (!found || found->parameters.type > CU_GRAPH_NODE_TYPE_MEMSET)
-        return CUDA_ERROR_INVALID_VALUE;
-    found->disabled = !enabled;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphNodeGetEnabled, 11060, cuGraphNodeGetEnabled, CUgraphExec exec, CUgraphNode node, unsigned int *enabled)
-{
-    READY();
-    LOCKED;
-    CUgraphNode found = in_exec(exec, node);
-    if (!found || !enabled)
-        return CUDA_ERROR_INVALID_VALUE;
-    *enabled = !found->disabled;
-    return CUDA_SUCCESS;
 }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------- */
@@ -182,158 +147,7 @@ static CUgraphNodeParams kernel_v2(const CUDA_KERNEL_NODE_PARAMS *kernel)
 KERNEL_NODES(10000, , CUDA_KERNEL_NODE_PARAMS_v1, kernel_v1)
 KERNEL_NODES(12000, _v2, CUDA_KERNEL_NODE_PARAMS, kernel_v2)
 
-CALL(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes, CUgraphNode to, CUgraphNode from)
-{
-    NODE_OF(to, CU_GRAPH_NODE_TYPE_KERNEL);
-    return from ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CALL(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute, CUgraphNode node, int attribute,
-     CUlaunchAttributeValue *value)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_KERNEL);
-    (void)attribute;
-    if (!value)
-        return CUDA_ERROR_INVALID_VALUE;
-    memset(value, 0, sizeof *value);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute, CUgraphNode node, int attribute,
-     const CUlaunchAttributeValue *value)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_KERNEL);
-    (void)attribute;
-    return value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* ---- copies and fills ------------------------------------------------------------------------------------------- */
-
-CALL(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode, CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-     size_t count, const CUDA_MEMCPY3D *copy, CUcontext context)
-{
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
-    if (!copy)
-        return CUDA_ERROR_INVALID_VALUE;
-    *memcpy_of(&parameters) = (CUDA_MEMCPY_NODE_PARAMS){.copyCtx = context, .copyParams = *copy};
-    return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphMemcpyNodeGetParams, 10000, cuGraphMemcpyNodeGetParams, CUgraphNode node, CUDA_MEMCPY3D *out)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_MEMCPY);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = memcpy_of(&node->parameters)->copyParams;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphMemcpyNodeSetParams, 10000, cuGraphMemcpyNodeSetParams, CUgraphNode node, const CUDA_MEMCPY3D *copy)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_MEMCPY);
-    if (!copy)
-        return CUDA_ERROR_INVALID_VALUE;
-    memcpy_of(&node->parameters)->copyParams = *copy;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphExecMemcpyNodeSetParams, 10020, cuGraphExecMemcpyNodeSetParams, CUgraphExec exec, CUgraphNode node,
-     const CUDA_MEMCPY3D *copy, CUcontext context)
-{
-    (void)context;
-    CUgraphNode found = in_exec(exec, node);
-    NODE_OF(found, CU_GRAPH_NODE_TYPE_MEMCPY);
-    if (!copy)
-        return CUDA_ERROR_INVALID_VALUE;
-    memcpy_of(&found->parameters)->copyParams = *copy;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode, CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-     size_t count, const CUDA_MEMSET_NODE_PARAMS *fill, CUcontext context)
-{
-    (void)context;
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
-    if (!fill)
-        return CUDA_ERROR_INVALID_VALUE;
-    *memset_of(&parameters) = *fill;
-    return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphMemsetNodeGetParams, 10000, cuGraphMemsetNodeGetParams, CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *out)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_MEMSET);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = *memset_of(&node->parameters);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphMemsetNodeSetParams, 10000, cuGraphMemsetNodeSetParams, CUgraphNode node,
-     const CUDA_MEMSET_NODE_PARAMS *fill)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_MEMSET);
-    if (!fill)
-        return CUDA_ERROR_INVALID_VALUE;
-    *memset_of(&node->parameters) = *fill;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphExecMemsetNodeSetParams, 10020, cuGraphExecMemsetNodeSetParams, CUgraphExec exec, CUgraphNode node,
-     const CUDA_MEMSET_NODE_PARAMS *fill, CUcontext context)
-{
-    (void)context;
-    CUgraphNode found = in_exec(exec, node);
-    NODE_OF(found, CU_GRAPH_NODE_TYPE_MEMSET);
-    if (!fill)
-        return CUDA_ERROR_INVALID_VALUE;
-    *memset_of(&found->parameters) = *fill;
-    return CUDA_SUCCESS;
-}
-
-/* ---- host functions, events, nothing, other graphs ------------------------------------------------------------------ */
-
-CALL(cuGraphAddHostNode, 10000, cuGraphAddHostNode, CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-     size_t count, const CUDA_HOST_NODE_PARAMS *host)
-{
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_HOST};
-    if (!host)
-        return CUDA_ERROR_INVALID_VALUE;
-    *host_of(&parameters) = *host;
-    return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphHostNodeGetParams, 10000, cuGraphHostNodeGetParams, CUgraphNode node, CUDA_HOST_NODE_PARAMS *out)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_HOST);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = *host_of(&node->parameters);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGraphAddEmptyNode, 10000, cuGraphAddEmptyNode, CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-     size_t count)
-{
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
-    return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode, CUgraphNode *out, CUgraph graph,
-     const CUgraphNode *after, size_t count, CUevent event)
-{
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD};
-    *event_of(&parameters) = event;
-    return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode, CUgraphNode *out, CUgraph graph,
-     const CUgraphNode *after, size_t count, CUevent event)
-{
-    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT};
-    *event_of(&parameters) = event;
-    return add(out, graph, after, count, &parameters);
-}
+/* ---- other graphs ------------------------------------------------------------------------------------------- */
 
 CALL(cuGraphAddChildGraphNode, 10000, cuGraphAddChildGraphNode, CUgraphNode *out, CUgraph graph,
      const CUgraphNode *after, size_t count, CUgraph child)
@@ -383,13 +197,4 @@ CALL(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode, CUgraphNode *out, CUgr
     CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
     parameters.free.dptr = address;
     return add(out, graph, after, count, &parameters);
-}
-
-CALL(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams, CUgraphNode node, CUdeviceptr *out)
-{
-    NODE_OF(node, CU_GRAPH_NODE_TYPE_MEM_FREE);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = node->parameters.free.dptr;
-    return CUDA_SUCCESS;
 }

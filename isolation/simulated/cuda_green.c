@@ -38,19 +38,6 @@ CALL(cuDeviceGetDevResource, 12040, cuDeviceGetDevResource, CUdevice ordinal, CU
     return device ? whole(device, out, type) : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CALL(cuCtxGetDevResource, 12040, cuCtxGetDevResource, CUcontext given, CUdevResource *out, CUdevResourceType type)
-{
-    READY();
-    if (!given || given->magic != CONTEXT)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!given->green)
-        return whole(given->device, out, type);
-    if (!out || type != CU_DEV_RESOURCE_TYPE_SM)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = given->green->resource;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuDevSmResourceSplitByCount, 12040, cuDevSmResourceSplitByCount, CUdevResource *out, unsigned int *groups,
      const CUdevResource *input, CUdevResource *rest, unsigned int flags, unsigned int least)
 {
@@ -144,25 +131,6 @@ CALL(cuCtxFromGreenCtx, 12040, cuCtxFromGreenCtx, CUcontext *out, CUgreenCtx gre
     return CUDA_SUCCESS;
 }
 
-CALL(cuGreenCtxGetDevResource, 12040, cuGreenCtxGetDevResource, CUgreenCtx green, CUdevResource *out,
-     CUdevResourceType type)
-{
-    GREEN_OF(green);
-    if (!out || type != CU_DEV_RESOURCE_TYPE_SM)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = green->resource;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGreenCtxGetId, 12090, cuGreenCtxGetId, CUgreenCtx green, unsigned long long *id)
-{
-    GREEN_OF(green);
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = green->context->id;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate, CUstream *out, CUgreenCtx green, unsigned int flags,
      int priority)
 {
@@ -175,24 +143,5 @@ CALL(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate, CUstream *out, CUgre
     stream_init(stream, green->context, flags, priority);
     stream->green = green;
     *out = stream;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGreenCtxRecordEvent, 12040, cuGreenCtxRecordEvent, CUgreenCtx green, CUevent event)
-{
-    GREEN_OF(green);
-    if (!event || event->magic != EVENT)
-        return CUDA_ERROR_INVALID_HANDLE;
-    atomic_store(&event->time, atomic_load(&green->context->all_last));
-    event->recorded = true;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuGreenCtxWaitEvent, 12040, cuGreenCtxWaitEvent, CUgreenCtx green, CUevent event)
-{
-    GREEN_OF(green);
-    if (!event || event->magic != EVENT)
-        return CUDA_ERROR_INVALID_HANDLE;
-    stream_advance(&green->context->legacy, atomic_load(&event->time));
     return CUDA_SUCCESS;
 }

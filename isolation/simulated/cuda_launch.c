@@ -1,8 +1,6 @@
 /* Launches. A kernel does nothing but take its device's time. */
 #include "cuda_driver.h"
 
-#include <string.h>
-
 #define MAX_THREADS 1024
 #define MAX_SHARED 232448
 
@@ -124,59 +122,13 @@ STREAMED(cuLaunchHostFunc, 10000, cuLaunchHostFunc, _ptsz, (CUstream handle, CUh
     if (!variable) \
         return CUDA_ERROR_INVALID_HANDLE
 
-CALL(cuFuncSetBlockShape, 2000, cuFuncSetBlockShape, CUfunction handle, int x, int y, int z)
-{
-    FUNCTION(function, handle);
-    if (x <= 0 || y <= 0 || z <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    function->block[0] = (unsigned)x;
-    function->block[1] = (unsigned)y;
-    function->block[2] = (unsigned)z;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuFuncSetSharedSize, 2000, cuFuncSetSharedSize, CUfunction handle, unsigned int bytes)
-{
-    FUNCTION(function, handle);
-    function->shared_bytes = bytes;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuParamSetSize, 2000, cuParamSetSize, CUfunction handle, unsigned int bytes)
-{
-    FUNCTION(function, handle);
-    (void)function;
-    return bytes > 4096 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CALL(cuParamSeti, 2000, cuParamSeti, CUfunction handle, int offset, unsigned int value)
-{
-    FUNCTION(function, handle);
-    (void)function, (void)value;
-    return offset < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CALL(cuParamSetf, 2000, cuParamSetf, CUfunction handle, int offset, float value)
-{
-    FUNCTION(function, handle);
-    (void)function, (void)value;
-    return offset < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CALL(cuParamSetv, 2000, cuParamSetv, CUfunction handle, int offset, void *value, unsigned int bytes)
-{
-    FUNCTION(function, handle);
-    (void)function, (void)bytes;
-    return offset < 0 || !value ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
 static CUresult launch_old(CUfunction handle, int width, int height, CUstream stream)
 {
     FUNCTION(function, handle);
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(function, (unsigned[]){(unsigned)width, (unsigned)height, 1}, function->block, function->shared_bytes,
-                  stream, false, NULL, NULL);
+    return launch(function, (unsigned[]){(unsigned)width, (unsigned)height, 1}, (unsigned[]){1, 1, 1}, 0, stream, false,
+                  NULL, NULL);
 }
 
 CALL(cuLaunch, 2000, cuLaunch, CUfunction function)
@@ -214,13 +166,6 @@ CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBloc
     return blocks_per_sm(blocks, function, threads, shared);
 }
 
-CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 7000, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-     int *blocks, CUfunction function, int threads, size_t shared, unsigned int flags)
-{
-    (void)flags;
-    return blocks_per_sm(blocks, function, threads, shared);
-}
-
 static CUresult block_size(int *grid, int *block, CUfunction handle, int limit)
 {
     FUNCTION(function, handle);
@@ -238,46 +183,4 @@ CALL(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize, i
 {
     (void)shared_of, (void)shared;
     return block_size(grid, block, function, limit);
-}
-
-CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlockSizeWithFlags, int *grid, int *block,
-     CUfunction function, size_t (*shared_of)(int), size_t shared, int limit, unsigned int flags)
-{
-    (void)shared_of, (void)shared, (void)flags;
-    return block_size(grid, block, function, limit);
-}
-
-CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, size_t *bytes,
-     CUfunction handle, int blocks, int threads)
-{
-    FUNCTION(function, handle);
-    (void)function;
-    if (!bytes || blocks <= 0 || threads <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    size_t share = 233472u / (size_t)blocks;
-    *bytes = share > 1024 ? share - 1024 : 0;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuOccupancyMaxPotentialClusterSize, 11070, cuOccupancyMaxPotentialClusterSize, int *size, CUfunction handle,
-     const CUlaunchConfig *config)
-{
-    FUNCTION(function, handle);
-    (void)function;
-    if (!size || !config)
-        return CUDA_ERROR_INVALID_VALUE;
-    *size = 8;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuOccupancyMaxActiveClusters, 11070, cuOccupancyMaxActiveClusters, int *clusters, CUfunction handle,
-     const CUlaunchConfig *config)
-{
-    FUNCTION(function, handle);
-    (void)function;
-    CURRENT(context);
-    if (!clusters || !config)
-        return CUDA_ERROR_INVALID_VALUE;
-    *clusters = (int)context->device->machine->sm_count / 8;
-    return CUDA_SUCCESS;
 }

@@ -339,19 +339,6 @@ CALL(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, CUdeviceptr *start, si
     return result;
 }
 
-CALL(cuMemGetAddressRange, 2000, cuMemGetAddressRange, CUdeviceptr_v1 *start, unsigned int *bytes,
-     CUdeviceptr_v1 address)
-{
-    CUdeviceptr found = 0;
-    size_t size = 0;
-    CUresult result = address_range(address, &found, &size);
-    if (!result && start)
-        *start = (CUdeviceptr_v1)found;
-    if (!result && bytes)
-        *bytes = (unsigned)size;
-    return result;
-}
-
 /* A part of an allocation, or of several mappings side by side. */
 bool span_valid(CUdeviceptr address, size_t bytes)
 {
@@ -386,11 +373,6 @@ static CUresult allocate_host(void **out, size_t bytes, unsigned flags)
 }
 
 CALL(cuMemAllocHost, 3020, cuMemAllocHost_v2, void **out, size_t bytes)
-{
-    return allocate_host(out, bytes, CU_MEMHOSTALLOC_DEVICEMAP);
-}
-
-CALL(cuMemAllocHost, 2000, cuMemAllocHost, void **out, unsigned int bytes)
 {
     return allocate_host(out, bytes, CU_MEMHOSTALLOC_DEVICEMAP);
 }
@@ -430,11 +412,6 @@ static CUresult host_register(void *address, size_t bytes, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-CALL(cuMemHostRegister, 4000, cuMemHostRegister, void *address, size_t bytes, unsigned int flags)
-{
-    return host_register(address, bytes, flags);
-}
-
 CALL(cuMemHostRegister, 6050, cuMemHostRegister_v2, void *address, size_t bytes, unsigned int flags)
 {
     return host_register(address, bytes, flags);
@@ -453,18 +430,6 @@ CALL(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, CUdeviceptr 
     if (!out || flags || !range_at((uintptr_t)address))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (uintptr_t)address;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuMemHostGetFlags, 2030, cuMemHostGetFlags, unsigned int *flags, void *address)
-{
-    CURRENT(context);
-    (void)context;
-    LOCKED;
-    struct range *range = range_at((uintptr_t)address);
-    if (!flags || !range)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = range->flags;
     return CUDA_SUCCESS;
 }
 
@@ -534,115 +499,4 @@ CALL(cuPointerGetAttribute, 4000, cuPointerGetAttribute, void *out, CUpointer_at
     LOCKED;
     struct range *range = range_at(address);
     return out && range ? attribute_of(range, address, (int)attribute, out) : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Of an address that the driver does not know, all are nought. */
-CALL(cuPointerGetAttributes, 7000, cuPointerGetAttributes, unsigned int count, CUpointer_attribute *attributes,
-     void **out, CUdeviceptr address)
-{
-    READY();
-    if (!count || !attributes || !out)
-        return CUDA_ERROR_INVALID_VALUE;
-    LOCKED;
-    struct range *range = range_at(address);
-    for (unsigned i = 0; i < count; i++) {
-        int attribute = (int)attributes[i];
-        bool small = attribute == 2 || attribute == 6 || attribute == 8 || attribute == 9 || attribute == 10 ||
-                     attribute == 13 || attribute == 16;
-        if (out[i] && (!range || attribute_of(range, address, attribute, out[i])))
-            memset(out[i], 0, small ? 4 : 8);
-        if (out[i] && !range && attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            *(int *)out[i] = CU_DEVICE_INVALID;
-    }
-    return CUDA_SUCCESS;
-}
-
-CALL(cuPointerSetAttribute, 6000, cuPointerSetAttribute, const void *value, CUpointer_attribute attribute,
-     CUdeviceptr address)
-{
-    READY();
-    LOCKED;
-    struct range *range = range_at(address);
-    if (!value || !range || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-        return CUDA_ERROR_INVALID_VALUE;
-    range->sync_memops = *(const unsigned *)value != 0;
-    return CUDA_SUCCESS;
-}
-
-/* ---- hints for managed memory: taken, and of no effect --------------------------------------------------------------- */
-
-static CUresult hint(CUdeviceptr address, size_t bytes)
-{
-    CURRENT(context);
-    (void)context;
-    return bytes && span_valid(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CALL(cuMemAdvise, 8000, cuMemAdvise, CUdeviceptr address, size_t bytes, int advice, CUdevice device)
-{
-    (void)advice, (void)device;
-    return hint(address, bytes);
-}
-
-CALL(cuMemAdvise, 12020, cuMemAdvise_v2, CUdeviceptr address, size_t bytes, int advice, CUmemLocation location)
-{
-    (void)advice, (void)location;
-    return hint(address, bytes);
-}
-
-STREAMED(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync, _ptsz,
-         (CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream), (address, bytes, device, stream))
-{
-    (void)device, (void)stream;
-    return hint(address, bytes);
-}
-
-STREAMED(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2, _ptsz,
-         (CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned flags, CUstream stream),
-         (address, bytes, location, flags, stream))
-{
-    (void)location, (void)flags, (void)stream;
-    return hint(address, bytes);
-}
-
-STREAMED(cuStreamAttachMemAsync, 6000, cuStreamAttachMemAsync, _ptsz,
-         (CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags), (stream, address, bytes, flags))
-{
-    (void)stream, (void)bytes, (void)flags;
-    return hint(address, 1);
-}
-
-/* ---- memory of other processes: not simulated ------------------------------------------------------------------------- */
-
-CALL(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle, CUipcMemHandle *handle, CUdeviceptr address)
-{
-    (void)handle, (void)address;
-    CURRENT(context);
-    (void)context;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-static CUresult open_handle(void)
-{
-    CURRENT(context);
-    (void)context;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuIpcOpenMemHandle, 4010, cuIpcOpenMemHandle, CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags)
-{
-    (void)out, (void)handle, (void)flags;
-    return open_handle();
-}
-
-CALL(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2, CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags)
-{
-    (void)out, (void)handle, (void)flags;
-    return open_handle();
-}
-
-CALL(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle, CUdeviceptr address)
-{
-    (void)address;
-    return open_handle();
 }

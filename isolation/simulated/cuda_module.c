@@ -4,7 +4,6 @@
 
 #include <ctype.h>
 #include <elf.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,7 +66,6 @@ static struct CUfunc_st *add_function(CUmodule module, const char *name, size_t 
     function->magic = FUNCTION;
     function->module = module;
     function->duration_ns = duration_of(function->name);
-    function->block[0] = function->block[1] = function->block[2] = 1;
     function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
     function->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
     function->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 90;
@@ -304,34 +302,6 @@ void modules_of_context_unload(CUcontext context)
     }
 }
 
-static void *read_file(const char *name)
-{
-    FILE *file = name ? fopen(name, "rbe") : NULL;
-    char *data = NULL;
-    if (!file)
-        return NULL;
-    if (fseek(file, 0, SEEK_END) == 0) {
-        long size = ftell(file);
-        rewind(file);
-        data = size > 0 ? calloc(1, (size_t)size + 16) : NULL;
-        if (data && fread(data, 1, (size_t)size, file) != (size_t)size) {
-            free(data);
-            data = NULL;
-        }
-    }
-    fclose(file);
-    return data;
-}
-
-CALL(cuModuleLoad, 2000, cuModuleLoad, CUmodule *out, const char *name)
-{
-    CURRENT(context);
-    void *image = read_file(name);
-    CUresult result = image ? load(out, image, context) : (CUresult)301; /* CUDA_ERROR_FILE_NOT_FOUND */
-    free(image);
-    return result;
-}
-
 CALL(cuModuleLoadData, 2000, cuModuleLoadData, CUmodule *out, const void *image)
 {
     CURRENT(context);
@@ -342,12 +312,6 @@ CALL(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, CUmodule *out, const void *im
      CUjit_option *options, void **values)
 {
     (void)count, (void)options, (void)values;
-    CURRENT(context);
-    return load(out, image, context);
-}
-
-CALL(cuModuleLoadFatBinary, 2000, cuModuleLoadFatBinary, CUmodule *out, const void *image)
-{
     CURRENT(context);
     return load(out, image, context);
 }
@@ -437,38 +401,6 @@ CALL(cuModuleGetGlobal, 3020, cuModuleGetGlobal_v2, CUdeviceptr *out, size_t *by
     return get_variable(out, bytes, module, name);
 }
 
-static unsigned count_functions(CUmodule module)
-{
-    unsigned count = 0;
-    for (struct CUfunc_st *function = module->functions; function; function = function->next)
-        count++;
-    return count;
-}
-
-CALL(cuModuleGetFunctionCount, 12040, cuModuleGetFunctionCount, unsigned int *count, CUmodule module)
-{
-    MODULE_OF(module);
-    if (!count)
-        return CUDA_ERROR_INVALID_VALUE;
-    *count = count_functions(module);
-    return CUDA_SUCCESS;
-}
-
-static CUresult list_functions(void **out, unsigned room, CUmodule module)
-{
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (struct CUfunc_st *function = module->functions; function && room; function = function->next, room--)
-        *out++ = function;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions, CUfunction *out, unsigned int room, CUmodule module)
-{
-    MODULE_OF(module);
-    return list_functions((void **)out, room, module);
-}
-
 /* ---- functions ------------------------------------------------------------------------------------------------------------ */
 
 #define FUNCTION_OF(variable, handle) \
@@ -536,46 +468,6 @@ CALL(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, CUfunction function, size_t 
     return parameter_of(function, index, offset, size);
 }
 
-CALL(cuFuncGetModule, 11000, cuFuncGetModule, CUmodule *out, CUfunction handle)
-{
-    FUNCTION_OF(function, handle);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = function->module;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuFuncIsLoaded, 12040, cuFuncIsLoaded, int *out, CUfunction handle)
-{
-    FUNCTION_OF(function, handle);
-    (void)function;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = 1;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuFuncLoad, 12040, cuFuncLoad, CUfunction handle)
-{
-    FUNCTION_OF(function, handle);
-    (void)function;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig, CUfunction handle, int config)
-{
-    FUNCTION_OF(function, handle);
-    (void)function, (void)config;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig, CUfunction handle, int config)
-{
-    FUNCTION_OF(function, handle);
-    (void)function, (void)config;
-    return CUDA_SUCCESS;
-}
-
 /* ---- libraries: modules of no context, whose kernels are functions everywhere --------------------------------------------- */
 
 static CUresult load_library(CUlibrary *out, const void *image)
@@ -604,16 +496,6 @@ CALL(cuLibraryLoadData, 12000, cuLibraryLoadData, CUlibrary *out, const void *im
     return load_library(out, image);
 }
 
-CALL(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile, CUlibrary *out, const char *name, CUjit_option *jit,
-     void **jit_values, unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count)
-{
-    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    void *image = read_file(name);
-    CUresult result = image ? load_library(out, image) : (CUresult)301;
-    free(image);
-    return result;
-}
-
 #define LIBRARY_OF(library) \
     READY(); \
     if (!(library) || (library)->magic != LIBRARY) \
@@ -635,40 +517,7 @@ CALL(cuLibraryGetKernel, 12000, cuLibraryGetKernel, CUkernel *out, CUlibrary lib
     return get_function((struct CUfunc_st **)(void *)out, library->module, name);
 }
 
-CALL(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount, unsigned int *count, CUlibrary library)
-{
-    LIBRARY_OF(library);
-    if (!count)
-        return CUDA_ERROR_INVALID_VALUE;
-    *count = count_functions(library->module);
-    return CUDA_SUCCESS;
-}
-
-CALL(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels, CUkernel *out, unsigned int room, CUlibrary library)
-{
-    LIBRARY_OF(library);
-    return list_functions((void **)out, room, library->module);
-}
-
-CALL(cuLibraryGetModule, 12000, cuLibraryGetModule, CUmodule *out, CUlibrary library)
-{
-    CURRENT(context);
-    (void)context;
-    LIBRARY_OF(library);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = library->module;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal, CUdeviceptr *out, size_t *bytes, CUlibrary library,
-     const char *name)
-{
-    LIBRARY_OF(library);
-    return get_variable(out, bytes, library->module, name);
-}
-
-CALL(cuLibraryGetManaged, 12000, cuLibraryGetManaged, CUdeviceptr *out, size_t *bytes, CUlibrary library,
      const char *name)
 {
     LIBRARY_OF(library);
@@ -686,15 +535,6 @@ CALL(cuKernelGetFunction, 12000, cuKernelGetFunction, CUfunction *out, CUkernel 
     return CUDA_SUCCESS;
 }
 
-CALL(cuKernelGetLibrary, 12050, cuKernelGetLibrary, CUlibrary *out, CUkernel kernel)
-{
-    FUNCTION_OF(function, kernel);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = function->module->library;
-    return CUDA_SUCCESS;
-}
-
 CALL(cuKernelGetAttribute, 12000, cuKernelGetAttribute, int *out, CUfunction_attribute attribute, CUkernel kernel,
      CUdevice device)
 {
@@ -707,18 +547,6 @@ CALL(cuKernelSetAttribute, 12000, cuKernelSetAttribute, CUfunction_attribute att
 {
     (void)device;
     return set_attribute((int)attribute, value, kernel);
-}
-
-CALL(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig, CUkernel kernel, int config, CUdevice device)
-{
-    FUNCTION_OF(function, kernel);
-    (void)function, (void)config, (void)device;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuKernelGetName, 12030, cuKernelGetName, const char **out, CUkernel kernel)
-{
-    return name_of(out, kernel);
 }
 
 CALL(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo, CUkernel kernel, size_t index, size_t *offset, size_t *size)

@@ -3,7 +3,6 @@
 #include "cuda_driver.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define CHUNK (UINT64_C(32) << 20)
 #define SMALL_CHUNK (UINT64_C(2) << 20) /* where the device has no large one left */
@@ -325,57 +324,6 @@ CALL(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute, CUmemoryPool pool, CUm
     }
 }
 
-CALL(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
-{
-    POOL_OF(pool);
-    for (size_t i = 0; i < count; i++)
-        if (!access || (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && !device_of(access[i].location.id)))
-            return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess, CUmemAccess_flags *out, CUmemoryPool pool, CUmemLocation *location)
-{
-    POOL_OF(pool);
-    if (!out || !location)
-        return CUDA_ERROR_INVALID_VALUE;
-    bool own = location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id == pool->device->ordinal;
-    *out = own ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    return CUDA_SUCCESS;
-}
-
-/* Sharing a pool with other processes is not simulated. */
-CALL(cuMemPoolExportToShareableHandle, 11020, cuMemPoolExportToShareableHandle, void *out, CUmemoryPool pool,
-     CUmemAllocationHandleType type, unsigned long long flags)
-{
-    POOL_OF(pool);
-    (void)out, (void)type, (void)flags;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuMemPoolImportFromShareableHandle, 11020, cuMemPoolImportFromShareableHandle, CUmemoryPool *out, void *handle,
-     CUmemAllocationHandleType type, unsigned long long flags)
-{
-    (void)out, (void)handle, (void)type, (void)flags;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuMemPoolExportPointer, 11020, cuMemPoolExportPointer, CUmemPoolPtrExportData *out, CUdeviceptr address)
-{
-    (void)out, (void)address;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuMemPoolImportPointer, 11020, cuMemPoolImportPointer, CUdeviceptr *out, CUmemoryPool pool,
-     CUmemPoolPtrExportData *data)
-{
-    (void)out, (void)pool, (void)data;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 /* ---- a device's default and current pool ------------------------------------------------------------------------- */
 
 #define DEVICE(variable, ordinal) \
@@ -405,15 +353,6 @@ CALL(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool, CUmemoryPool *out, CUdevice 
     return give_pool(out, current_pool(device));
 }
 
-CALL(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool, CUdevice ordinal, CUmemoryPool pool)
-{
-    DEVICE(device, ordinal);
-    if (!usable(pool) || pool->device != device)
-        return CUDA_ERROR_INVALID_VALUE;
-    device->pool = pool;
-    return CUDA_SUCCESS;
-}
-
 static struct device *at_location(const CUmemLocation *location, CUmemAllocationType type)
 {
     bool right = location && location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -435,14 +374,4 @@ CALL(cuMemGetMemPool, 13000, cuMemGetMemPool, CUmemoryPool *out, CUmemLocation *
     LOCKED;
     struct device *device = at_location(location, type);
     return device ? give_pool(out, current_pool(device)) : CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuMemSetMemPool, 13000, cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
-{
-    POOL_OF(pool);
-    struct device *device = at_location(location, type);
-    if (!device || pool->device != device)
-        return CUDA_ERROR_INVALID_VALUE;
-    device->pool = pool;
-    return CUDA_SUCCESS;
 }

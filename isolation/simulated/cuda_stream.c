@@ -287,11 +287,6 @@ static CUresult destroy(CUstream stream)
     return CUDA_SUCCESS;
 }
 
-CALL(cuStreamDestroy, 2000, cuStreamDestroy, CUstream stream)
-{
-    return destroy(stream);
-}
-
 CALL(cuStreamDestroy, 4000, cuStreamDestroy_v2, CUstream stream)
 {
     return destroy(stream);
@@ -361,80 +356,12 @@ STREAMED(cuStreamGetFlags, 5050, cuStreamGetFlags, _ptsz, (CUstream handle, unsi
     return CUDA_SUCCESS;
 }
 
-STREAMED(cuStreamGetId, 12000, cuStreamGetId, _ptsz, (CUstream handle, unsigned long long *id), (handle, id))
-{
-    STREAM(stream, handle);
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = stream->id;
-    return CUDA_SUCCESS;
-}
-
-STREAMED(cuStreamGetDevice, 12080, cuStreamGetDevice, _ptsz, (CUstream handle, CUdevice *device), (handle, device))
-{
-    STREAM(stream, handle);
-    if (!device)
-        return CUDA_ERROR_INVALID_VALUE;
-    *device = stream->context->device->ordinal;
-    return CUDA_SUCCESS;
-}
-
 STREAMED(cuStreamGetCtx, 9020, cuStreamGetCtx, _ptsz, (CUstream handle, CUcontext *context), (handle, context))
 {
     STREAM(stream, handle);
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     *context = stream->context;
-    return CUDA_SUCCESS;
-}
-
-STREAMED(cuStreamGetCtx, 12050, cuStreamGetCtx_v2, _ptsz, (CUstream handle, CUcontext *context, CUgreenCtx *green),
-         (handle, context, green))
-{
-    STREAM(stream, handle);
-    if (!context || !green)
-        return CUDA_ERROR_INVALID_VALUE;
-    *context = stream->green ? NULL : stream->context;
-    *green = stream->green;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuStreamGetGreenCtx, 12040, cuStreamGetGreenCtx, CUstream handle, CUgreenCtx *green)
-{
-    const bool per_thread = false;
-    STREAM(stream, handle);
-    if (!green)
-        return CUDA_ERROR_INVALID_VALUE;
-    *green = stream->green;
-    return CUDA_SUCCESS;
-}
-
-/* Attributes are kept by nobody: none has an effect on what is simulated. */
-STREAMED(cuStreamGetAttribute, 11000, cuStreamGetAttribute, _ptsz,
-         (CUstream handle, int attribute, CUlaunchAttributeValue *value), (handle, attribute, value))
-{
-    STREAM(stream, handle);
-    if (!value)
-        return CUDA_ERROR_INVALID_VALUE;
-    memset(value, 0, sizeof *value);
-    if (attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY)
-        value->priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-STREAMED(cuStreamSetAttribute, 11000, cuStreamSetAttribute, _ptsz,
-         (CUstream handle, int attribute, const CUlaunchAttributeValue *value), (handle, attribute, value))
-{
-    STREAM(stream, handle);
-    (void)attribute, (void)stream;
-    return value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-STREAMED(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes, _ptsz, (CUstream to, CUstream from), (to, from))
-{
-    STREAM(first, to);
-    STREAM(second, from);
-    (void)first, (void)second;
     return CUDA_SUCCESS;
 }
 
@@ -468,11 +395,6 @@ static CUresult destroy_event(CUevent event)
     event->magic = 0;
     free(event);
     return CUDA_SUCCESS;
-}
-
-CALL(cuEventDestroy, 2000, cuEventDestroy, CUevent event)
-{
-    return destroy_event(event);
 }
 
 CALL(cuEventDestroy, 4000, cuEventDestroy_v2, CUevent event)
@@ -518,12 +440,6 @@ static CUresult record(CUevent event, CUstream handle, bool per_thread, unsigned
 STREAMED(cuEventRecord, 2000, cuEventRecord, _ptsz, (CUevent event, CUstream stream), (event, stream))
 {
     return record(event, stream, per_thread, 0);
-}
-
-STREAMED(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags, _ptsz,
-         (CUevent event, CUstream stream, unsigned int flags), (event, stream, flags))
-{
-    return record(event, stream, per_thread, flags);
 }
 
 static CUresult may_ask(CUevent event)
@@ -573,17 +489,4 @@ CALL(cuEventElapsedTime, 2000, cuEventElapsedTime, float *milliseconds, CUevent 
 CALL(cuEventElapsedTime, 12080, cuEventElapsedTime_v2, float *milliseconds, CUevent start, CUevent end)
 {
     return elapsed(milliseconds, start, end);
-}
-
-CALL(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, CUipcEventHandle *handle, CUevent event)
-{
-    EVENT_OF(event);
-    return handle ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-}
-
-CALL(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, CUevent *event, CUipcEventHandle handle)
-{
-    (void)handle;
-    READY();
-    return event ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
 }

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <search.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -313,18 +312,6 @@ CALL(cuMemSetAccess, 10020, cuMemSetAccess, CUdeviceptr start, size_t bytes, con
     return CUDA_SUCCESS;
 }
 
-CALL(cuMemGetAccess, 10020, cuMemGetAccess, unsigned long long *out, const CUmemLocation *location, CUdeviceptr address)
-{
-    READY();
-    LOCKED;
-    struct range *range = range_at(address);
-    if (!out || !location || !range || range->kind != MAPPED)
-        return CUDA_ERROR_INVALID_VALUE;
-    bool own = location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id == range->device->ordinal;
-    *out = own && !range->inaccessible ? range->flags : 0;
-    return CUDA_SUCCESS;
-}
-
 /* ---- sharing with other processes ------------------------------------------------------------------------------------- */
 
 CALL(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle, void *out, CUmemGenericAllocationHandle handle,
@@ -377,38 +364,4 @@ CALL(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity, size_t
     return CUDA_SUCCESS;
 }
 
-CALL(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp *out,
-     CUmemGenericAllocationHandle handle)
-{
-    PHYSICAL_OF(physical, handle);
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = physical->properties;
-    return CUDA_SUCCESS;
-}
-
-CALL(cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, void *out, CUdeviceptr address, size_t bytes,
-     int type, unsigned long long flags)
-{
-    (void)out, (void)address, (void)bytes, (void)type, (void)flags;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 /* ---- multicast: needs several devices that are connected -------------------------------------------------------------------- */
-
-CALL(cuMulticastCreate, 12010, cuMulticastCreate, CUmemGenericAllocationHandle *out,
-     const CUmulticastObjectProp *properties)
-{
-    (void)out, (void)properties;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CALL(cuMulticastGetGranularity, 12010, cuMulticastGetGranularity, size_t *out, const CUmulticastObjectProp *properties,
-     int option)
-{
-    (void)out, (void)properties, (void)option;
-    READY();
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
