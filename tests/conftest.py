@@ -12,6 +12,8 @@ import parts
 import pytest
 from hypothesis import settings
 
+from fgpuspawner.isolation import native
+
 # No deadline: the time of an example depends on the machine's load. CI uses the same examples in each run.
 settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("tests")
@@ -131,6 +133,13 @@ def pytest_runtest_makereport(
             if hub.log.exists():
                 report.sections.append((f"log of {hub.url}", hub.log_text()[-LOG_SHOWN:]))
     return report
+
+
+@pytest.fixture(scope="session")
+def libfgpu_built() -> None:
+    """libfgpu has to be there; in CI it is a failure when it is not."""
+    if native.find() is None:
+        pytest.skip(native.NOT_BUILT)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

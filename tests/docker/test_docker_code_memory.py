@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from dockerhub import MINI, PYTHON, DockerHub, Engine, Running, until
 
-from fgpuspawner.isolation import limits, native
+from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.meter.model import METERS
+
+pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
 CONTEXT_MIB, CODE_MIB, TAKEN_MIB = 64, 48, 10
 SOON = """
@@ -33,13 +35,6 @@ assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
 print(total.value - free.value, flush=True)
 signal.pause()
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """libfgpu has to be there; in CI it is a failure when it is not."""
-    if native.find() is None:
-        pytest.skip(native.NOT_BUILT)
 
 
 def charged_mib(hub: DockerHub, running: Running) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from dockerhub import MINI, PYTHON, DockerHub, Engine, Running, until
 
-from fgpuspawner.isolation import native
+pytestmark = pytest.mark.usefixtures("libfgpu_built")
+
 
 HERE = Path(__file__).parent
 SIMULATED = HERE.parent.parent / "isolation" / "simulated"
@@ -56,13 +57,6 @@ for child in children:
     assert os.waitpid(child, 0)[1] == 0
 print("all is well", flush=True)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """libfgpu has to be there; in CI it is a failure when it is not."""
-    if native.find() is None:
-        pytest.skip(native.NOT_BUILT)
 
 
 @pytest.fixture(scope="module")

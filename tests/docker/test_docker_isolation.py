@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
-from fgpuspawner.isolation import native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """libfgpu has to be there; in CI it is a failure when it is not."""
-    if native.find() is None:
-        pytest.skip(native.NOT_BUILT)
+pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
 
 TOTALS = """

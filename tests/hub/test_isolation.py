@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from fgpu_scheduler import Audit, Session
-from fgpuspawner.isolation import native
 from fgpuspawner.isolation.verified import read_verdicts
 from hubprocess import HubProcess, until
+
+pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
 HALF = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 256}
 """A quarter of a GPU of 8192 MiB that is worth 2 fGPU: 2048 MiB, 25 %."""
@@ -47,13 +48,6 @@ def take(mib):
     return pointer
 """
 HOLD = CUDA + "taken = take(int(sys.argv[1]))\nprint('taken', flush=True)\nsignal.pause()\n"
-
-
-@pytest.fixture(autouse=True)
-def built() -> None:
-    """libfgpu has to be there; in CI it is a failure when it is not."""
-    if native.find() is None:
-        pytest.skip(native.NOT_BUILT)
 
 
 Make = Callable[..., HubProcess]

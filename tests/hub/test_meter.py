@@ -12,8 +12,9 @@ import pytest
 import requests
 
 from fgpu_scheduler import Session
-from fgpuspawner.isolation import native
 from hubprocess import HubProcess, until
+
+pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
 Make = Callable[..., HubProcess]
 HALF = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 256}
@@ -34,13 +35,6 @@ call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) <<
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(autouse=True)
-def built() -> None:
-    """libfgpu has to be there; in CI it is a failure when it is not."""
-    if native.find() is None:
-        pytest.skip(native.NOT_BUILT)
 
 
 @pytest.fixture
