@@ -128,6 +128,8 @@ def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_word
     pause = {"name": "c", "image": "fgpuspawner/base:0.1", "command": ["sleep", "600"]}
     other = {"metadata": {"name": "beside", "labels": ALONE}, "spec": {"containers": [pause]}}
     cluster.ask("POST", PODS, body=other)
+    # A rule against it counts once it has a node.
+    until(lambda: cluster.ask("GET", f"{PODS}/beside")["spec"].get("nodeName"))
     try:
         assert hub.spawn(ann, options=WHOLE).status_code in (201, 202)
         until(lambda: hub.sessions()["ann/"].wait_reason == "CLUSTER", within_s=60)
