@@ -16,7 +16,7 @@ from traitlets import TraitError
 from traitlets.config import Config
 from traitlets.config.loader import ConfigError, PyFileConfigLoader
 
-from fgpu_scheduler import BadSettings, FGPUError, Policy
+from fgpu_scheduler import BadSettings, FGPUError, Policy, group_policy
 from fgpuspawner.cli.command import UsageError, default_config
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
@@ -59,7 +59,7 @@ def loaded(path: str) -> tuple[Config, FGPU]:
 def named(config: str | None, db: str | None) -> tuple[str, Policy, FGPU | None]:
     """Return an installation's database URL and policy, and its settings where a configuration names it."""
     if db:
-        return db, Policy(), None
+        return db, Policy(group_policy()), None
     _, settings = loaded(config or default_config())
     return settings.database_url(), settings.policy(), settings
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import click
 
-from fgpu_scheduler import Node, Outcome, Policy, least_milli, replay
+from fgpu_scheduler import Node, Outcome, Policy, group_policy, least_milli, replay
 from fgpuspawner.cli.command import FILE, UsageError, command, config_or_db_options, read_only
 from fgpuspawner.cli.command import Report as Answer
 from fgpuspawner.cli.hub_config import named
@@ -26,7 +26,7 @@ DAY_S = 86400
     "policies",
     multiple=True,
     metavar="WORDS",
-    help="an order, or order=...,placement=...,backfill=...; may be given again; default: the configured one",
+    help="an order, or order=...,placement=...,longest_wait_s=...; may be given again; default: the configured one",
 )
 @click.option(
     "--quota",
@@ -57,7 +57,7 @@ def replay_command(
         raise UsageError(f"argument --quota: {NO_QUOTA} goes with no other")
     tried = tuple(words for words in limits if words != NO_QUOTA)
     quotas = tuple(quota_of(words) for words in tried)
-    policy, installation = Policy(), None
+    policy, installation = Policy(group_policy()), None
     if not trace or db or config:
         url, policy, _ = named(config, db)
         with read_only(url) as store:

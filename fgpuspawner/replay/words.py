@@ -32,7 +32,7 @@ GPU_MEMORY_MIB = 81920
 
 
 def policy_of(words: str) -> Policy:
-    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``."""
+    """Parse a policy for every resource group: ``fair-share``, or ``order=drf,placement=spread``."""
     found: dict[str, Any] = {}
     for part in words.split(","):
         key, equals, value = part.partition("=")

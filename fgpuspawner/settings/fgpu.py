@@ -19,7 +19,7 @@ from fgpuspawner.settings.isolation import IsolationSettings
 from fgpuspawner.settings.network import NetworkSettings
 from fgpuspawner.settings.nodes import is_elsewhere
 from fgpuspawner.settings.queue import QueueSettings
-from fgpuspawner.settings.service import ServiceSettings, TimeoutSettings
+from fgpuspawner.settings.service import ServiceSettings
 from fgpuspawner.settings.traits import nearest
 
 REMOVED = {
@@ -33,7 +33,6 @@ class FGPU(
     ServiceSettings,
     ClusterSettings,
     QueueSettings,
-    TimeoutSettings,
     ImageSettings,
     FormSettings,
     NetworkSettings,

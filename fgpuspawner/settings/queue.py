@@ -28,7 +28,8 @@ from fgpu_scheduler import (
     parse_milli,
     quota_words,
 )
-from fgpuspawner.settings.traits import TIME_REMEDY, Settings, Whole, check_keys, is_whole
+from fgpuspawner.settings.service import TimeoutSettings
+from fgpuspawner.settings.traits import TIME_REMEDY, Whole, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
@@ -41,20 +42,22 @@ Known = Mapping[str, int | type]
 POLICY: Known = {
     "order": str,
     "placement": str,
-    "backfill": str,
-    "promises": str,
     "longest_wait_s": 1,
     "half_life_s": 1,
 }
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
+REMOVED_WORDS = {
+    "backfill": 'without it nothing passes with "fifo", and with other orders only what delays no kept place',
+    "promises": "without it a start that was promised is kept",
+}
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
 QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 QUOTA_KEYS = ("user", "hub_group", "resource_group", *QUOTA_AMOUNTS)
 
 
-class QueueSettings(Settings):
+class QueueSettings(TimeoutSettings):
     """Policies, quotas, priorities, and what ends running sessions."""
 
     policies = Dict().tag(example='{"*": {"order": "fair-share"}, "class": {"order": "fifo"}}')
@@ -62,11 +65,10 @@ class QueueSettings(Settings):
 
     Each value is a dict with any of these keys; docs/administrator.md explains the words.
 
-    - ``order``: "fifo", "fifo-skip", "lifo", "fair-share", "drf" or "default"
+    - ``order``: "default", "fair-share", "drf", "fifo", "fifo-skip" or "lifo"
     - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
-    - ``backfill``: "strict", "skip", "easy" or "bounded"; default: what suits the order
-    - ``promises``: "latest" (default), "first" or "none"; how a promised start is kept
-    - ``longest_wait_s``: after this wait a request goes to the front of its priority, and no other overtakes it
+    - ``longest_wait_s``: after an n-th of this wait a request for n GPUs goes to the front of its priority, and a place
+      is kept for it; default, and at most: half of ``queue_timeout_s``
     - ``half_life_s``: time in which past use loses half its weight, for orders that count it
     """
     quotas = List(Dict())
@@ -118,14 +120,20 @@ class QueueSettings(Settings):
             BadSettings: a word is not known, or does not go with another.
         """
         own: dict[str, GroupPolicy] = {}
-        for group, words in self.policies.items():
+        half_s = max(1, self.queue_timeout_s // 2)
+        for group, words in {ANYBODY: {}, **self.policies}.items():
             where = f"c.FGPU.policies[{group!r}]"
-            _check_values(where, words, POLICY)
+            _check_words(where, words)
+            if words.get("longest_wait_s", 0) > half_s:
+                raise BadSettings(
+                    f"{where}['longest_wait_s'] is {words['longest_wait_s']}, above half of c.FGPU.queue_timeout_s of "
+                    f"{self.queue_timeout_s}; make it at most {half_s}"
+                )
             try:
-                own[group] = group_policy(**words)
+                own[group] = group_policy(**{"longest_wait_s": half_s, **words})
             except BadSettings as e:
                 raise BadSettings(f"{where}: {e}") from None
-        default, rules = own.pop(ANYBODY, GroupPolicy()), self.rules()
+        default, rules = own.pop(ANYBODY), self.rules()
 
         def limited(policy: GroupPolicy, group: str) -> GroupPolicy:
             return replace(policy, max_lifetime_s=rules.of(group).max_lifetime_s)
@@ -186,6 +194,12 @@ class QueueSettings(Settings):
                     f"c.FGPU.max_priority[{group!r}] is {highest!r}; use the name of a Hub group, or {ANYBODY!r}, and a "
                     f"whole number from 0 to {HIGHEST_PRIORITY}"
                 )
+
+
+def _check_words(where: str, words: Mapping[Any, object]) -> None:
+    for key in REMOVED_WORDS.keys() & (words if isinstance(words, dict) else {}):
+        raise BadSettings(f"{where}[{key!r}] was removed; leave it out: {REMOVED_WORDS[key]}")
+    _check_values(where, words, POLICY)
 
 
 def _check_values(where: str, given: Mapping[Any, object], known: Known, *, besides: str = "") -> None:

@@ -107,8 +107,7 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned_and_a_progr
 def test_the_owner_extends_a_time_limit_as_often_as_is_allowed_and_where_nobody_waits_longer(
     make_hub: MakeHub,
 ) -> None:
-    policies = {"*": {"backfill": "easy"}}
-    hub = make_hub(policies=policies, extend_by_s=3600, extend_times=2, max_time_limit_s=10800).start()
+    hub = make_hub(extend_by_s=3600, extend_times=2, max_time_limit_s=10800).start()
     token, other = hub.add_user("alice"), hub.add_user("bob")
     root = hub.add_user("admin")
     wait_for_service(hub, token)

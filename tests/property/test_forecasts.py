@@ -17,7 +17,7 @@ from fgpu_scheduler.core.model import EndCause, Placement, Session, SessionState
 from fgpu_scheduler.core.orders import Line, lines
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
-from fgpu_scheduler.core.policies import ORDERS, Backfill, Policy, group_policy
+from fgpu_scheduler.core.policies import ORDERS, Policy, group_policy
 from fgpu_scheduler.core.starts import SOON_S
 
 LONGEST_WAIT_S = 3 * 3600
@@ -27,15 +27,8 @@ TYPICAL_S = (1, 600, 3600)
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Every order with every kind of backfill, with aging and a cap on priorities."""
-    return Policy(
-        group_policy(
-            order=draw(st.sampled_from(sorted(ORDERS))),
-            backfill=draw(st.sampled_from([mode.value for mode in Backfill])),
-            longest_wait_s=LONGEST_WAIT_S,
-            most_priority={"*": 1, "a": 2},
-        )
-    )
+    """Every order, with aging."""
+    return Policy(group_policy(order=draw(st.sampled_from(sorted(ORDERS))), longest_wait_s=LONGEST_WAIT_S))
 
 
 @st.composite

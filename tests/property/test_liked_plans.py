@@ -16,7 +16,7 @@ from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Ses
 from fgpu_scheduler.core.placement import best_fit, free, place, placements
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Reserve, plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import shares_of
@@ -124,7 +124,7 @@ def test_wait_reason_names_every_preferred_model() -> None:
 
 
 def test_reservation_is_on_the_model_that_is_free_first() -> None:
-    policy = Policy(default=GroupPolicy(backfill=Backfill.EASY))
+    policy = Policy(default=GroupPolicy())
     for a_s, b_s, kept_on in ((9000, 600, "b"), (600, 9000, "a"), (600, 600, "a")):
         lab = on(on(LAB, "x", "2", "A", a_s), "y", "2", "B", b_s)
         (kept,) = (
@@ -147,7 +147,7 @@ def test_backfill_beside_a_reservation_uses_the_most_preferred_model() -> None:
     lab = world(devices=0).node("a", devices=4, model="A").node("b", model="B")
     for user in ("x", "y"):
         lab = on(lab, user, "1", "A", 600)
-    policy = Policy(default=GroupPolicy(backfill=Backfill.EASY))
+    policy = Policy(default=GroupPolicy())
     waits = asking(asking(lab, "head", "3", "A"), "next", "1", *A_B)
     assert decided(waits, plan(waits, policy)) == ["head waits: RESERVED", "next: GPU-a-3"]
 

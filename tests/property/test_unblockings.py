@@ -10,16 +10,14 @@ from test_forecasts import queues
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import SessionState, Snapshot
 from fgpu_scheduler.core.planner import applied, plan
-from fgpu_scheduler.core.policies import Backfill, Policy, group_policy
+from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.unblocking import unblocking
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     """Every order, also those in which an end changes the head of the queue."""
-    modes = [mode.value for mode in Backfill]
-    order = draw(st.sampled_from(("fifo", "lifo", "drf")))
-    return Policy(group_policy(order=order, backfill=draw(st.sampled_from(modes))))
+    return Policy(group_policy(order=draw(st.sampled_from(("fifo", "fifo-skip", "lifo", "drf")))))
 
 
 @given(st.one_of(queues(), worlds()), policies())

@@ -12,7 +12,7 @@ from simulator.virtual import VirtualLoop
 
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
-from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill, Promises
+from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS
 
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join((str(ROOT / "scheduler"), str(Path(__file__).parent)))
@@ -32,10 +32,9 @@ WAITS_FOR = [f"waits {reason}" for reason in WaitReason]
 ENDS_BY = [f"ends {cause}" for cause in EndCause]
 WARNED_OF = [f"warned {cause}" for cause in reclaim.CAUSES]
 CHOSEN = [
-    *(f"order {order.__name__}" for order, _ in ORDERS.values()),
+    *(f"order {order.__name__}" for order in ORDERS.values()),
     *(f"placement {name}" for name in PLACEMENTS),
-    *(f"backfill {mode}" for mode in Backfill),
-    *(f"promises {kind}" for kind in Promises),
+    *(f"strict {strict}" for strict in (True, False)),
 ]
 ASKED = [
     f"asks {what}"

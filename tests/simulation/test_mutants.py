@@ -131,13 +131,13 @@ def test_a_strict_order_that_lets_others_pass_is_noticed(monkeypatch):
 def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
     monkeypatch.setattr(backfill.Kept, "ends_before", lambda self, free_at_s: True)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
-    assert fires("was promised a start at", policy=policy("fifo", backfill="easy"), **calm)
+    assert fires("was promised a start at", policy=policy("fifo-skip"), **calm)
 
 
 def test_a_promise_without_a_reservation_is_noticed(monkeypatch):
     monkeypatch.setattr(passes.Floor, "_keep_promised", lambda self, session: None)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
-    assert fires("was promised a start at", policy=policy("lifo", backfill="easy"), **calm)
+    assert fires("was promised a start at", policy=policy("lifo"), **calm)
 
 
 # --- Quotas ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from operator import attrgetter
@@ -11,9 +11,6 @@ from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.quota import least_milli
 from fgpu_scheduler.core.usage import taken_by_user, taken_milli, used_by_user
-
-ANYBODY = "*"
-"""The name under which a limit by user has that of everybody else."""
 
 UNLIMITED_S = 4 * 3600
 """What a session without a time limit is taken to run where too few have ended to guess by."""
@@ -37,19 +34,6 @@ class Line:
 
 Order = Callable[[Line], Sequence[float]]
 """A rank for each in the line; lower comes first, and who has the earlier place where ranks are equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """Who comes before the others, whatever the order: higher priority first; of one priority who has a promise
-    (with ``promises``), then who has waited for ``longest_wait_s``, each by their places.
-
-    ``most_priority`` is the highest priority that counts, by user, and of everybody else under "*".
-    """
-
-    promises: bool = False
-    longest_wait_s: int | None = None
-    most_priority: Mapping[str, int] | None = None
 
 
 def lines(snapshot: Snapshot) -> dict[str, Line]:
@@ -92,35 +76,39 @@ def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
     return found
 
 
-def in_order(line: Line, order: Order, first: First | None = None) -> list[int]:
-    """Return the numbers of those in the line, next one first."""
-    ranks = order(line)
+def aged_from_s(line: Line, longest_wait_s: int) -> dict[int, int]:
+    """Return the instant from which each request for several GPUs comes before all others of its priority, by id.
+
+    A request for n GPUs may wait for an n-th of ``longest_wait_s``. It needs the rest of its time in the queue until
+    enough GPUs of one node are free together; a smaller request fits as soon as any session has ended.
+    """
+    now_s = line.snapshot.now_s
+    return {
+        session.id: now_s - waited_s + longest_wait_s // gpus
+        for session, waited_s in zip(line.waiting, line.waited_s, strict=True)
+        if (gpus := _gpus(session, line)) > 1
+    }
+
+
+def _gpus(session: Session, line: Line) -> int:
+    """Return how many GPUs a request needs, counted by the first GPU of the resource group."""
+    nodes = (node for node in line.snapshot.nodes if node.resource_group == line.resource_group)
+    whole = next((d.capacity_milli for node in nodes for d in node.devices), 1)
+    return session.request.fgpu_milli // whole
+
+
+def in_order(line: Line, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
+    """Return the indexes of the waiting requests, next one first.
+
+    Higher priority comes first, then the ``aged``: the largest first, of equal ones by their places.
+    """
     found = sorted(range(len(ranks)), key=ranks.__getitem__)
-    if first is None:
-        return found
-    if first.longest_wait_s is not None:
-        aged = [n for n, s in enumerate(line.waited_s) if s >= first.longest_wait_s]
-        if aged:
-            others = dict.fromkeys(aged)
-            found = [*aged, *(n for n in found if n not in others)]
-    waiting = line.waiting
-    if first.promises:
-        promised = [n for n, s in enumerate(waiting) if s.promised_at_s is not None]
-        if promised:
-            others = dict.fromkeys(promised)
-            found = [*promised, *(n for n in found if n not in others)]
-    if any([s.request.priority for s in waiting]):
-        most = first.most_priority or {}
-        highest = [-priority(s, most) for s in waiting]
-        found.sort(key=highest.__getitem__)
+    if aged:
+        first = dict.fromkeys(sorted(aged, key=lambda n: (-line.waiting[n].request.fgpu_milli, n)))
+        found = [*first, *(n for n in found if n not in first)]
+    if any([s.request.priority for s in line.waiting]):
+        found.sort(key=lambda n: -line.waiting[n].request.priority)
     return found
-
-
-def priority(session: Session, most: Mapping[str, int]) -> int:
-    """Return the priority that counts: what was asked for, up to the highest of its user."""
-    asked = session.request
-    limit = most.get(asked.user, most.get(ANYBODY))
-    return asked.priority if limit is None else min(asked.priority, limit)
 
 
 def lengths_s(line: Line) -> list[float]:

@@ -6,21 +6,19 @@ between, and so decides what the planner would.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from operator import attrgetter
-from typing import assert_never
 
 from fgpu_scheduler.core.backfill import Kept, free_at_s, gather
 from fgpu_scheduler.core.ground import NOBODY, Ground
 from fgpu_scheduler.core.lanes import Lane, Lanes, Misfits
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.orders import First, Line, in_order, priority
+from fgpu_scheduler.core.orders import Line, aged_from_s, in_order
 from fgpu_scheduler.core.placement import NodeFree, claimed, place, returned
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Promises
+from fgpu_scheduler.core.policies import GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.releases import Release, Releases
 from fgpu_scheduler.core.shares import liked
@@ -43,7 +41,7 @@ class Floor:
         self._reasons = reasons
         self.kept: Kept | None = None
         self._policy = policy
-        self._reserves = policy.backfill in (Backfill.EASY, Backfill.BOUNDED)
+        self._reserves = not policy.strict
         self._ledger = ledger
         self._quotas = bool(snapshot.quotas)
         self._ground = ground
@@ -51,8 +49,10 @@ class Floor:
         self._releases = Releases(self._known_ends)
         self._line: Line | None = None
         self._ranks: Sequence[float] = ()
-        self._waited_s: list[int] = []
-        """How long each of the line had waited at first, in rising order."""
+        self._aged_from_s: dict[int, int] = {}
+        """The instants from which requests for several GPUs come before all others of their priority, by id."""
+        self._ages_s: list[int] = []
+        """The same instants in rising order."""
         self._aged_number = 0
         self._waits_for: Session | None = None
         self._looked = self._strict = False
@@ -79,41 +79,28 @@ class Floor:
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
-        self._line, self._ranks, self._waited_s = line, self._ranked(line), sorted(line.waited_s)
-        return self._in_order(line, self._number_aged(0))
-
-    def _ranked(self, line: Line) -> Sequence[float]:
-        # Orders look at all who hold something.
-        return self._policy.order(line) if len(line.waiting) > 1 else [0]
+        # One that waits alone needs no rank: orders look at all sessions that hold something.
+        self._line, self._ranks = line, self._policy.order(line) if len(line.waiting) > 1 else [0]
+        longest_s = self._policy.longest_wait_s if self._reserves else None
+        if longest_s is not None:
+            self._aged_from_s = aged_from_s(line, longest_s)
+            self._ages_s = sorted(self._aged_from_s.values())
+        return self._in_order(line)
 
     def in_order_now(self) -> list[Session] | None:
-        """Return those of the line again, some of whom may have started; None unless others are aged since then.
+        """Return the line in its order by now, with the ranks that it had; None if it has not changed."""
+        changed = self._line is not None and self._aged_number != self._number_aged()
+        return self._in_order(self._line) if changed and self._line else None
 
-        The order's ranks stay those that they were.
-        """
-        line = self._line
-        passed_s = 0 if line is None else self.now_s - line.snapshot.now_s
-        number = self._number_aged(passed_s)
-        if line is None or number == self._aged_number:
-            return None
-        waited_s = [waited_s + passed_s for waited_s in line.waited_s]
-        return self._in_order(replace(line, waited_s=waited_s), number)
-
-    def _in_order(self, line: Line, aged_number: int) -> list[Session]:
-        self._aged_number = aged_number
-        first = First(
-            promises=self._reserves and self._policy.promises is Promises.FIRST,
-            longest_wait_s=self._policy.longest_wait_s if self._reserves else None,
-            most_priority=self._policy.most_priority,
+    def _in_order(self, line: Line) -> list[Session]:
+        self._aged_number = self._number_aged()
+        aged = (
+            [n for n, session in enumerate(line.waiting) if self._aged(session)] if self._aged_number else ()
         )
-        return [line.waiting[n] for n in in_order(line, lambda _: self._ranks, first)]
+        return [line.waiting[n] for n in in_order(line, self._ranks, aged)]
 
-    def _number_aged(self, passed_s: int) -> int:
-        """Return how many of the line have waited for as long as they may."""
-        longest_s = self._policy.longest_wait_s
-        if longest_s is None or not self._reserves:
-            return 0
-        return len(self._waited_s) - bisect_left(self._waited_s, longest_s - passed_s)
+    def _number_aged(self) -> int:
+        return bisect_right(self._ages_s, self.now_s)
 
     def fill(self, queue: Lanes) -> list[tuple[Session, Placement]]:
         """Start every session that the policy lets start now, in the order of the queue; note why the others wait."""
@@ -142,7 +129,7 @@ class Floor:
         for number, n in heads:
             lane = lanes[n]
             session = queue.sessions[number]
-            if promised is not None and self._priority(session) <= self._priority(promised):
+            if promised is not None and session.request.priority <= promised.request.priority:
                 self._keep_promised(promised)
                 promised = None
             if skips and lane.shape in misfits:
@@ -170,22 +157,18 @@ class Floor:
         return None
 
     def promises(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
-        """Return whether the start of the session for whom a place is kept is promised, where its instant is known."""
-        return self._policy.promises is not Promises.NONE and not self._outranked(session_id, queue, placed)
+        """Return whether the start of the session for which a place is kept is promised, where its instant is known.
 
-    def _outranked(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
-        """Return whether somebody of higher priority than this one is left waiting, and may take its place.
-
-        No place is kept for those who have not waited for long, or who wait for an end that is not known.
+        None is promised while a session of higher priority is left waiting: it may take the place.
         """
         ranks: dict[int, None] = {}
         for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
             if session.id == session_id:
-                own = self._priority(session)
-                return any(rank > own for rank in ranks)
+                own = session.request.priority
+                return all(rank <= own for rank in ranks)
             if lane is not None and session.id not in placed:
-                ranks[self._priority(session)] = None
-        return False
+                ranks[session.request.priority] = None
+        return True
 
     def end(self, session: Session, where: Placement) -> None:
         """Take back what a session held that ends now: one of the snapshot, or one that was started here."""
@@ -288,21 +271,14 @@ class Floor:
         return None if found is None else found[0]
 
     def _blocked(self, session: Session) -> None:
-        """Keep a place for a session that does not fit, if it is the first and the policy does so."""
-        match self._policy.backfill:
-            case Backfill.STRICT:
-                self._strict = True
-            case Backfill.SKIP:
-                pass
-            case Backfill.EASY | Backfill.BOUNDED:
-                looks = not self._looked and self._policy.backfill is Backfill.EASY
-                self._looked = True
-                if self.kept is None:
-                    aged = self._aged(session)
-                    if aged or looks or self._is_promised(session):
-                        self._keep(session, aged=aged)
-            case _:
-                assert_never(self._policy.backfill)
+        """Keep a place for a session that does not fit, if it is the first, aged, or was promised a start."""
+        if not self._reserves:
+            self._strict = True
+            return
+        aged = self._aged(session)
+        first, self._looked = not self._looked, True
+        if self.kept is None and (aged or first or session.promised_at_s is not None):
+            self._keep(session, aged=aged)
 
     def _keep(self, session: Session, *, aged: bool) -> None:
         kept = self._releases.soonest(session, self.left, now_s=self.now_s, score=self._ground.score) or (
@@ -312,10 +288,11 @@ class Floor:
             self._keep_at(session, kept)
 
     def _keep_at(self, session: Session, kept: Kept) -> None:
-        if self._policy.promises is Promises.LATEST:
-            kept = kept.until(session.promised_at_s)
-        self.kept = kept
-        # What its owner starts meanwhile must not use up the quota that it needs.
+        self.kept = kept.until(session.promised_at_s)
+        if self._aged(session):
+            # Most sessions end before their time limits: what ends by then would still put off the start.
+            self.kept = replace(self.kept, lent_until_s=self.now_s)
+        # What its owner starts before then must not use up the quota that it needs.
         self._waits_for = session
         self._ledger.take(session)
 
@@ -325,17 +302,14 @@ class Floor:
             self._ledger.give_back(self._waits_for)
         self.kept = self._waits_for = None
 
-    def _is_promised(self, session: Session) -> bool:
-        return session.promised_at_s is not None and self._policy.promises is not Promises.NONE
-
     def _next_promised(self, queue: Lanes, done: Collection[int]) -> Session | None:
         """Return the first to whom a start was promised that others may go ahead of; None: there is none."""
-        if not self._reserves or self._policy.promises is not Promises.LATEST:
+        if not self._reserves:
             return None
         waiting = [
             s for s, lane in queue.promised if lane.left and s.id not in done and not s.left_out(self.now_s)
         ]
-        return min(waiting, key=lambda s: (-self._priority(s), s.promised_at_s, s.id), default=None)
+        return min(waiting, key=lambda s: (-s.request.priority, s.promised_at_s, s.id), default=None)
 
     def _keep_promised(self, session: Session) -> None:
         """Keep a place for it before others of its priority are tried, also where it could start now."""
@@ -350,15 +324,9 @@ class Floor:
         self._ground.placer.update(before)  # It is not there yet.
         self._keep_at(session, Kept(session.id, where, self.now_s, claimed(before, asked, where)))
 
-    def _priority(self, session: Session) -> int:
-        return priority(session, self._policy.most_priority)
-
     def _aged(self, session: Session) -> bool:
-        longest_s, line = self._policy.longest_wait_s, self._line
-        if longest_s is None or line is None or not self._aged_number:
-            return False
-        number = bisect_left(line.waiting, session.place, key=attrgetter("place"))
-        return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s
+        aged_from_s = self._aged_from_s.get(session.id)
+        return aged_from_s is not None and aged_from_s <= self.now_s
 
     def _free_at_s(self, session: Session, now_s: int) -> int | None:
         unlimited = session.request.time_limit_s is None and not self._quotas

@@ -21,7 +21,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Place, Reserve, Wait, plan
-from fgpu_scheduler.core.policies import Backfill, Policy
+from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import explicit, shares_of
 
@@ -167,7 +167,7 @@ def takes_what_is_kept(world: Snapshot, session: Session, policy: Policy) -> boo
     if not own.groups.waiting.get(group):
         return False
     before = plan(own, policy)
-    if policy.of(group).backfill is Backfill.STRICT and any(isinstance(d, Wait) for d in before.decisions):
+    if policy.of(group).strict and any(isinstance(d, Wait) for d in before.decisions):
         return True
     grown = own.with_sessions(session if s.id == session.id else s for s in own.sessions)
     after = plan(grown, policy)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from fgpu_scheduler.core.model import Device, Node, Quota, QuotaScope, Request
-from fgpu_scheduler.core.policies import ORDERS, Backfill, GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.policies import ORDERS, GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpu_scheduler.core.scores import PLACEMENTS
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
@@ -15,8 +15,6 @@ from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 GROUPS = ("lab", "class")
 MODELS = ("Simulated A", "Simulated B")
 USERS = tuple(f"u{n}" for n in range(8))
-PROMISES: dict[tuple[int | None, int], str] = {(300, 600): "first", (1800, 86400): "none"}
-"""The kind of promises by a policy's times: not drawn, so that existing seeds keep their histories."""
 HUB_GROUPS = {"u0": ("ml101",), "u1": ("ml101", "staff"), "u2": ("staff",)}
 
 
@@ -53,17 +51,11 @@ def policy(rng: Random) -> Policy:
 
 
 def _group_policy(rng: Random) -> GroupPolicy:
-    order, placement = rng.choice((*sorted(ORDERS), "fifo")), rng.choice(sorted(PLACEMENTS))
-    backfill = rng.choice((None, None, *(mode.value for mode in Backfill), Backfill.EASY.value))
-    longest_wait_s, half_life_s = rng.choice((None, 300, 1800)), rng.choice((600, 86400))
     return group_policy(
-        order=order,
-        placement=placement,
-        backfill=backfill,
-        longest_wait_s=longest_wait_s,
-        half_life_s=half_life_s,
-        most_priority=rng.choice(({}, {}, {"*": 1}, {"*": 1, "u3": 0})),
-        promises=PROMISES.get((longest_wait_s, half_life_s), "latest"),
+        order=rng.choice((*sorted(ORDERS), "fifo")),
+        placement=rng.choice(sorted(PLACEMENTS)),
+        longest_wait_s=rng.choice((300, 1800, 43200)),
+        half_life_s=rng.choice((600, 86400)),
     )
 
 

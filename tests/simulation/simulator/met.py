@@ -54,13 +54,12 @@ class Coverage:
 
 
 def _of_policy(own: GroupPolicy) -> list[str]:
-    orders = sorted({order.__name__ for order, _ in ORDERS.values() if order is own.order})
+    orders = sorted({order.__name__ for order in ORDERS.values() if order is own.order})
     placements = [name for name, placing in PLACEMENTS.items() if placing is own.placing]
     return [
         *(f"order {name}" for name in orders),
         *(f"placement {name}" for name in placements),
-        f"backfill {own.backfill}",
-        f"promises {own.promises}",
+        f"strict {own.strict}",
     ]
 
 

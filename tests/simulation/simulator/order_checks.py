@@ -8,7 +8,7 @@ from dataclasses import replace
 from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, Reserve, applied
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import Policy
 from simulator.quota_checks import names
 
 S = SessionState
@@ -52,13 +52,11 @@ def overtaken(
             if other.queued_at_s is not None and own.longest_wait_s is not None:
                 # It ages from its second queueing, so others may be aged before it.
                 continue
-            if other.request.resource_group != session.request.resource_group or not _ahead(
-                other, session, own
-            ):
+            if other.request.resource_group != session.request.resource_group or not _ahead(other, session):
                 continue
             if _asked(other, last) == _asked(session, last):
                 yield f"session {session.id} was placed before {other.id}, which asked for the same earlier"
-            elif own.backfill is Backfill.STRICT:
+            elif own.strict:
                 yield f"session {session.id} was placed before {other.id}, which is ahead in strict order"
 
 
@@ -112,13 +110,8 @@ def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
     )
 
 
-def _ahead(one: Session, other: Session, own: GroupPolicy) -> bool:
-    return (-_priority(one, own), one.place) < (-_priority(other, own), other.place)
-
-
-def _priority(session: Session, own: GroupPolicy) -> int:
-    most = own.most_priority.get(session.request.user, own.most_priority.get("*"))
-    return session.request.priority if most is None else min(session.request.priority, most)
+def _ahead(one: Session, other: Session) -> bool:
+    return (-one.request.priority, one.place) < (-other.request.priority, other.place)
 
 
 class Promises:

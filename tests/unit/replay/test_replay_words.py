@@ -6,7 +6,6 @@ import pytest
 
 from fgpu_scheduler import BadSettings, Quota, QuotaScope
 from fgpu_scheduler.core import orders, scores
-from fgpu_scheduler.core.policies import Backfill
 from fgpuspawner.replay.words import gpus_of, policy_of, quota_of
 
 
@@ -16,12 +15,8 @@ def test_a_policy_is_the_name_of_an_order() -> None:
 
 
 def test_a_policy_is_several_words() -> None:
-    own = policy_of("order=fifo,placement=spread,backfill=bounded,longest_wait_s=60,half_life_s=7").of("g")
-    assert (own.order, own.placing, own.backfill) == (
-        orders.fifo,
-        scores.PLACEMENTS["spread"],
-        Backfill.BOUNDED,
-    )
+    own = policy_of("order=fifo,placement=spread,longest_wait_s=60,half_life_s=7").of("g")
+    assert (own.order, own.placing, own.strict) == (orders.fifo, scores.PLACEMENTS["spread"], True)
     assert (own.longest_wait_s, own.half_life_s) == (60, 7)
 
 
@@ -30,7 +25,10 @@ def test_a_policy_is_several_words() -> None:
     [
         ("nonsense", "policy: order: 'nonsense' is not one of "),
         ("order=fifo,placement=nowhere", "policy: placement: 'nowhere' is not one of "),
-        ("fifo,size=3", "policy: 'fifo,size=3': there is no 'size'; there are order, placement, backfill, "),
+        (
+            "fifo,size=3",
+            "policy: 'fifo,size=3': there is no 'size'; there are order, placement, longest_wait_s, ",
+        ),
         ("fifo,order=lifo", "policy: 'fifo,order=lifo': order is there twice"),
         ("fifo,longest_wait_s=soon", "policy: longest_wait_s: 'soon' is not a whole number such as 3"),
     ],

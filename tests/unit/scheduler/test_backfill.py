@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from simulator import World, decided, lasting, world
 from simulator.world import request
 
@@ -13,15 +12,14 @@ from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S, LENT
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.planner import Reserve, plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy, Promises
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 
 HOUR_S = 3600
 LONGEST_WAIT_S = 24 * HOUR_S
 
-STRICT = Policy(GroupPolicy(backfill=Backfill.STRICT))
-SKIP = Policy(GroupPolicy())
-EASY = Policy(GroupPolicy(backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S))
-BOUNDED = Policy(GroupPolicy(backfill=Backfill.BOUNDED, longest_wait_s=LONGEST_WAIT_S))
+STRICT = Policy(GroupPolicy(strict=True))
+EASY = Policy(GroupPolicy(longest_wait_s=LONGEST_WAIT_S))
+LIFO = Policy(GroupPolicy(order=orders.lifo, longest_wait_s=LONGEST_WAIT_S))
 
 
 def changed(
@@ -59,10 +57,10 @@ def half_full() -> World:
     return waits(runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0"), "a", "2")
 
 
-def test_a_strict_queue_waits_for_its_first_and_a_skipping_one_does_not() -> None:
-    lab = waits(half_full(), "b", "1")
+def test_a_strict_queue_waits_for_its_first_and_other_orders_do_not() -> None:
+    lab = waits(half_full(), "b", "1", limit_s=60)
     assert words(lab, STRICT) == ["a waits: RESOURCES", "b waits: PRIORITY"]
-    assert words(lab, SKIP) == ["a waits: RESOURCES", "b: GPU-n1-1"]
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
 
 
 def test_a_place_is_kept_for_the_first_from_when_limits_say_that_it_is_free() -> None:
@@ -124,36 +122,34 @@ def test_without_any_limit_easy_lets_all_pass_until_the_first_has_waited_for_as_
     assert reserved(aged, EASY) == Reserve(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
-def test_bounded_lets_all_pass_until_that_age_whatever_the_limits_say() -> None:
-    lab = waits(half_full(), "b", "1")
-    assert words(lab, BOUNDED) == ["a waits: RESOURCES", "b: GPU-n1-1"]
-    young = changed(lab, "a", waited_s=LONGEST_WAIT_S - 1)
-    assert words(young, BOUNDED) == ["a waits: RESOURCES", "b: GPU-n1-1"]
-    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
-    assert words(aged, BOUNDED) == ["a waits: RESERVED", "b waits: PRIORITY"]
-
-
-@pytest.mark.parametrize("backfill", [Backfill.EASY, Backfill.BOUNDED])
-def test_who_is_aged_comes_first_whatever_the_order(backfill: Backfill) -> None:
-    policy = Policy(GroupPolicy(order=orders.lifo, backfill=backfill, longest_wait_s=LONGEST_WAIT_S))
-    lab = waits(waits(waits(world(), "a", "1", waited_s=LONGEST_WAIT_S), "b", "1"), "c", "1")
-    assert words(lab, policy)[0] == "a: GPU-n1-0"
-    assert words(changed(lab, "a", waited_s=60), policy)[0] == "c: GPU-n1-0"
+def test_who_is_aged_comes_first_whatever_the_order() -> None:
+    lab = waits(waits(waits(world(devices=2), "a", "2", waited_s=LONGEST_WAIT_S), "b", "2"), "c", "1")
+    assert words(lab, LIFO)[0] == "a: GPU-n1-0 + GPU-n1-1"
+    assert words(changed(lab, "a", waited_s=60), LIFO)[0] == "c: GPU-n1-0"
 
 
 def test_one_that_ran_for_days_and_was_queued_again_does_not_hold_up_who_has_waited_for_days() -> None:
     lab = runs(world(devices=4), "z", "1", on="GPU-n1-0")
-    lab = waits(waits(lab, "ran", "4", waited_s=4 * LONGEST_WAIT_S), "waits", "1", waited_s=LONGEST_WAIT_S)
-    assert words(lab, BOUNDED)[-1] == "waits waits: PRIORITY"
+    lab = waits(waits(lab, "ran", "4", waited_s=4 * LONGEST_WAIT_S), "waits", "2", waited_s=LONGEST_WAIT_S)
+    assert words(lab, EASY)[-1] == "waits waits: PRIORITY"
     again = changed(lab, "ran", waited_s=4 * LONGEST_WAIT_S, queued_at_s=lab.now_s - 60)
-    assert words(again, BOUNDED)[0].startswith("waits: GPU-n1-")
+    assert words(again, EASY)[0].startswith("waits: GPU-n1-")
+
+
+def test_nothing_uses_the_place_of_an_aged_request_not_even_what_ends_in_time() -> None:
+    """Sessions mostly end before their time limits: x may end much sooner than in an hour."""
+    lab = waits(half_full(), "b", "1", limit_s=60)
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
+    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S // 2)
+    assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
+    assert reserved(aged, EASY) == Reserve(2, aged.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_what_is_gathered_is_where_least_is_missing() -> None:
     lab = world(devices=2).node("n2", devices=2)
     lab = runs(runs(lab, "x", "1", on="GPU-n1-0"), "y", "1", on="GPU-n1-1")
     lab = waits(runs(lab, "z", "0.3", on="GPU-n2-0"), "a", "2", waited_s=LONGEST_WAIT_S)
-    kept = reserved(lab, BOUNDED)
+    kept = reserved(lab, EASY)
     assert kept is not None
     assert (kept.node_id, kept.starts_at_s) == ("n2", None)
 
@@ -165,30 +161,10 @@ def test_a_gathered_place_only_grows_until_the_first_starts() -> None:
         lab = runs(lab, user, "1", on=f"GPU-n1-{number}")
     lab = waits(waits(lab, "a", "3", waited_s=LONGEST_WAIT_S), "b", "0.1")
     for user in "xyz":
-        assert words(lab, BOUNDED)[0] == "a waits: RESERVED"
-        assert plan(lab, BOUNDED).placed == ()
+        assert words(lab, EASY)[0] == "a waits: RESERVED"
+        assert plan(lab, EASY).placed == ()
         lab = lab.ended(user)
-    assert words(lab, BOUNDED) == ["a: GPU-n1-0 + GPU-n1-1 + GPU-n1-2", "b waits: RESOURCES"]
-
-
-def test_a_promise_stays_first_when_the_order_would_put_somebody_before_it() -> None:
-    policy = lifo(Promises.FIRST)
-    lab = half_full()
-    promised = changed(lab, "a", promised_at_s=lab.now_s + HOUR_S + ENDING_S)
-    assert words(waits(promised, "b", "2"), policy) == ["a waits: RESERVED", "b waits: RESOURCES"]
-    assert words(waits(lab, "b", "2"), policy) == ["b waits: RESERVED", "a waits: RESOURCES"]
-
-
-def lifo(promises: Promises) -> Policy:
-    """Return a policy by which who comes later goes first."""
-    return Policy(
-        GroupPolicy(
-            order=orders.lifo,
-            backfill=Backfill.EASY,
-            longest_wait_s=LONGEST_WAIT_S,
-            promises=promises,
-        )
-    )
+    assert words(lab, EASY) == ["a: GPU-n1-0 + GPU-n1-1 + GPU-n1-2", "b waits: RESOURCES"]
 
 
 def promised_in(lab: World, user: str, in_s: int) -> World:
@@ -200,29 +176,25 @@ def test_others_go_ahead_of_a_promised_start_only_if_they_end_within_a_part_of_t
     lab = promised_in(waits(world(devices=2), "a", "2"), "a", LENT * HOUR_S)
     in_time_s = HOUR_S - LAUNCH_S - ENDING_S
     ahead = waits(lab, "b", "2", limit_s=in_time_s)
-    assert words(ahead, lifo(Promises.LATEST)) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
+    assert words(ahead, LIFO) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
     late = waits(lab, "b", "2", limit_s=in_time_s + 1)
     for other in (late, waits(lab, "b", "2")):
-        assert words(other, lifo(Promises.LATEST)) == ["b waits: RESOURCES", "a: GPU-n1-0 + GPU-n1-1"]
-    assert words(ahead, lifo(Promises.FIRST)) == ["a: GPU-n1-0 + GPU-n1-1", "b waits: RESOURCES"]
-    assert words(late, lifo(Promises.NONE)) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
+        assert words(other, LIFO) == ["b waits: RESOURCES", "a: GPU-n1-0 + GPU-n1-1"]
 
 
 def test_a_promised_start_is_told_as_it_was_while_others_make_it_no_later() -> None:
     lab = promised_in(waits(half_full(), "b", "0.1"), "a", 2 * HOUR_S)
-    assert reserved(lab, lifo(Promises.LATEST)) == Reserve(
-        2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1")
-    )
+    assert reserved(lab, LIFO) == Reserve(2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_who_asks_for_the_same_and_is_ahead_does_not_take_the_promised_place() -> None:
     lab = waits(promised_in(waits(world(devices=1), "a", "1"), "a", HOUR_S), "b", "1")
-    assert words(lab, lifo(Promises.LATEST)) == ["b waits: RESOURCES", "a: GPU-n1-0"]
+    assert words(lab, LIFO) == ["b waits: RESOURCES", "a: GPU-n1-0"]
 
 
 def test_what_a_promised_start_leaves_goes_to_those_ahead_of_it_first() -> None:
     lab = waits(waits(promised_in(waits(world(devices=3), "a", "2"), "a", HOUR_S), "c", "1"), "b", "1")
-    assert words(lab, lifo(Promises.LATEST)) == [
+    assert words(lab, LIFO) == [
         "b: GPU-n1-2",
         "c waits: RESOURCES",
         "a: GPU-n1-0 + GPU-n1-1",
@@ -234,7 +206,19 @@ def test_higher_priority_goes_ahead_of_a_promised_start() -> None:
     first = lab.of("b")
     urgent = replace(first, request=replace(first.request, priority=1))
     lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
-    assert words(lab, lifo(Promises.LATEST))[0] == "b: GPU-n1-0"
+    assert words(lab, LIFO)[0] == "b: GPU-n1-0"
+
+
+def test_of_two_promised_starts_the_one_of_higher_priority_is_kept_first() -> None:
+    """The newest request comes first in its priority, and would take the place of the later promise."""
+    lab = promised_in(waits(world(devices=2), "lower", "2"), "lower", HOUR_S)
+    lab = waits(promised_in(waits(lab, "higher", "2"), "higher", 2 * HOUR_S), "newest", "2")
+    urgent = [
+        replace(lab.of(u), request=replace(lab.of(u).request, priority=1)) for u in ("higher", "newest")
+    ]
+    lab = replace(lab, sessions=(lab.of("lower"), *urgent))
+    starts = ["newest waits: RESOURCES", "higher: GPU-n1-0 + GPU-n1-1", "lower waits: RESOURCES"]
+    assert words(lab, LIFO) == starts
 
 
 def test_the_place_of_higher_priority_is_kept_before_a_promised_one_and_counts_once() -> None:
@@ -246,19 +230,7 @@ def test_the_place_of_higher_priority_is_kept_before_a_promised_one_and_counts_o
     lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
     lab = waits(lab, "c", "1", limit_s=60)
     lab = replace(lab, quotas=(Quota(QuotaScope.ALL, "*", max_sessions=3),))
-    assert words(lab, lifo(Promises.LATEST)) == ["b waits: RESERVED", "c: GPU-n1-1", "a waits: QUOTA"]
-
-
-def test_without_promises_a_place_is_kept_and_no_instant_is_told() -> None:
-    lab = waits(half_full(), "b", "1")
-    assert words(lab, easy(Promises.NONE)) == ["a waits: RESERVED", "b waits: PRIORITY"]
-    kept = reserved(lab, easy(Promises.NONE))
-    assert kept is not None
-    assert kept.starts_at_s is None
-
-
-def easy(promises: Promises) -> Policy:
-    return Policy(GroupPolicy(backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S, promises=promises))
+    assert words(lab, LIFO) == ["b waits: RESERVED", "c: GPU-n1-1", "a waits: QUOTA"]
 
 
 def test_who_waits_for_a_quota_gets_no_place_kept_and_the_next_does() -> None:

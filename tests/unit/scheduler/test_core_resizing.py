@@ -9,7 +9,7 @@ from simulator import World, world
 from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Size
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.records import held_between
 from fgpu_scheduler.core.resizing import (
     MOST_SIZES,
@@ -22,7 +22,7 @@ from fgpu_scheduler.core.resizing import (
 from fgpu_scheduler.core.usage import fgpu_seconds
 
 HALF, LARGE = Amount(500), Amount(800)
-EASY = Policy(GroupPolicy(backfill=Backfill.EASY))
+EASY = Policy(GroupPolicy())
 
 
 def mine(lab: World, amount: Amount) -> Session | NotResized:
@@ -118,7 +118,7 @@ def takes(lab: World, milli: int, policy: Policy = EASY) -> bool:
 def test_growth_takes_nothing_of_a_place_that_is_kept() -> None:
     # a has waited for long for 0.8 of the one GPU, and nobody knows when that is free.
     lab = replace(world().running("me", "0.5").pending("a", "0.8"), now_s=2 * NOW_S)
-    assert takes(lab, 600, Policy(GroupPolicy(backfill=Backfill.EASY, longest_wait_s=60)))
+    assert takes(lab, 600, Policy(GroupPolicy(longest_wait_s=60)))
     assert not takes(lab, 600), "nothing is kept"
     assert not takes(lab.ended("a"), 600)
 
@@ -140,8 +140,8 @@ def test_growth_delays_no_promised_start() -> None:
 
 def test_where_nobody_is_overtaken_growth_waits_behind_the_queue() -> None:
     lab = world(devices=2).running("me", "0.5").running("x", "1", on="GPU-n1-1").pending("a", "0.8")
-    assert takes(lab, 600, Policy(GroupPolicy(backfill=Backfill.STRICT)))
-    assert not takes(lab, 600, Policy(GroupPolicy(backfill=Backfill.SKIP)))
+    assert takes(lab, 600, Policy(GroupPolicy(strict=True)))
+    assert not takes(lab, 600, Policy(GroupPolicy()))
 
 
 def test_each_amount_counts_for_as_long_as_it_was_held() -> None:

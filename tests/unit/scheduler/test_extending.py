@@ -10,11 +10,11 @@ from simulator import World, world
 from fgpu_scheduler.core.extending import Extension, NotExtended, delays_a_promise, not_extended
 from fgpu_scheduler.core.model import EndCause, Session, SessionState
 from fgpu_scheduler.core.planner import plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules, extended, reclaims
 
 HOUR_S = 3600
-EASY = Policy(GroupPolicy(backfill=Backfill.EASY))
+EASY = Policy(GroupPolicy())
 TWICE = Extension(by_s=HOUR_S, times=2, longest_s=4 * HOUR_S)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator import World, world
 
-from fgpu_scheduler.core.orders import First, Order, by_place, fifo, in_order, lifo, lines, waited_s
+from fgpu_scheduler.core.orders import Order, aged_from_s, by_place, fifo, in_order, lifo, lines, waited_s
 
 
 def users(lab: World) -> list[str]:
@@ -42,7 +42,7 @@ def test_an_order_ranks_those_of_one_group_and_ties_go_by_place() -> None:
     own = lines(lab)["default"]
 
     def ordered(order: Order) -> list[str]:
-        return [own.waiting[at].request.user for at in in_order(own, order)]
+        return [own.waiting[at].request.user for at in in_order(own, order(own))]
 
     assert ordered(fifo) == ["a", "b", "c"]
     assert ordered(lifo) == ["c", "b", "a"]
@@ -58,7 +58,7 @@ def test_nobody_has_waited_less_than_somebody_behind() -> None:
 
 
 def test_one_that_was_queued_again_has_waited_since_then_and_makes_nobody_wait_less() -> None:
-    lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
+    lab = world(devices=2).pending("a", "2").pending("b", "2").pending("c", "2")
     day_s = 24 * 3600
     lab = with_(lab, "b", submitted_at_s=lab.now_s - 8 * day_s, queued_at_s=lab.now_s - 60)
     lab = with_(
@@ -66,13 +66,17 @@ def test_one_that_was_queued_again_has_waited_since_then_and_makes_nobody_wait_l
     )
     assert waited_s(by_place(lab.sessions), lab.now_s) == [9 * day_s, 60, 2 * day_s]
     # It keeps its place, and is aged only once it has waited.
-    assert first(lab, First(longest_wait_s=day_s)) == ["a", "c", "b"]
-    assert first(lab, First()) == ["a", "b", "c"]
+    assert ordered(lab, longest_wait_s=2 * day_s) == ["a", "c", "b"]
+    assert ordered(lab) == ["a", "b", "c"]
 
 
-def first(lab: World, rules: First, order: Order = fifo) -> list[str]:
+def ordered(lab: World, order: Order = fifo, *, longest_wait_s: int | None = None) -> list[str]:
     own = lines(lab)["default"]
-    return [own.waiting[n].request.user for n in in_order(own, order, rules)]
+    aged = []
+    if longest_wait_s is not None:
+        from_s = aged_from_s(own, longest_wait_s)
+        aged = [n for n, s in enumerate(own.waiting) if from_s.get(s.id, lab.now_s + 1) <= lab.now_s]
+    return [own.waiting[n].request.user for n in in_order(own, order(own), aged)]
 
 
 def with_(lab: World, user: str, **values: object) -> World:
@@ -80,20 +84,19 @@ def with_(lab: World, user: str, **values: object) -> World:
     return replace(lab, sessions=tuple(changed if s.id == changed.id else s for s in lab.sessions))
 
 
-def test_promises_come_before_age_and_age_before_the_order() -> None:
-    lab = world().pending("a", "1").pending("b", "1").pending("c", "1").pending("d", "1")
-    lab = with_(with_(lab, "a", submitted_at_s=lab.now_s - 100), "c", promised_at_s=lab.now_s)
-    assert first(lab, First(), lifo) == ["d", "c", "b", "a"]
-    assert first(lab, First(longest_wait_s=100), lifo) == ["a", "d", "c", "b"]
-    assert first(lab, First(promises=True, longest_wait_s=100), lifo) == ["c", "a", "d", "b"]
-    assert first(lab, First(longest_wait_s=101), lifo) == ["d", "c", "b", "a"]
+def test_a_request_for_several_gpus_ages_and_the_largest_comes_first() -> None:
+    lab = world(devices=4).pending("two", "2").pending("one", "1").pending("four", "4")
+    for user, ago_s in (("two", 50), ("one", 1000), ("four", 25)):
+        lab = with_(lab, user, submitted_at_s=lab.now_s - ago_s)
+    assert ordered(lab, lifo) == ["four", "one", "two"]
+    assert ordered(lab, longest_wait_s=104) == ["two", "one", "four"]
+    assert ordered(lab, longest_wait_s=102) == ["four", "two", "one"]
+    assert ordered(lab, longest_wait_s=100) == ["four", "two", "one"]
 
 
-def test_priority_comes_first_as_far_as_a_user_may_have_it() -> None:
-    lab = world().pending("a", "1").pending("b", "1").pending("c", "1").pending("d", "1")
+def test_priority_comes_before_age() -> None:
+    lab = world(devices=2).pending("a", "2").pending("b", "2").pending("c", "2").pending("d", "2")
     for user, priority in (("b", 5), ("c", 9), ("d", -1)):
         lab = with_(lab, user, request=replace(lab.of(user).request, priority=priority))
-    lab = with_(lab, "a", promised_at_s=lab.now_s)
-    assert first(lab, First(promises=True)) == ["c", "b", "a", "d"]
-    assert first(lab, First(promises=True, most_priority={"c": 5})) == ["b", "c", "a", "d"]
-    assert first(lab, First(promises=True, most_priority={"*": 0, "b": 9})) == ["b", "a", "c", "d"]
+    lab = with_(lab, "d", submitted_at_s=lab.now_s - 100)
+    assert ordered(lab, longest_wait_s=200) == ["c", "b", "a", "d"]

@@ -13,7 +13,7 @@ from fgpu_scheduler.core import orders, usage
 from fgpu_scheduler.core.lengths import PastRun, PastRuns
 from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.orders import Order, in_order, lines
-from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Backfill, Policy, group_policy
+from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Policy, group_policy
 from fgpu_scheduler.errors import BadSettings
 
 HOUR_S = 3600
@@ -23,7 +23,7 @@ HOUR_OF_ONE = 1000 * HOUR_S
 
 def ordered(lab: World, order: Order) -> list[str]:
     own = lines(lab)["default"]
-    return [own.waiting[n].request.user for n in in_order(own, order)]
+    return [own.waiting[n].request.user for n in in_order(own, order(own))]
 
 
 def used(lab: World, **hours: float) -> World:
@@ -190,7 +190,7 @@ def test_an_order_has_one_rank_for_each_and_does_not_depend_on_the_order_of_its_
         lab = lab.pending(user, "0.5")
     lab = replace(lab, sessions=(*lab.sessions, explicit(lab)))
     backwards = replace(lab, sessions=lab.sessions[::-1], usage=lab.usage[::-1], nodes=lab.nodes[::-1])
-    order, _ = ORDERS[name]
+    order = ORDERS[name]
     assert len(order(lines(lab)["default"])) == 6
     assert ordered(lab, order) == ordered(backwards, order)
 
@@ -209,27 +209,24 @@ def test_all_memory_of_a_device_counts_as_the_device(order: Order, expected: lis
     lab = world(devices=4).pending("a", "0").pending("b", "0.5").pending("a", "0.1").pending("b", "0.1")
     first = replace(lab.sessions[0], request=request("a", "0", gpu_memory_mib=8192))
     own = lines(replace(lab, sessions=(first, *lab.sessions[1:])))["default"]
-    assert [own.waiting[n].id for n in in_order(own, order)] == expected
+    assert [own.waiting[n].id for n in in_order(own, order(own))] == expected
 
 
 # words of a configuration
 
 
-def test_each_order_has_its_backfill_unless_another_is_chosen() -> None:
-    assert group_policy(order="fifo").backfill is Backfill.STRICT
-    assert group_policy(order="fifo-skip").backfill is Backfill.SKIP
-    assert group_policy().backfill is Backfill.EASY
-    assert group_policy().longest_wait_s == LONGEST_WAIT_S[Backfill.EASY]
-    bounded = group_policy(order="lifo", backfill="bounded", longest_wait_s=60)
-    assert (bounded.order, bounded.backfill, bounded.longest_wait_s) == (orders.lifo, Backfill.BOUNDED, 60)
-    assert Policy(bounded, {"class": group_policy()}).of("class").backfill is Backfill.EASY
+def test_only_fifo_is_strict_and_every_order_has_a_longest_wait() -> None:
+    assert [name for name in ORDERS if group_policy(order=name).strict] == ["fifo"]
+    assert {group_policy(order=name).longest_wait_s for name in ORDERS} == {LONGEST_WAIT_S}
+    own = group_policy(order="lifo", longest_wait_s=60)
+    assert (own.order, own.longest_wait_s) == (orders.lifo, 60)
+    assert Policy(own, {"class": group_policy()}).of("class").order is orders.usage_size_age
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ({"order": "best"}, "order: 'best' is not one of default, drf, fair-share, fifo, fifo-skip, lifo"),
-        ({"backfill": "none"}, "backfill: 'none' is not one of bounded, easy, skip, strict"),
         ({"longest_wait_s": 0}, "longest_wait_s: 0 is not a number of seconds of at least 1"),
         ({"half_life_s": -1}, "half_life_s: -1 is not a number of seconds of at least 1"),
     ],

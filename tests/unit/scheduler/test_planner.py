@@ -9,7 +9,7 @@ from simulator import World, decided, world
 from fgpu_scheduler.core import orders, scores
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.planner import Plan, Reserve, plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 
 
 def plan_of(lab: World) -> list[str]:
@@ -46,7 +46,7 @@ def test_ending_one_that_runs_starts_the_one_that_waits() -> None:
 
 def test_a_terminating_session_keeps_others_waiting_until_it_is_gone() -> None:
     lab = world().running("a", "1", state=SessionState.TERMINATING).pending("b", "1")
-    assert plan_of(lab) == ["b waits: RESOURCES"]
+    assert plan_of(lab) == ["b waits: RESERVED"]
 
 
 def test_a_smaller_request_is_not_held_up_by_a_larger_one() -> None:
@@ -113,16 +113,20 @@ def test_a_change_of_unit_does_not_move_or_overcommit_those_who_run() -> None:
 
 def test_a_start_is_promised_to_an_aged_session_unless_one_of_higher_priority_may_take_its_place() -> None:
     lab = (
-        world().running("a", "1", state=SessionState.TERMINATING).pending("first", "1").pending("old", "0.9")
+        world(devices=4)
+        .running("a", "2", state=SessionState.TERMINATING)
+        .running("b", "2")
+        .pending("first", "4")
+        .pending("old", "2")
     )
-    policy = Policy(GroupPolicy(backfill=Backfill.BOUNDED, longest_wait_s=600))
+    policy = Policy(GroupPolicy(longest_wait_s=600))
 
     def asked_for(priority: int) -> World:
         """The old one has waited for long enough to be kept a place, the first has not."""
         first, old = lab.of("first"), lab.of("old")
         first = replace(first, place_of=old.id + 1, request=replace(first.request, priority=priority))
         old = replace(old, submitted_at_s=lab.now_s - 700)
-        return replace(lab, sessions=(lab.of("a"), first, old))
+        return replace(lab, sessions=(lab.of("a"), lab.of("b"), first, old))
 
     def promised(world: World) -> list[int | None]:
         return [d.starts_at_s for d in plan(world, policy).decisions if isinstance(d, Reserve)]

@@ -90,6 +90,12 @@ def test_nobody_is_ended_for_one_who_starts_now_or_is_held_or_is_over_a_quota() 
     assert who(replace(lab, quotas=(Quota(QuotaScope.USER, "x", max_sessions=0),))) == []
 
 
+def test_nobody_is_ended_for_more_requests_of_a_user_than_the_quota_allows() -> None:
+    lab = waits(waits(FULL, "x", "1"), "x", "1")
+    assert who(lab) == ["a", "b"]
+    assert who(replace(lab, quotas=(Quota(QuotaScope.USER, "x", max_sessions=1),))) == ["a"]
+
+
 def test_the_fewest_are_ended() -> None:
     lab = world(devices=2)
     for name, fgpu, on in (("a", "0.5", 0), ("b", "0.5", 0), ("c", "1", 1)):

@@ -100,6 +100,12 @@ def test_a_quota_of_a_resource_group_counts_only_what_is_there() -> None:
     assert not overall.allows(waits("a", group="other"))
 
 
+def test_sessions_in_other_resource_groups_do_not_count_against_the_quota_of_one() -> None:
+    there = Quota(USER, "a", resource_group="other", max_sessions=1)
+    ledger = Ledger(lab(there, runs=(("a", "0.5", ()),)))
+    assert ledger.allows(waits("a", group="other"))
+
+
 @pytest.mark.parametrize("state", list(SessionState))
 def test_a_session_counts_while_it_holds_its_share(state: SessionState) -> None:
     found = lab(Quota(USER, "a", max_sessions=1), runs=(("a", "0.5", ()),))

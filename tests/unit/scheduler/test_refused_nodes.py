@@ -10,11 +10,11 @@ from simulator import World, decided, lasting, world
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import RefusedNode, WaitReason
 from fgpu_scheduler.core.planner import plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
 
-POLICIES = [Policy(GroupPolicy(backfill=mode, longest_wait_s=3600)) for mode in Backfill]
+EASY, STRICT = (Policy(GroupPolicy(strict=strict, longest_wait_s=3600)) for strict in (False, True))
 
 
 def refused(lab: World, user: str, *node_ids: str, ago_s: int = 0, times: int = 1) -> World:
@@ -26,11 +26,11 @@ def refused(lab: World, user: str, *node_ids: str, ago_s: int = 0, times: int = 
     )
 
 
-def words(lab: World, policy: Policy = POLICIES[0]) -> list[str]:
+def words(lab: World, policy: Policy = STRICT) -> list[str]:
     return decided(lab, plan(lab, policy))
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=list(Backfill))
+@pytest.mark.parametrize("policy", [EASY, STRICT], ids=["easy", "strict"])
 def test_a_session_goes_to_another_node_and_others_still_to_the_one_that_it_was_refused(
     policy: Policy,
 ) -> None:
@@ -40,7 +40,7 @@ def test_a_session_goes_to_another_node_and_others_still_to_the_one_that_it_was_
     assert words(refused(two, "a", "n1", "n2"), policy) == ["a waits: CLUSTER", "b: GPU-n1-0"]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=list(Backfill))
+@pytest.mark.parametrize("policy", [EASY, STRICT], ids=["easy", "strict"])
 def test_a_node_that_was_refused_is_offered_again_after_its_time(policy: Policy) -> None:
     lab = world(devices=1).pending("a", "1")
     for times, pause_s in ((1, 30), (2, 60), (9, 300)):
@@ -49,14 +49,13 @@ def test_a_node_that_was_refused_is_offered_again_after_its_time(policy: Policy)
         assert words(refused(lab, "a", "n1", ago_s=pause_s, times=times), policy) == ["a: GPU-n1-0"]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=list(Backfill))
+@pytest.mark.parametrize("policy", [EASY, STRICT], ids=["easy", "strict"])
 def test_who_was_refused_keeps_no_place_and_blocks_nobody_until_it_is_tried_again(policy: Policy) -> None:
     full = world(devices=1).node("n2").running("x", "1", on="GPU-n2-0").pending("a", "1").pending("b", "1")
     assert words(refused(full, "a", "n1"), policy) == ["a waits: CLUSTER", "b: GPU-n1-0"]
 
 
 def test_who_asks_for_the_same_as_one_who_was_refused_blocks_those_behind_as_ever() -> None:
-    strict = next(p for p in POLICIES if p.default.backfill is Backfill.STRICT)
     lab = (
         world(devices=1)
         .running("x", "0.5", on="GPU-n1-0")
@@ -65,21 +64,20 @@ def test_who_asks_for_the_same_as_one_who_was_refused_blocks_those_behind_as_eve
         .pending("c", "0.5")
     )
     waits = ["a waits: CLUSTER", "b waits: RESOURCES", "c waits: PRIORITY"]
-    assert words(refused(lab, "a", "n1"), strict) == waits
+    assert words(refused(lab, "a", "n1"), STRICT) == waits
 
 
 def test_a_place_that_is_kept_for_somebody_else_is_not_taken_by_who_was_refused_another() -> None:
-    easy = next(p for p in POLICIES if p.default.backfill is Backfill.EASY)
     lab = world(devices=2).node("n2").running("x", "0.5", on="GPU-n1-0").pending("a", "2").pending("b", "1")
     ends = replace(lab.of("x"), request=replace(lab.of("x").request, time_limit_s=600))
     lab = replace(lab, sessions=tuple(ends if s.id == ends.id else s for s in lab.sessions))
-    assert words(lab, easy) == ["a waits: RESERVED", "b: GPU-n2-0"]
-    assert words(refused(lab, "b", "n2"), easy) == ["a waits: RESERVED", "b waits: CLUSTER"]
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n2-0"]
+    assert words(refused(lab, "b", "n2"), EASY) == ["a waits: RESERVED", "b waits: CLUSTER"]
 
 
 def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None:
     lab = refused(world(devices=1).pending("a", "1").pending("b", "1"), "a", "n1", ago_s=10)
-    told = {one.session_id: one for one in forecast(lab, POLICIES[0], lasting(600))}
+    told = {one.session_id: one for one in forecast(lab, STRICT, lasting(600))}
     a, b = told[lab.of("a").id], told[lab.of("b").id]
     assert (b.position, b.expected_start_at_s) == (0, lab.now_s)
     assert (a.position, a.reason) == (1, WaitReason.CLUSTER)
@@ -87,7 +85,7 @@ def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None
     # b is on the only GPU until then, and for longer than the pause.
     assert a.expected_start_at_s == lab.now_s + 600
     alone = refused(world(devices=1).pending("a", "1"), "a", "n1", ago_s=10)
-    (only,) = forecast(alone, POLICIES[0], lasting(None))
+    (only,) = forecast(alone, STRICT, lasting(None))
     assert only.expected_start_at_s == alone.now_s + 20
 
 
@@ -97,7 +95,7 @@ def test_nobody_is_ended_for_a_session_that_was_refused_a_moment_ago() -> None:
     lab = replace(lab, sessions=tuple(urgent if s.id == urgent.id else s for s in lab.sessions))
 
     def ended(one: World) -> tuple[int, ...]:
-        return victims(one, plan(one, POLICIES[0]), Ledger(one), groups=["default"], ending=())
+        return victims(one, plan(one, STRICT), Ledger(one), groups=["default"], ending=())
 
     assert ended(lab) == (lab.of("x").id,)
     assert ended(refused(lab, "a", "n1")) == ()

@@ -8,7 +8,7 @@ from simulator.world import request
 
 from fgpu_scheduler.core.model import Node, Quota, QuotaScope
 from fgpu_scheduler.core.orders import lifo
-from fgpu_scheduler.core.policies import GroupPolicy, Policy
+from fgpu_scheduler.core.policies import DAY_S, LONGEST_WAIT_S, ORDERS, GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.replay import Job, Outcome, jain, replay, summary
 
 POLICY = Policy()
@@ -50,6 +50,17 @@ def test_fractions_share_a_device() -> None:
 
 def test_what_ends_is_free_for_who_comes_at_the_same_instant() -> None:
     assert told(replay([job("a"), job("b", at_s=100)], lab(), POLICY)) == ["a 0-100", "b 100-200"]
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+def test_small_requests_do_not_starve_one_for_all_gpus_until_it_times_out(order: str) -> None:
+    """Two days of requests for one GPU that fill all four, and one for all of them."""
+    small = [job(f"u{n % 8}", at_s=900 * n, length_s=3600, patience_s=DAY_S) for n in range(192)]
+    all_gpus = job("z", "4", at_s=7200, length_s=3600, patience_s=DAY_S)
+    found = replay([*small, all_gpus], lab(devices=4), Policy(group_policy(order=order)))
+    (waited_s,) = (o.waited_s for o in found if o.job is all_gpus and o.placed_at_s is not None)
+    # It is aged after a quarter of the longest wait; then the sessions that run end within an hour.
+    assert waited_s <= LONGEST_WAIT_S / 4 + 3600
 
 
 def test_who_gives_up_before_the_turn_never_starts_and_blocks_nobody() -> None:

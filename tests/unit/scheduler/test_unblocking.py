@@ -42,7 +42,7 @@ def test_what_was_promised_to_somebody_behind_the_head_is_not_the_heads() -> Non
     promised = lab.with_sessions(
         replace(s, promised_at_s=lab.now_s + 60) if s.request.user == "c" else s for s in lab.sessions
     )
-    easy = Policy(group_policy(backfill="easy"))
+    easy = Policy(group_policy())
     assert unblocking(lab, easy) == Unblocking(lab.of("b").id, (lab.of("a").id,))
     assert unblocking(promised, easy) == Unblocking(lab.of("b").id)
 

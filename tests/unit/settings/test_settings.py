@@ -198,24 +198,30 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"policies": {"*": ["fifo"]}}, "c.FGPU.policies['*'] must be a dict, got ['fifo']"),
         (
             {"policies": {"*": {"ordre": "fifo"}}},
-            "c.FGPU.policies['*'] has an unknown key 'ordre'; known are order, placement, backfill, promises, "
-            "longest_wait_s, half_life_s",
+            "c.FGPU.policies['*'] has an unknown key 'ordre'; known are order, placement, longest_wait_s, "
+            "half_life_s",
         ),
         (
             {"policies": {"*": {"order": 7}}},
             "c.FGPU.policies['*']['order'] is 7; use one of the words for it",
         ),
         (
-            {"policies": {"*": {"backfill": "none"}}},
-            "c.FGPU.policies['*']: backfill: 'none' is not one of bounded, easy, skip, strict",
+            {"policies": {"*": {"backfill": "easy"}}},
+            "c.FGPU.policies['*']['backfill'] was removed; leave it out: without it nothing passes with \"fifo\", and "
+            "with other orders only what delays no kept place",
         ),
         (
-            {"policies": {"*": {"promises": "never"}}},
-            "c.FGPU.policies['*']: promises: 'never' is not one of first, latest, none",
+            {"policies": {"*": {"promises": "latest"}}},
+            "c.FGPU.policies['*']['promises'] was removed; leave it out: without it a start that was promised is kept",
         ),
         (
             {"policies": {"*": {"longest_wait_s": 0}}},
             "c.FGPU.policies['*']['longest_wait_s'] is 0; use seconds, from 1 to 36000000",
+        ),
+        (
+            {"policies": {"*": {"longest_wait_s": 1801}}, "queue_timeout_s": 3600},
+            "c.FGPU.policies['*']['longest_wait_s'] is 1801, above half of c.FGPU.queue_timeout_s of 3600; make it at "
+            "most 1800",
         ),
         (
             {"policies": {"*": {"half_life_s": True}}},
@@ -790,7 +796,7 @@ def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one
     own = made(
         nodes=TWO_NODES,
         groups=TWO_GROUPS,
-        policies={"*": {"order": "lifo"}, "class": {"backfill": "bounded", "longest_wait_s": 3600}},
+        policies={"*": {"order": "lifo"}, "class": {"order": "drf", "longest_wait_s": 3600}},
         reclaim={
             "*": {"idle_after_s": 900},
             "class": {"max_lifetime_s": 7200, "preempt": True, "min_runtime_s": 1800, "keep_s": 60},
@@ -798,8 +804,8 @@ def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one
     )
     policy, rules = own.policy(), own.rules()
     assert policy.of("default") == group_policy(order="lifo")
-    bounded = group_policy(backfill="bounded", longest_wait_s=3600)
-    assert policy.of("class") == replace(bounded, max_lifetime_s=7200)
+    of_class = group_policy(order="drf", longest_wait_s=3600)
+    assert policy.of("class") == replace(of_class, max_lifetime_s=7200)
     assert rules.of("default") == Rules(idle_after_s=900)
     assert rules.of("class") == Rules(max_lifetime_s=7200, preempt=True, min_runtime_s=1800)
     assert (own.keep_s("default"), own.keep_s("class")) == (1800, 60)
@@ -807,7 +813,8 @@ def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one
 
 def test_without_settings_of_the_queue_nothing_is_limited_and_nobody_is_ended() -> None:
     own = made()
-    assert own.policy() == Policy()
+    assert own.policy() == Policy(group_policy())
+    assert made(queue_timeout_s=3600).policy() == Policy(group_policy(longest_wait_s=1800))
     assert own.rules().of("default") == Rules(max_lifetime_s=None, idle_after_s=None, preempt=False)
     assert own.quotas_given() == ()
     assert own.priority_of(["staff"]) == 0
