@@ -258,6 +258,7 @@ def main() -> int:
         return 0
     drawn = sorted(random.SystemRandom().sample(DRAWN_FROM, options.seeds))
     seeds = list(SET_SEEDS)[: options.seeds] if options.setting else options.seed or drawn
+    print(f"seeds: {' '.join(map(str, seeds))}", flush=True)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for world, load in product(options.world or WORLDS, LOADS):
         limits, spread = WORLDS[world]

@@ -9,7 +9,7 @@ from typing import assert_never
 from fgpu_scheduler.core.hindsight import Experience, Range
 from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Memory, Place, Reserve, Wait, applied, plan
-from fgpu_scheduler.core.policies import Backfill, Policy
+from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
@@ -158,7 +158,7 @@ def forecast_new(
     if isinstance(decision, Place):
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
-    is_strict = policy.of(group).backfill is Backfill.STRICT
+    is_strict = policy.of(group).strict
     if is_strict or isinstance(decision, Reserve) or snapshot.quotas or not futures:
         return None
     start = start_behind(session, ahead, futures, snapshot.now_s)

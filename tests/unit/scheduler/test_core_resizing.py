@@ -116,8 +116,8 @@ def takes(lab: World, milli: int, policy: Policy = EASY) -> bool:
 
 
 def test_growth_takes_nothing_of_a_place_that_is_kept() -> None:
-    # a has waited for long for 0.8 of the one GPU, and nobody knows when that is free.
-    lab = replace(world().running("me", "0.5").pending("a", "0.8"), now_s=2 * NOW_S)
+    # a has waited for long for both GPUs, and it is not known when the first one is free.
+    lab = replace(world(devices=2).running("me", "0.5").pending("a", "2"), now_s=2 * NOW_S)
     assert takes(lab, 600, Policy(GroupPolicy(longest_wait_s=60)))
     assert not takes(lab, 600), "nothing is kept"
     assert not takes(lab.ended("a"), 600)
