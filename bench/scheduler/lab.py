@@ -202,11 +202,11 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         for name, (least, most) in BY_SIZE.items()
         for waits in [[o.waited_s for o in outcomes if least <= o.job.request.fgpu_milli <= most]]
     }
-    unserved = {
-        f"{name}_unserved": mean(own) if own else 0.0
-        for name, (least, most) in BY_SIZE.items()
-        for own in [[o.placed_at_s is None for o in outcomes if least <= o.job.request.fgpu_milli <= most]]
-    }
+    asked, unserved = {}, {}
+    for name, (least, most) in BY_SIZE.items():
+        own = [o for o in outcomes if least <= o.job.request.fgpu_milli <= most]
+        asked[f"{name}_sessions"] = len(own)
+        unserved[f"{name}_unserved"] = sum(o.placed_at_s is None for o in own)
     big = [o.waited_s for o in outcomes if o.job.request.fgpu_milli >= BIG_MILLI]
     return {
         "mean_wait_h": found.mean_wait_s / HOUR_S,
@@ -215,6 +215,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "longest_wait_h": found.longest_wait_s / HOUR_S,
         "big_longest_wait_h": max(big, default=0) / HOUR_S,
         **by_size,
+        **asked,
         **unserved,
         "utilisation": found.utilisation,
         "fairness": found.fairness,
@@ -224,10 +225,13 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def run(name: str, seeds: Sequence[int], *, limits: bool, spread: float, load: float) -> dict[str, float]:
-    """Return the means over the seeds of a policy's figures."""
+    """Return the means over the seeds of a policy's figures; the unserved are a part of the requests of all seeds."""
     with ProcessPoolExecutor() as pool:
         found = list(pool.map(partial(_run_one, name, limits=limits, spread=spread, load=load), seeds))
-    return {key: round(mean(f[key] for f in found), 4) for key in found[0]}
+    means = {key: mean(f[key] for f in found) for key in found[0]}
+    for name in BY_SIZE:
+        means[f"{name}_unserved"] /= max(1, means[f"{name}_sessions"])
+    return {key: round(value, 4) for key, value in means.items()}
 
 
 def _run_one(name: str, seed: int, *, limits: bool, spread: float, load: float) -> dict[str, float]:

@@ -68,7 +68,7 @@ class QueueSettings(TimeoutSettings):
     - ``order``: "default", "fair-share", "drf", "fifo", "fifo-skip" or "lifo"
     - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
     - ``longest_wait_s``: after an n-th of this wait a request for n GPUs goes to the front of its priority, and a place
-      is kept for it; default, and at most: half of ``queue_timeout_s``
+      is kept for it; default: a quarter of ``queue_timeout_s``, at most half of it
     - ``half_life_s``: time in which past use loses half its weight, for orders that count it
     """
     quotas = List(Dict())
@@ -130,7 +130,7 @@ class QueueSettings(TimeoutSettings):
                     f"{self.queue_timeout_s}; make it at most {half_s}"
                 )
             try:
-                own[group] = group_policy(**{"longest_wait_s": half_s, **words})
+                own[group] = group_policy(**{"longest_wait_s": max(1, half_s // 2), **words})
             except BadSettings as e:
                 raise BadSettings(f"{where}: {e}") from None
         default, rules = own.pop(ANYBODY), self.rules()

@@ -133,6 +133,10 @@ def _forecast(
     return tuple(found), starts
 
 
+KEPT_FOR = (WaitReason.RESERVED, WaitReason.PRIORITY)
+"""Why a session waits for which, or from which, a place is kept."""
+
+
 def forecast_new(
     snapshot: Snapshot,
     session_id: int,
@@ -143,7 +147,7 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, by what is ``known`` without it.
 
-    None where that cannot tell: a place is kept for it, a quota may count it, the policy is strict, or nothing is known
+    None where that cannot tell: a place is kept for it or from it, a quota may count it, the policy is strict, or nothing is known
     of the resource group.
     """
     now = plan(snapshot, policy, memory)
@@ -159,7 +163,7 @@ def forecast_new(
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
     is_strict = policy.of(group).strict
-    if is_strict or isinstance(decision, Reserve) or snapshot.quotas or not futures:
+    if is_strict or decision.reason in KEPT_FOR or snapshot.quotas or not futures:
         return None
     start = start_behind(session, ahead, futures, snapshot.now_s)
     if start is None:

@@ -50,7 +50,7 @@ def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.C
     assert section(out, "Queue") == [
         ["position", "id", "user/server", "amount", "group", "since", "why"],
         ["1", "4", "carol/", "1 fGPU", "default", "2026-09-21 14:13:26Z",
-         "1 fGPU is not free, only 0.5 is"],
+         "a place is kept for it"],
         ["2", "5", "dave/big", "1.5 fGPU", "default", "2026-09-21 14:13:26Z",
          "1.5 fGPU is not free, only 0.5 is"],
     ]  # fmt: skip

@@ -814,7 +814,7 @@ def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one
 def test_without_settings_of_the_queue_nothing_is_limited_and_nobody_is_ended() -> None:
     own = made()
     assert own.policy() == Policy(group_policy())
-    assert made(queue_timeout_s=3600).policy() == Policy(group_policy(longest_wait_s=1800))
+    assert made(queue_timeout_s=3600).policy() == Policy(group_policy(longest_wait_s=900))
     assert own.rules().of("default") == Rules(max_lifetime_s=None, idle_after_s=None, preempt=False)
     assert own.quotas_given() == ()
     assert own.priority_of(["staff"]) == 0
