@@ -147,8 +147,8 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, by what is ``known`` without it.
 
-    None where that cannot tell: a place is kept for it or from it, a quota may count it, the policy is strict, or nothing is known
-    of the resource group.
+    None where that cannot tell: a place is kept for it or from it, a quota may count it, the policy is strict, or nothing
+    is known of the resource group.
     """
     now = plan(snapshot, policy, memory)
     session = snapshot.session(session_id)
