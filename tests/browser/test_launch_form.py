@@ -133,7 +133,7 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     page = log_in(hub.url, "ben", "test-password").page
     slider, field = page.get_by_role("slider", name="GPU (fGPU)"), page.locator("#fgpu-fgpu")
     expect(forecast(page)).to_contain_text("next in the queue, at the latest ")
-    expect(forecast(page)).to_contain_text("1 fGPU is not free, only 0.5 is.")
+    expect(forecast(page)).to_contain_text("A place is kept for it.")
     expect(forecast(page)).to_contain_text("Starts when 1 session ends (1.5 fGPU).")
     # When it starts is said in the browser's own time, not in the machine's.
     ends_at_s = hub.sessions()["holder/"].started_at_s
