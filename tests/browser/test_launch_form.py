@@ -295,11 +295,11 @@ def test_an_answer_that_comes_late_is_not_shown_and_a_service_that_fails_is_said
     # The one before is not shown as if it were the answer.
     expect(forecast(page)).to_have_attribute("aria-busy", "true")
     page.fill("#fgpu-fgpu", "0.9")
-    expect(forecast(page)).to_contain_text("0.9 fGPU is not free")
+    expect(forecast(page)).to_contain_text("A place is kept for it.")
     for route in kept:
         route.fulfill(json={"starts_now": True, "count": 1, "refusals": [], "quota": None})
     page.get_by_role("slider", name="GPU (fGPU)").focus()
-    expect(forecast(page)).to_contain_text("0.9 fGPU is not free")
+    expect(forecast(page)).to_contain_text("A place is kept for it.")
     page.unroute("**/api/v1/forecast**")
 
     faults.allow(r"(failed|console) .*forecast")
