@@ -97,7 +97,7 @@ class Uncontrolled:
 
 @dataclass(frozen=True, slots=True)
 class TrustedAnswer:
-    """Processes of a session that count as held by libfgpu until a time, by its last answer."""
+    """A session's last answer: the processes that libfgpu holds, and until when it is trusted."""
 
     placement: Placement
     held: frozenset[int]

@@ -17,7 +17,7 @@ class Machines(Protocol):
     """What is used of the engine here. Its methods block."""
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        """Return the sessions of those of these processes that belong to one, on a node's machine."""
+        """Return the session of each of these processes of a node's machine that is in one."""
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         """Return the reader of the GPUs of a node on another machine."""
@@ -80,7 +80,7 @@ class Drivers:
         return self._readers[source]
 
     def owners(self, source: NvmlSource, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return the sessions of those of these processes that belong to one. Blocks.
+        """Return the session of each of these processes that is in one. Blocks.
 
         Raises:
             FGPUError: the engine cannot tell.

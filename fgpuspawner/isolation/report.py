@@ -100,7 +100,7 @@ class Preload:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """One report. ``libfgpu`` is None if unknown."""
+    """A probe's report. ``libfgpu`` has the loaded libraries of that name; None if unknown."""
 
     probe: Literal[1]
     libfgpu: Annotated[tuple[Mapped, ...], Field(max_length=MOST_DEVICES)] | None

@@ -13,7 +13,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class Client(docker.APIClient):
-    """Aborts answers without an end. Streams are limited by their readers."""
+    """Aborts answers above `MOST_BYTES`. Streams are limited by their readers."""
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         answer: requests.Response = super().send(request, **{**kwargs, "stream": True})

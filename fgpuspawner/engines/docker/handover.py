@@ -26,7 +26,7 @@ LABEL, VERSION = HANDOVER, HANDOVER_VERSION
 PROGRAM = "fgpu-start"
 SERVER = "jupyterhub-singleuser"
 WITHIN_S = 60
-"""A container that gets no identity in this time ends, as its Hub has."""
+"""A container that gets no identity in this time ends: its Hub is gone."""
 
 TOLD_WITHIN_S = 20
 

@@ -1,6 +1,6 @@
-"""The anonymous volumes that images ask for with ``VOLUME``: each container gets its own and takes it along.
+"""The anonymous volumes that images ask for with ``VOLUME``: each container has its own.
 
-What a Hub or an engine that died leaves behind is found by its label and removed. Volumes without our label stay.
+They are removed with their container. What a Hub or an engine that died leaves behind is found by its label. Volumes without our label stay.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class Processes:
         return found
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the sessions of those of these processes that carry our variables or descend from one that does."""
+        """Return the session of each of these processes that has our variables or descends from one that has."""
         found = {}
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
