@@ -438,7 +438,7 @@ class Engine(Launcher):
 
     @abstractmethod
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        """Return the session of each of these processes that is in one of this installation. Blocks.
+        """Return the session of each process that runs in a session of this installation. Blocks.
 
         Without a node the processes are of this machine.
         """

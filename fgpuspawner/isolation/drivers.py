@@ -17,7 +17,7 @@ class Machines(Protocol):
     """What is used of the engine here. Its methods block."""
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        """Return the session of each of these processes of a node's machine that is in one."""
+        """Return the session of each process of a node's machine that runs in a session."""
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         """Return the reader of the GPUs of a node on another machine."""
@@ -80,7 +80,7 @@ class Drivers:
         return self._readers[source]
 
     def owners(self, source: NvmlSource, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return the session of each of these processes that is in one. Blocks.
+        """Return the session of each process that runs in a session. Blocks.
 
         Raises:
             FGPUError: the engine cannot tell.

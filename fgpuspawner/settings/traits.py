@@ -1,6 +1,6 @@
 """The kinds of values that settings have, and the one line that refuses another.
 
-traitlets checks a value as it is set, but its words name no limit and no remedy. They are put anew here, for all of
+traitlets checks a value as it is set, but its words name no limit and no remedy. This module rewords them for all of
 `FGPU`.
 """
 

@@ -34,7 +34,7 @@ log = logging.getLogger("fgpu.docker")
 
 LABEL = "fgpu"
 WARM = "warm"
-"""In the name and a label of a warm container. When a session takes it, it gets the session's name and keeps its labels."""
+"""In the name and a label of a warm container. A session that takes it changes its name and keeps its labels."""
 HOSTS_PROCESSES = "pid:[4026531836]"
 """The kernel's fixed name of the initial PID namespace."""
 
@@ -271,7 +271,7 @@ class Containers:
         return await self._is_gone(name)
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each of these processes that runs in one of our containers on the engine's machine."""
+        """Return the session of each process that runs in one of our containers on the engine's machine."""
         filters = {"label": f"{LABEL}.installation={self.installation}"}
         # Read them before asking the engine: a process may end during that.
         cgroups = (

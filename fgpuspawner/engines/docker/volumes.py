@@ -1,6 +1,7 @@
 """The anonymous volumes that images ask for with ``VOLUME``: each container has its own.
 
-They are removed with their container. What a Hub or an engine that died leaves behind is found by its label. Volumes without our label stay.
+They are removed with their container. Those that a Hub or an engine left behind when it died are found by their label.
+Volumes without our label stay.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Manifest = Mapping[str, Any]
 
 ANSWERS_WITHIN_S = 10.0
 WATCHED_FOR_S = 45
-"""A watch is asked for anew after this: a launch waits as long for one whose connection has died without a word."""
+"""Each watch is opened again after this time. A launch waits this long at most when a connection dies silently."""
 SAME = aiohttp.ClientTimeout(
     total=None, sock_connect=ANSWERS_WITHIN_S, sock_read=WATCHED_FOR_S + ANSWERS_WITHIN_S
 )
@@ -41,7 +41,7 @@ LONGEST_WORDS = 300
 PAGE, NAMES_PAGE = 100, 2000
 NOT_LOGGED_IN, GONE = 401, 410
 RENEWED_EVERY_S = 10.0
-"""A token is asked for anew no more often than so: an API that refuses every one is not logged in to for ever."""
+"""At least this long passes between two logins, since an API may refuse every token."""
 LOOK_EVERY_S = 0.05
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 """What kubectl shows: a row of each object."""
@@ -84,7 +84,7 @@ def configuration(**settings: Any) -> Configuration:
         ) from e
     found = Configuration.get_default_copy()
     if found.refresh_api_key_hook is None:
-        # A pod's own token is read anew by itself.
+        # The client reads a pod's own token again without this.
         found.refresh_api_key_hook = Renewal()
     return found
 
@@ -97,7 +97,7 @@ class Renewal:
         self._not_before_s = 0.0
 
     def refused(self) -> bool:
-        """Take note that the API knows the token no more; return whether another can be had now."""
+        """Note that the API refused the token; return whether a new login is allowed now."""
         self._refused = self._loading or time.monotonic() >= self._not_before_s
         return self._refused
 
@@ -221,7 +221,7 @@ class Api:
         A page is read in some tens of milliseconds, in which nothing else runs: thousands of pods at once took seconds.
 
         Raises:
-            Expired: it took so long that this instant is forgotten.
+            Expired: the API no longer has the state of that instant, since reading took too long.
         """
         after = ""
         while True:
@@ -309,10 +309,10 @@ class Api:
             raise _silent(e) from e
 
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
-        """Run a command in a pod's container; return its exit status and what it prints, little more than so many bytes.
+        """Run a command in a pod's container; return its exit status and output.
 
-        ``pod`` is its path in the API. A command that could not be run, or whose connection was
-        cut, has no status.
+        ``pod`` is its path in the API. Reading stops soon after ``most_bytes``. There is no status if the command
+        could not be run or the connection was cut.
         """
         token = self._token
         try:

@@ -24,7 +24,7 @@ NO_IMAGE = (
 NOT_MADE = ("CreateContainerError", "RunContainerError", "CreatePodSandboxError")
 BEGINS = ("ContainerCreating", "PodInitializing")
 NO_SECRET = "CreateContainerConfigError"
-"""Also of a pod whose secret is not there yet."""
+"""A pod also has this reason while its secret is not there yet."""
 BY_NODE: Mapping[str, tuple[EndCause, str]] = {
     "Evicted": (EndCause.PREEMPTED, "the cluster evicted the session"),
     "NodeShutdown": (EndCause.NODE_LOST, "the session's node was shut down"),

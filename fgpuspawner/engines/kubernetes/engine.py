@@ -45,7 +45,7 @@ log = logging.getLogger("fgpu.kubernetes")
 NOT_FOUND, CONFLICT = 404, 409
 DRA = "/apis/resource.k8s.io/v1"
 UNBOUND_FOR_S = 30.0
-"""So long the cluster may take to give a pod the place that its session has."""
+"""How long the cluster may take to bind a pod to its session's node."""
 UNREADY_FOR_S = 10.0
 GONE_WITHIN_S = 90.0
 """Beyond a pod's own time to end: how long its node may take to say that it has.
@@ -59,12 +59,12 @@ BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
 NOTHING = (f"{IN_CONTAINER}/probe-static",)
 """A program of ours that ends at once: it is not told what to do."""
 FEW = 20
-"""Of so many pods that were not heard of yet each is asked for; of more, all that there are."""
+"""Up to this many pods that the watch has not reported are asked for one by one; else all pods are listed."""
 UNTOLD = "what the cluster's nodes have cannot be told"
 NOT_ASKED = "GPU use is not measured on Kubernetes: pods may not see the processes of their node"
 """They see processes by their numbers on the node, which the Hub cannot follow into pods."""
 KILLED_WITHIN_S = 5.0
-"""Beyond a pod's own time to end: so long its node may take to see that the API has forgotten it."""
+"""Beyond a pod's own time to end: how long its node may take to see that the API has forgotten it."""
 
 
 def node_of(pod: Manifest) -> str:
@@ -128,7 +128,7 @@ class KubernetesEngine(Engine):
         self._held: frozenset[str] = frozenset()
         """The GPUs that sessions hold, where the cluster chooses them."""
         self._as_leased: set[str] = set()
-        """Nodes of which it is known that what the queue offers of them is leased."""
+        """Nodes known to have a lease for every GPU that the queue offers there."""
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class KubernetesEngine(Engine):
             about_gpus = at_once(self._about_gpus)
         except Refused as e:
             raise EngineSilent(f"{UNTOLD}: {e}") from e
-        # The event loop changes them meanwhile.
+        # Copies: the event loop changes the originals during this.
         return self._machines(list(nodes.found.values()), list(others.found.values()), about_gpus)
 
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
@@ -252,7 +252,7 @@ class KubernetesEngine(Engine):
             await self._leases.tend(list(filter(self._is_leased, found)), self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:
-        """Return whether a node is ours, and its GPUs are those that it has."""
+        """Return whether a node's GPUs are offered through leases."""
         named = self._installation.settings.nodes
         spec = next((spec for spec in named if spec["name"] == node["metadata"]["name"]), None)
         return inventory.is_ours(node, [spec["name"]] if spec else []) and are_found_by_driver(spec or {})
@@ -335,7 +335,7 @@ class KubernetesEngine(Engine):
         return [*(found[name] for name in names & found.keys()), *(pod for pod in asked if pod)]
 
     def _is_forgotten(self, pod: Manifest) -> None:
-        """Note that a pod is not in the API any more. One that somebody removed by force may run on for its grace."""
+        """Note that a pod has left the API. After a removal by force it may run on for its grace period."""
         if endings.is_running(pod):
             found = pod["metadata"]
             dying = {**pod, "metadata": {"deletionTimestamp": "by force", **found}}
@@ -343,7 +343,7 @@ class KubernetesEngine(Engine):
             self._forgotten.setdefault(found["name"], (dying, time.monotonic() + grace_s + KILLED_WITHIN_S))
 
     async def _late(self, ready: Sequence[str]) -> set[str]:
-        """Return the nodes of which a Hub that has just started may still offer GPUs that it does not lease any more."""
+        """Return the nodes where a Hub that has just started may still offer GPUs that it has ceased to lease."""
         assert self._nodes is not None
         if self._leases is None or self._queue is None:
             return set()
@@ -360,7 +360,7 @@ class KubernetesEngine(Engine):
         return found is None or not inventory.is_ready(found)
 
     def _is_removed(self, node_id: str) -> bool:
-        """Return whether the cluster knows that it has no such node."""
+        """Return whether the node is known to have left the cluster."""
         return self._nodes is not None and self._nodes.listed and node_id not in self._nodes.found
 
     def _observed(self, pod: Manifest) -> Observed | None:
@@ -370,7 +370,7 @@ class KubernetesEngine(Engine):
         ended = endings.how_it_ended(pod)
         node_id = node_of(pod)
         if not endings.has_ended(pod) and self._is_lost(node_id) and not self._is_removed(node_id):
-            # Somebody deleted it, but its node has not ended its processes.
+            # The pod was deleted, but its node has not ended its processes.
             ended = None
         return Observed(
             node_id=node_id,
@@ -525,7 +525,7 @@ class KubernetesEngine(Engine):
         raise LaunchFailed(trouble.message, trouble.cause)
 
     async def _give_up_place(self, name: str, why: str) -> None:
-        """Have the session wait again, if nothing of its pod is left."""
+        """Let the session wait again, if nothing of its pod is left."""
         if await to_the_end(self._ended_and_gone(name, grace_s=1)):
             raise NotBound(why)
 
@@ -543,7 +543,7 @@ class KubernetesEngine(Engine):
         return endings.NODE_GONE if removed else endings.GONE
 
     async def _asked_for(self, name: str) -> Manifest | None:
-        """Return a pod; nothing in it where there is none, None where that cannot be told."""
+        """Return a pod: empty if there is none, None if it could not be read."""
         try:
             return await self._api.ask("GET", f"{self._own}/pods/{name}")
         except Refused as e:
@@ -580,9 +580,9 @@ class KubernetesEngine(Engine):
         return all(await asyncio.gather(*(self._ended_and_gone(name, grace_s=grace_s) for name in names)))
 
     async def _ended_and_gone(self, name: str, *, grace_s: int) -> bool:
-        """Delete a pod and return whether it is known to hold nothing any more.
+        """Delete a pod and return whether it is known to hold nothing.
 
-        Never with a grace of 0: the API then forgets the pod at once, and its processes run on.
+        The grace is never 0: the API would forget the pod at once, and its processes would run on.
         """
         path = f"{self._own}/pods/{name}"
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s)}
@@ -594,7 +594,7 @@ class KubernetesEngine(Engine):
                 # A node that answers has heard of the deletion by then: it begins nothing of this pod.
                 late = time.monotonic() > since + KILLED_WITHIN_S and not self._is_lost(node_of(pod))
                 if endings.holds_nothing(pod) or (late and endings.nothing_runs(pod)):
-                    # The cluster takes it apart; nothing more is to be said of it.
+                    # The cluster removes the rest of it; this engine reports it no longer.
                     self._going.add(name)
                     return True
                 if self._pods is not None:
@@ -609,7 +609,7 @@ class KubernetesEngine(Engine):
         return False
 
     async def _until_killed(self, name: str) -> None:
-        """Wait until the processes have ended of a pod that the API does not have, as far as is known."""
+        """Wait until the processes of a pod that the API does not have should have ended."""
         if self._pods is not None:
             for _ in range(4):
                 if name not in self._pods.found:

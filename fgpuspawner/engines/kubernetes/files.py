@@ -22,10 +22,10 @@ READ_AT, WRITTEN_AT = "/to/read", "/to/written"
 BELOW = "outside"
 """The folder of files that go elsewhere than into the session's folder."""
 SMALL_BYTES = 4096
-"""What is no larger goes with the pod. 128 KiB is what a variable may hold."""
+"""Smaller content goes with the pod. A variable may hold 128 KiB."""
 WRITTEN_MIB = 32
 NOBODY = 65534
-"""Whose the files are: not the session's user's."""
+"""The files' owner, so that the session's user cannot change them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ CLOSING = ("NoSchedule", "NoExecute")
 
 
 def is_ready(node: Manifest) -> bool:
-    """Return whether a node's kubelet says that it is ready, as far as the cluster knows."""
+    """Return whether a node is ready by its kubelet's last report to the cluster."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
@@ -147,7 +147,7 @@ def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose pods are ours: those of an installation in its namespace. Anybody may write the same label elsewhere."""
+    """Tells our pods: those with the installation's label in its namespace. In others anybody may write the label."""
 
     installation: str
     namespace: str
@@ -257,7 +257,7 @@ def _devices(
     """
     registered = dialect.capacity(node, beside)
     if dialect.pins_card:
-        # A GPU of which somebody else has a part is not ours to divide.
+        # A GPU that pods of others share is not ours to divide.
         theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
     else:
         theirs = _as_many(registered, foreign, dialect, held)

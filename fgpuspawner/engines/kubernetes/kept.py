@@ -40,7 +40,7 @@ OTHERS_POD: Fields = {
     },
     "status": dict.fromkeys(("phase", "resourceClaimStatuses")),
 }
-"""Of any: what it takes of its node, and of which GPU."""
+"""Kept of every pod: what it takes of its node, and of which GPU."""
 
 _NODE: Fields = {
     "metadata": _METADATA,
@@ -60,7 +60,7 @@ def own_kept(pod: Manifest) -> dict[str, Any]:
 
 
 def kept(found: Manifest, fields: Fields) -> dict[str, Any]:
-    """Return these fields of an object, as far as it has them."""
+    """Return those of these fields that an object has."""
     return {name: _kept(found[name], below) for name, below in fields.items() if found.get(name) is not None}
 
 

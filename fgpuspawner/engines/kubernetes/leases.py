@@ -1,7 +1,8 @@
 """Lease pods: each holds a whole GPU of a node for this installation's sessions, and says which one it got.
 
-A lease is given back only when its GPU is not offered any more and no session has a share of it: who gets the GPU next
-is the cluster's to say. What a lease holds is told by asking it, and asked again when its node has more GPUs or fewer.
+A lease is given back only after its GPU was withdrawn from the queue and no session has a share of it: the cluster may
+give the GPU to others at once. Each lease pod is asked which GPU it holds, and again when its node has more GPUs or
+fewer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EVERY_S = 10.0
 TOGETHER_S = 0.3
 ANSWERS_WITHIN_S = 10.0
 TOO_MANY_FOR_S = 30.0
-"""So long a device plugin that is updated may take: its node has no GPU meanwhile, as far as the cluster knows."""
+"""The time that an update of a device plugin may take. During it the cluster counts no GPU on the node."""
 AT_A_TIME = 8
 MOST_BYTES = 4096
 CONFLICT, NOT_FOUND = 409, 404
@@ -47,9 +48,9 @@ OVER = ("Failed", "Succeeded")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a lease pod said of its GPU, its ``text``; None where it has none that works. ``uuid`` is the last it named.
+    """What a lease pod said of its GPU, its ``text``; None if it has none that works. ``uuid`` is the last it named.
 
-    It was asked while its node had so many ``gpus``.
+    ``gpus`` is how many its node had when it was asked.
     """
 
     text: str | None
@@ -72,7 +73,7 @@ class Leases:
         self._said: dict[str, Said] = {}
         """By the pods' uids: a pod of the same name may get another GPU."""
         self._withdrawn: frozenset[str] = frozenset()
-        """The uids of those to be given back: their GPUs are not offered any more."""
+        """The uids of lease pods that will be given back: their GPUs were withdrawn from the queue."""
         self._too_many_since: dict[str, float] = {}
         self._offered: dict[str, tuple[str, str]] = {}
         self._failures = Failures(log, "GPUs cannot be leased now")
@@ -196,10 +197,10 @@ class Leases:
     def _too_many(
         self, prefix: str, pods: Sequence[Manifest], most: int, held: Collection[str]
     ) -> list[Manifest]:
-        """Return which leases of a node that has only so many GPUs are to be given back.
+        """Return the leases to give back of a node that has only ``most`` GPUs.
 
-        Those that wait for a GPU and those whose GPU does not work, and if they are not enough for some time: all that
-        no session has a share of. The cluster does not say which GPU it misses, and gives another one in its place.
+        First come leases that wait for a GPU or have a broken one. If these are too few for `TOO_MANY_FOR_S`, all idle
+        leases are given back: the cluster does not say which GPU is missing, and a new lease gets another GPU.
         """
         since = self._too_many_since.setdefault(prefix, time.monotonic())
         waiting = [pod for pod in pods if not _node(pod)]
@@ -213,9 +214,9 @@ class Leases:
         return [*back, *(pod for pod in idle if pod not in back)]
 
     def _free(self, back: Sequence[Manifest], snapshot: Snapshot) -> list[Manifest]:
-        """Return those of these leases on whose GPUs nothing is and nothing can be placed.
+        """Return those of these leases that have no session on their GPU and cannot get one.
 
-        Which GPU a lease has may not be known: all that the queue knows of its node must be held by others.
+        If it is not known which GPU a lease has, other leases must hold all GPUs that the queue knows of its node.
         """
         free: list[Manifest] = []
         for pod in back:
@@ -247,7 +248,7 @@ class Leases:
                 raise
 
     async def _remove(self, pod: Manifest) -> None:
-        # This very one: somebody may have made another meanwhile.
+        # By its uid: another pod may have got the same name since.
         options: dict[str, Any] = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -261,7 +262,7 @@ class Leases:
                 raise
 
     async def _ask(self, pods: Iterable[tuple[Manifest, int]]) -> list[FGPUError]:
-        """Ask those that run, and have not said it of as many GPUs as their nodes have now."""
+        """Ask the running leases that were not asked since their nodes' numbers of GPUs changed."""
 
         async def ask(asked: tuple[Manifest, int]) -> None:
             pod, gpus = asked
@@ -299,7 +300,7 @@ class Leases:
 
 
 async def _each(step: Callable[[T], Awaitable[None]], of: Iterable[T]) -> list[FGPUError]:
-    """Do a step of each, some side by side; return what failed, which hinders no other."""
+    """Run a step for each, some side by side; return the failures. A failure does not stop the others."""
     at_a_time = asyncio.Semaphore(AT_A_TIME)
 
     async def one(item: T) -> FGPUError | None:

@@ -81,13 +81,13 @@ class Mirror(Generic[T]):
             pause_s = min(2 * pause_s, SLOWEST_AGAIN_S if self.forbidden else 4 * AGAIN_AFTER_S)
 
     async def until_told(self, within_s: float) -> None:
-        """Wait for the next change of anything, at most so long."""
+        """Wait for the next change of any object, for ``within_s`` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._news:
                 await self._news.wait()
 
     async def until_another(self, name: str, within_s: float) -> None:
-        """Wait until this object is told to be another, or gone, at most so long."""
+        """Wait until this object has changed or is gone, for ``within_s`` at most."""
         was = self.found.get(name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._news:
@@ -113,7 +113,7 @@ class Mirror(Generic[T]):
         return version
 
     async def _watch(self, version: str) -> str:
-        """Take in what is told, until the API has had enough; return how far that came."""
+        """Apply the watch's events until the API closes it; return the last version seen."""
         async for event in self._api.watch(self._path, self._query, version):
             item: dict[str, Any] = event["object"]
             version = str(item["metadata"]["resourceVersion"])

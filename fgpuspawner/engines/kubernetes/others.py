@@ -1,4 +1,4 @@
-"""Sessions of other installations in the namespace of ours, as after a change of ``db_url``: nobody ends them."""
+"""Sessions of other installations in our namespace, as after a change of ``db_url``. No Hub ends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import label
 
 
 def in_namespace(reached: Callable[[], Configuration], where: str, installation: str) -> Sequence[str]:
-    """Return for ``fgpu check`` a line for each other installation whose sessions run in a namespace. Blocks."""
+    """Return for ``fgpu check`` a line for each other installation with sessions in a namespace. Blocks."""
     try:
         cluster = reached()
         found = at_once(lambda: _sessions_of_others(cluster, where, installation))

@@ -19,18 +19,18 @@ from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 SERVER = "jupyterhub-singleuser"
 SHARED_MEMORY = "/dev/shm"
 HIDDEN = ("LD_PRELOAD", "LD_AUDIT", "CUDA_DISABLE_CONTROL", "FGPU_SIMULATED_MACHINE")
-"""Nothing takes a variable of the image's away in a pod. Of these an empty value does the same."""
+"""A pod cannot unset a variable of its image. An empty value of these has the same effect."""
 PUBLIC = ("PATH", "LD_*", "PYTHON*", "LANG", "LC_*", "HOME", "MALLOC_*")
 SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
-"""What `sudo` and `apt-get` need, and no more."""
+"""What `sudo` and `apt-get` need."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
     """What ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner`` set for one session's pod.
 
-    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that is to be there before it, as the
-    API has them. ``image``: what nodes fetch, where that has another name than the catalogue says.
+    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that must exist before it,
+    both as in the API. ``image`` is what nodes fetch, if its name differs from the catalogue's.
     """
 
     manifest: Manifest = field(default_factory=dict)
@@ -179,7 +179,7 @@ def _is_public(name: str, prepared: Collection[str]) -> bool:
 
 
 def _literal(value: str) -> str:
-    """Return a value of which the cluster takes no part for the name of another variable."""
+    """Return a value in which the cluster expands no ``$(NAME)``."""
     return value.replace("$(", "$$(")
 
 

@@ -1,4 +1,4 @@
-"""What a Hub may do in its cluster: no more than the engine's calls need. Pure.
+"""What a Hub may do in its cluster: only what the engine's calls need. Pure.
 
 One table: the manifests give these rights, `fgpu kube check` asks for each, docs/kubernetes.md says what each is for, and
 tests/kube/test_rights.py takes one after the other away.

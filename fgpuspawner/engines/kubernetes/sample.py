@@ -25,7 +25,7 @@ OptionsOf = Callable[[Session, Image], Awaitable[PodOptions]]
 
 
 async def sample_spec(options_of: OptionsOf) -> Manifest:
-    """Return the spec of a session's pod that is on no node, as far as it says which nodes take the pod."""
+    """Return the spec of a session's pod without a node; it says which nodes take the pod."""
     spec = (await options_of(_session(), IMAGE)).manifest.get("spec") or {}
     return {**spec, "tolerations": tolerations(spec)}
 

@@ -188,7 +188,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def wrong_elsewhere(cls, config: Config, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return whose pods run in the namespace of ours. Those of other namespaces are other Hubs' by right."""
+        """Return a line for each other installation with pods in our namespace. Other namespaces may be other Hubs'."""
         return others.in_namespace(lambda: cls.reached(config), cls.where(config), installation)
 
     @classmethod

@@ -199,7 +199,7 @@ class Processes:
         return found
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each of these processes that has our variables or descends from one that has."""
+        """Return the session of each process that has our variables or descends from a process that has them."""
         found = {}
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):

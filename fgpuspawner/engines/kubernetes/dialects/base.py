@@ -122,9 +122,9 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a cluster gave a pod of one GPU; None where its words do not say it.
+    """What a cluster gave a pod of one GPU; None where the cluster does not say it.
 
-    ``whole`` is the resource of which the pod has all of one: "nvidia.com/gpu", "nvidia.com/mig-1g.10gb".
+    ``whole`` is the resource if the pod has a whole unit of it: "nvidia.com/gpu", "nvidia.com/mig-1g.10gb".
     """
 
     uuid: str | None = None
