@@ -223,7 +223,7 @@ def _logs(data: Path) -> list[str]:
 
 
 def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:
-    """Yield the values of a configuration whose names match `SECRET`, at any depth, and the passwords in its URLs."""
+    """Yield all values of a configuration with names that match `SECRET`, at any depth, and the passwords in its URLs."""
     if isinstance(value, str | bytes):
         words = value.decode(errors="replace") if isinstance(value, bytes) else value
         if secret:
@@ -254,7 +254,7 @@ def _of_url(words: str) -> Iterator[str]:
 
 
 def _of_files(data: Path) -> Iterator[str]:
-    """Yield the words in the files of the data folder whose names match `SECRET`."""
+    """Yield the words in files of the data folder with names that match `SECRET`."""
     for path in data.iterdir() if data.is_dir() else ():
         if SECRET.search(path.name) and path.is_file() and path.stat().st_size <= LONGEST_SECRET_FILE:
             yield from path.read_text(errors="replace").split()

@@ -11,9 +11,9 @@ from fgpuspawner.images.needs import least_fgpu_milli
 
 NEWEST_RUNS = 5
 LEAST_RUNS = 3
-"""Of fewer nobody knows what is usual."""
+"""Fewer runs do not show what is usual."""
 LOOKED_THROUGH = 200
-"""So many of a user's newest runs are read to find the newest of each image."""
+"""How many of a user's newest runs are read to find the newest of each image."""
 HEADROOM_PERCENT = 20
 """Above the highest peak: the next run may need a little more."""
 SHARE_MIB = 128
@@ -90,9 +90,9 @@ def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
 
 
 def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
-    """Return the runs that say something, by image, in the order in which they are given.
+    """Return the runs to advise from, by image, in the order given.
 
-    Runs of which nothing was measured say nothing, and what ran on several GPUs cannot be had smaller.
+    Runs without measurements are left out, and runs on several GPUs, since those cannot become smaller.
     """
     found: dict[str, list[Run]] = {}
     for one in past:
@@ -110,9 +110,9 @@ def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
 def advice_by_image(
     past: Iterable[Past], *, step_milli: int, images: Iterable[Image], devices: Sequence[Device]
 ) -> dict[str, Advice]:
-    """Return what would have been enough for somebody's runs, by image, where there is advice to give.
+    """Return what would have been enough for a user's runs, by image, where there is advice to give.
 
-    ``past`` is newest first; ``devices`` are those that they may be given, and ``images`` say what is their least.
+    ``past`` is newest first, ``devices`` are those that the user may get, and ``images`` give the least amounts.
     """
     runs, found = runs_of(past), {}
     for image in sorted((image for image in images if image.slug in runs), key=lambda image: image.slug):

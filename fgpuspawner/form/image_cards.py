@@ -19,7 +19,7 @@ TITLES = {title.casefold(): title for title in WRITTEN}
 PRIVATE = "Private images"
 PRIVATE_ABOUT = "Saved from sessions: your own, and those that were shared with you."
 SEARCH_FROM = 6
-"""So many images can be searched."""
+"""From this many images on, the form has a search field."""
 
 
 def cards(offer: Offer, advice: Mapping[str, Advice]) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ class Offer:
 
     @property
     def user(self) -> str:
-        """The user whose offer this is."""
+        """The user that the offer is for."""
         return self.default.user
 
     @property
@@ -167,7 +167,7 @@ class Offer:
         return tuple(a for a in fit if not limits or a <= min(limits))
 
     def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> LaunchRequest:
-        """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
+        """Return what is preselected with an image in a resource group; ``amounts`` are the group's, if known already."""
         step_milli = self.caps.fgpu_step_milli
         fgpu = fgpu_for(image, self.default.fgpu_milli, self.devices_of(group), step_milli=step_milli)
         amounts = self.amounts(group) if amounts is None else amounts
@@ -186,7 +186,7 @@ class Offer:
         """Return the CPU in thousandths of a core and the memory in MiB that go with an amount of the GPU.
 
         What is recommended for the image, else the administrators' default, else the same part of a node as the amount
-        is of its GPUs: of the node with the least, so that whoever takes a part of a GPU leaves that much to the others.
+        is of its GPUs. The node with the least counts, so that enough is left for the rest of its GPUs.
         """
         able = nodes_for(fgpu_milli, self.nodes_of(group))
         parts = [

@@ -24,7 +24,7 @@ IMAGE_NAME = "image_name"
 """Of the form only: an image by its name, in place of one of those that it lists."""
 
 ACCEPT_IMAGE = "accept_image"
-"""An image of somebody else's that is accepted with the start, by its digest: what was seen is what is started."""
+"""The digest of another user's image that is accepted with the start: what was seen is what is started."""
 
 NOT_ACCEPTED = "not_accepted"
 
@@ -69,7 +69,7 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
             raw[name] = values[0].strip()
     by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)
     if by is not None and "time_limit" in fields and raw.keys().isdisjoint(("time_limit", "time_limit_s")):
-        # The form has the default in its field: whoever empties it wants none.
+        # The form's field holds the default: a user who empties it wants no limit.
         raw["time_limit_s"] = "0"
     if named is not None:
         raw["image"] = named
@@ -135,7 +135,7 @@ def parse_to_start(
     ``waiting`` is the server's request that waits already: it keeps its place, also if its image can't start now.
 
     Raises:
-        Refused: with every reason at once; also where the image is somebody else's, and is not accepted.
+        Refused: with every reason at once; also where the image is another user's and not accepted.
     """
     if waiting is not None and raw.get("image", waiting.image) == waiting.image:
         raw, offer = {**raw, "image": waiting.image}, replace(offer, available=NOTHING_KNOWN)

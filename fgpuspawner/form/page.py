@@ -88,7 +88,7 @@ def render(
             "images": amounts(offer, advice or {}),
             "labels": LABELS,
             "at": AT,
-            # What somebody has chosen does not follow the amount of the GPU.
+            # What the user has chosen does not follow the amount of the GPU.
             "given": [AT.get(name, name) for name in given if name in FIELDS],
         },
         by_link=by_link,
@@ -168,7 +168,7 @@ def _preselected(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
-    """Return the image of somebody else's that is asked for and was not accepted."""
+    """Return the requested image if it is another user's and was not accepted."""
     image = offer.image(given.get(IMAGE_NAME) or given.get("image"))
     return None if image is None or image.is_accepted_by(offer.user) else image
 

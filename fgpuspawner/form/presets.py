@@ -1,4 +1,4 @@
-"""The launch form's choices of one click: presets and last launches, as far as their user may start them now. Pure."""
+"""The launch form's choices of one click: presets and last launches that the user may start now. Pure."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _text(value: object) -> str:
 
 
 def fields_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options as what the form's fields are to hold; one that is not said is to be empty."""
+    """Return the values of the form's fields for these options. An option that is not given leaves its field empty."""
     said = in_form({name: value for name, value in options.items() if value is not None})
     empty = {name: "" for name, field in FIELDS.items() if field.is_optional}
     return {**empty, **said, GPU_BY: "memory" if "gpu_memory_mib" in said else "fgpu"}

@@ -34,7 +34,7 @@ class BadTicket(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Whom a forecast is for."""
+    """The user that a forecast is for, with their Hub groups."""
 
     user: str
     hub_groups: tuple[str, ...]
