@@ -127,7 +127,7 @@ def _session(own: Opened, text: str) -> Session:
 
 
 def _made(images: PrivateImages, wished: PrivateImage) -> PrivateImage:
-    """Wait until it is made, or not; say how far it is on standard error."""
+    """Wait until the image is made or has failed; show the progress on standard error."""
     said, deadline = "", time.monotonic() + WAIT_S
     while (found := images.get(wished.id)).state in MAKING:
         message = found.message or "waiting for the Hub"

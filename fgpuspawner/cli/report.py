@@ -223,7 +223,7 @@ def _logs(data: Path) -> list[str]:
 
 
 def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:
-    """Yield all values of a configuration with names that match `SECRET`, at any depth, and the passwords in its URLs."""
+    """Yield a configuration's values with names that match `SECRET`, at any depth, and the passwords in its URLs."""
     if isinstance(value, str | bytes):
         words = value.decode(errors="replace") if isinstance(value, bytes) else value
         if secret:

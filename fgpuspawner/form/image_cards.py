@@ -88,7 +88,7 @@ def most_gpu_memory_mib(offer: Offer, group: str) -> int:
 
 
 def _gpu_memory_mib(offer: Offer, image: Image, group: str) -> int | None:
-    """Return what is filled in for who asks for exact memory: what can be asked for, and one GPU there has."""
+    """Return the exact GPU memory that the form fills in: the image's, at most the largest GPU's; None without."""
     wanted_mib = image.recommended_gpu_memory_mib or image.min_gpu_memory_mib
     asked_mib = -(-wanted_mib // MEMORY_GRAIN_MIB) * MEMORY_GRAIN_MIB
     return min(asked_mib, most_gpu_memory_mib(offer, group)) if wanted_mib else None

@@ -167,7 +167,7 @@ class Offer:
         return tuple(a for a in fit if not limits or a <= min(limits))
 
     def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> LaunchRequest:
-        """Return what is preselected with an image in a resource group; ``amounts`` are the group's, if known already."""
+        """Return what is preselected with an image in a resource group; ``amounts`` are the group's, if known."""
         step_milli = self.caps.fgpu_step_milli
         fgpu = fgpu_for(image, self.default.fgpu_milli, self.devices_of(group), step_milli=step_milli)
         amounts = self.amounts(group) if amounts is None else amounts

@@ -159,7 +159,7 @@ def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _preselected(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
-    """Return what is shown in fields that nothing is given for: what goes with what is given, where that can be."""
+    """Return the values of fields that were not given: if possible, those that go with the given ones."""
     try:
         found = parse(read_fields({name: [value] for name, value in given.items()}), offer)
     except Refused:
@@ -174,7 +174,7 @@ def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
 
 
 def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
-    """Return what to say at each of the form's fields; of several things at one, all."""
+    """Return the messages for each of the form's fields, several for one field joined."""
     found: dict[str, list[str]] = {}
     for refusal in refusals:
         field = AT.get(refusal.field, refusal.field)

@@ -180,7 +180,7 @@ class _Reader:
 
 
 def _keys(line: str) -> tuple[str, ...]:
-    """Return the keys that one line of TOML names, from the outermost in; none where it is none."""
+    """Return the keys that one line of TOML names, from the outermost in; empty if the line has none."""
     try:
         found: object = tomllib.loads(line)
     except tomllib.TOMLDecodeError:

@@ -1,8 +1,8 @@
 """What administrators change of the catalogue: kept in the database, laid over the file, and made here.
 
 The file stays the source. What was changed lies over it key by key, so that all else follows the file when that
-changes. An edit is checked exactly as an entry of the file is: one that does not fit the file any more has no effect,
-and says so. Pure, but for `edit_catalogue`.
+changes. An edit is checked exactly as an entry of the file is. An edit that has ceased to fit the file has no effect
+and is reported. Pure, except `edit_catalogue`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Listed:
 class Merged:
     """The images in force, in their order.
 
-    ``reordered``: another order than the file's. ``lost`` are the slugs of edits of images that the file does not have
-    any more, and of added entries that cannot be read, each with why.
+    ``reordered``: another order than the file's. ``lost`` maps slugs to reasons: edits of images that
+    have left the file, and added entries that cannot be read.
     """
 
     listed: tuple[Listed, ...]
@@ -152,7 +152,7 @@ def _with_one_default(
 
 
 def _ordered(slugs: Sequence[str], positions: Mapping[str, int]) -> list[str]:
-    """Return the slugs by their positions; one without comes after whom it follows in ``slugs``."""
+    """Return the slugs by their positions; a slug without one stays after its predecessor in ``slugs``."""
     order = sorted((slug for slug in slugs if slug in positions), key=lambda slug: (positions[slug], slug))
     for index, slug in enumerate(slugs):
         if slug not in positions:
@@ -184,7 +184,7 @@ SETS: Mapping[Action, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is to be written: edits to put, and slugs whose edits are to be dropped."""
+    """What to write to the database: edits to put, and the slugs of edits to drop."""
 
     put: tuple[ImageEdit, ...] = ()
     drop: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class Draft:
         return self._whole(slug, {**wanted, "slug": slug})
 
     def add(self, entries: Sequence[Entry]) -> Update:
-        """Return what adds images to the catalogue, whose slugs are not taken."""
+        """Return the update that adds images to the catalogue. A slug that is taken is refused."""
         taken = {image.slug for image in self._file.images} | self._edits.keys()
         put = []
         for entry in entries:

@@ -1,6 +1,6 @@
 """The labels of an image that say of it what its entry in a catalogue would say; docs/images.md lists them. Pure.
 
-They are written by whoever built the image: what they say is checked like a file, and only proposed. What an
+The image's builder writes them: their values are checked like a file, and only proposed. What an
 administrator alone decides is no label: whether it is the default, enabled, hidden, and whether it gives sudo. Neither
 is what an image cannot know of itself: reference, digest, and the environment of local processes.
 """
@@ -20,7 +20,7 @@ SLUG = f"{PREFIX}slug"
 PRIVATE = f"{PREFIX}private"
 """The label of every private image, which belongs to no catalogue, and how its others' names begin."""
 HANDOVER, HANDOVER_VERSION = f"{PREFIX}handover", 1
-"""The label of an image whose server is apart from its users' programs, and waits for its identity; and its value."""
+"""The label, with its value, of an image with a server apart from users' programs that waits for its identity."""
 
 TEXTS = ("slug", "name", "framework", "version", "python", "description", "icon", "cuda", "deprecated")
 LISTS = ("kernels", "gpu_architectures", "groups", "users")

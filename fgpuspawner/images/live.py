@@ -27,7 +27,7 @@ class Images:
     """The last good catalogue. Thread-safe: what is read is replaced as a whole, never changed.
 
     ``catalogue`` is what is in force: the last good file, with the edits of the database, and private images. It is
-    empty until the database was read once, so that nobody starts what an administrator has disabled. ``problem`` is
+    empty until the database was read once, so that no user starts what an administrator has disabled. ``problem`` is
     the one line that says what is wrong with the file now, or None; ``trouble`` what is wrong with the database.
     ``listed`` says of each image where it comes from. ``names`` are the images' names by slug, also of those that were
     removed while this process ran: sessions may still be of them.
@@ -62,7 +62,7 @@ class Images:
         return self._file or Catalogue(())
 
     def refresh(self) -> None:
-        """Read file and database again, as far as they changed. Blocks; a failure keeps what there is."""
+        """Read file and database again if they changed. Blocks; a failure keeps what there is."""
         with self._lock:
             before = self.problem
             if self._file_is_new() and self.problem is None and before is not None:

@@ -21,12 +21,12 @@ class Image:
     CPU. ``gpu_architectures`` are compute capabilities such as "7.0". ``digest`` is the id of what
     the engine must have under the reference ("sha256:..."). ``kernels`` are the names of its
     kernels, the first of them the one that notebooks open on. ``sudo``: users may become root in it.
-    What is not ``enabled`` is started by nobody; what is ``hidden`` only by who knows the slug.
+    No user can start an image that is not ``enabled``; a ``hidden`` one only users who know the slug.
 
-    ``owner`` and ``node_id`` are of private images only, whose slug is their full name: whose it is,
-    and which engine has it. ``groups`` and ``users`` are then whom it is shared with, ``accepted_by`` and ``declined_by``
-    who of them has said so, and ``under`` is the image of the catalogue that it has in it: for whom that one does not
-    exist, this one does not either. ``owners_alone``: all that it was made with was started by its owner.
+    The rest is of private images only. Their slug is their full name. ``owner`` is a user, ``node_id`` the engine that
+    has the image. It is shared with ``groups`` and ``users``; ``accepted_by`` and ``declined_by`` are those who
+    answered. ``under`` is the image of the catalogue that it was made from: only users who see that one see this one.
+    ``owners_alone``: every session that it was made from was started by its owner.
     """
 
     slug: str
@@ -73,7 +73,7 @@ class Image:
         return user in (self.owner, *self.users) or any(group in groups for group in self.groups)
 
     def is_accepted_by(self, user: str) -> bool:
-        """Return whether the user need not be asked any more: it is the administrator's, their own, or they said yes."""
+        """Return whether the user need not be asked: it is the administrator's, their own, or they said yes."""
         return user in (self.owner, *self.accepted_by) or not self.owner
 
     def may_have_others_programs(self, user: str) -> bool:
@@ -92,12 +92,12 @@ class Catalogue:
         return next((image for image in self.images if image.slug == slug), None)
 
     def get(self, slug: str) -> Image | None:
-        """Return the enabled image of this slug, whoever may use it, or None."""
+        """Return the enabled image of this slug, or None. Whether a user may use it is not checked."""
         found = self.entry(slug)
         return found if found is not None and found.enabled else None
 
     def of(self, request: Request) -> Image | None:
-        """Return the image of a request if whoever made it may start it now, and accepts it, or None."""
+        """Return the image of a request if its user may start it now and has accepted it, or None."""
         found = self.get(request.image)
         if found is None or not found.is_visible_to(request.user, request.groups):
             return None
@@ -113,7 +113,7 @@ class Catalogue:
 
 
 def state_words(image: Image) -> list[str]:
-    """Return what is to be said of an image's state, beginning with whether it may be started."""
+    """Return the words for an image's state, first whether it may be started."""
     words = ["disabled" if not image.enabled else "hidden" if image.hidden else "enabled"]
     if image.default:
         words.append("default")

@@ -13,10 +13,10 @@ from fgpuspawner.images.values import shown
 
 
 def pinned(image: Image, found: Mapping[str, FoundImage]) -> tuple[dict[str, Any], str]:
-    """Return the entry that holds an image to what was found, by engine, and what is to be said of it.
+    """Return the entry that pins an image to what was found, by engine, and a message about it.
 
-    What came from a registry is pinned by the registry's digest, in the reference, so that an engine that does not
-    have it can still pull the same. What was built there has none: it is pinned by its id.
+    An image from a registry is pinned by the registry's digest, in the reference, so that an engine that does not
+    have it can still pull the same. An image built there has no digest and is pinned by its id.
 
     Raises:
         CatalogueError: no engine has it, or they have different ones.

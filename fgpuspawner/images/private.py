@@ -46,7 +46,7 @@ def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
         accepted_by=row.accepted_by,
         declined_by=row.declined_by,
         owners_alone=row.owners_alone,
-        # Whoever may not start that one any more does not become root in this one either.
+        # Once the image below is disabled, users cannot become root in this one either.
         sudo=base.sudo and base.enabled,
         under=base,
         owner=row.owner,
@@ -55,7 +55,7 @@ def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
 
 
 def _as_it_was(row: PrivateImage) -> Image:
-    """Return what the catalogue said of an image that it does not have any more. For whom it was is for whom it stays."""
+    """Return an image that has left the catalogue as it was there. The same users may use it."""
     facts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in json.loads(row.facts).items()

@@ -1,6 +1,6 @@
-"""How far pulls are that sessions wait for, and how the Hub tells the service of them: a small file in ``data_dir``.
+"""The progress of pulls that sessions wait for. The Hub writes it to a small file in ``data_dir`` for the service.
 
-It is no business of the database: it changes every second, and means nothing any more once the Hub has ended.
+It is not in the database: it changes every second, and is worthless once the Hub has ended.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def write_pulls(data: Path, pulls: Mapping[int, PullState], *, now_s: float) -> 
 
 
 def read_pulls(data: Path, *, now_s: float) -> Mapping[int, PullState]:
-    """Return what is told of pulls, by session; empty where there is nothing, or nobody tells any more."""
+    """Return the progress of pulls, by session; empty if the file is missing, unreadable or too old."""
     try:
         found = _TOLD.validate_json((data / WRITTEN).read_bytes())
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
 """A private image as a Dockerfile: which packages its session has installed beyond what it was started from.
 
-Which files changed is the engine's to say, and Python packages are read from the names of their folders. What stands
-there was written by the session, and ends up in commands of whoever builds it. So names and versions have to keep to
-grammars in which nothing of a shell or a Dockerfile can be said, and are quoted beside that; what does not is counted,
-and not shown. Pure.
+The engine says which files changed, and Python packages are read from the names of their folders. The session wrote
+these names, and they end up in commands that a user runs to build the image. So names and versions must keep to
+grammars that have no syntax of a shell or a Dockerfile, and are quoted as well. Those that do not are counted, and not
+shown. Pure.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Changes:
     elsewhere: Sequence[str] = ()
     """Folders in which other files have changed."""
     unreadable: int = 0
-    """Packages whose name or version is none."""
+    """Number of Python packages without a valid name and version."""
     made: Sequence[str] = ()
     """Folders of environments that the session has made: what the image is made from has no interpreter there."""
 
@@ -94,10 +94,10 @@ class Base:
 
 
 def packages_of(status: bytes) -> dict[str, str]:
-    """Return the installed packages of dpkg's status file, with versions. What is no name or version is left out."""
+    """Return the installed packages of dpkg's status file, with versions. Invalid names and versions are left out."""
     found: dict[str, str] = {}
     fields: dict[bytes, str] = {}
-    # Line by line: whoever is root in a session writes what they like there, and all of it at once takes far more room.
+    # Line by line: root in a session may write anything there, and all of it at once takes far more memory.
     for line in itertools.chain(io.BytesIO(status), (b"\n",)):
         key, _, value = line.rstrip(b"\n").partition(b": ")
         if key in (b"Package", b"Status", b"Version"):
@@ -180,7 +180,6 @@ def _is_below_any(path: str, folders: Collection[str]) -> bool:
 
 
 def _is_made(own: Environment, changed: Mapping[str, int]) -> bool:
-    """Return whether the session has made an environment."""
     programs = (f"{own.prefix}/bin/python", own.program, f"{own.prefix}/bin/python{own.python}")
     return any(changed.get(path) == ADDED for path in (f"{own.prefix}/pyvenv.cfg", *programs))
 

@@ -1,4 +1,4 @@
-"""Images that sessions are saved as, whatever engine saves them: their labels, and whose their server is. Pure."""
+"""Images that sessions are saved as, whatever engine saves them: their labels, and the owner of their server. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ_BY_THE_SERVER = ("JUPYTER_PATH=", "JUPYTER_CONFIG_PATH=", "JUPYTER_CONFIG_D
 
 
 def labels_of(image: PrivateImage, installation: str, made_at_s: int) -> dict[str, str]:
-    """Return the labels that say whose an image is, and where it comes from."""
+    """Return the labels that name an image's owner and origin."""
     return {
         PRIVATE: "1",
         f"{PRIVATE}.installation": installation,
@@ -35,9 +35,9 @@ def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_server_apart(config: Mapping[str, Any], *, home: str) -> bool:
-    """Return whether an image's server is root's, by its configuration: whose session it is cannot change it.
+    """Return whether root owns an image's server, by its configuration, so that the session's user cannot change it.
 
-    Nor may it read configuration where the session could write it: in its working folder, or where the image says.
+    Nor may the server read configuration that the session could write: in its working folder, or where the image says.
     """
     apart = (config.get("Labels") or {}).get(HANDOVER) == str(HANDOVER_VERSION)
     elsewhere = any(entry.startswith(READ_BY_THE_SERVER) for entry in config.get("Env") or ())

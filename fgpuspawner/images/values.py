@@ -83,7 +83,7 @@ class Values:
         return bool(self._get(key, bool, "true or false", fallback))
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Return the names in a list; a list that names nobody is refused, not guessed at."""
+        """Return the names in a list. An empty list is refused, since its meaning would be a guess."""
         found = self._list(key, '["lab"]', "leave the key out to allow everybody, or name somebody")
         for name in found:
             if not name.strip() or not name.isprintable():

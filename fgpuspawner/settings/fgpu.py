@@ -95,7 +95,7 @@ class FGPU(
 
 
 def _has_no_effect(change: LazyConfigValue, default: object) -> bool:
-    """Return whether traitlets would pass over ``append``, ``update`` and the like of a setting without a word."""
+    """Return whether traitlets would silently ignore ``append``, ``update`` and the like of a setting."""
     try:
         return bool(change.to_dict()) and change.get_value(default) == default
     except (TypeError, ValueError):

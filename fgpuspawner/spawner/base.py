@@ -83,12 +83,12 @@ TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
 PULL_TOLD_EVERY_S = 1.0
 FURTHER_EVERY_S = 0.05
-"""So often the Hub is asked for one of the further sessions of all submissions: each takes it a dozen writes in the event
-loop, in which everybody else waits. Their places in the queue are theirs before."""
+"""The pause between two further sessions of all submissions: for each the Hub makes a dozen writes in the event loop,
+and its other requests wait for these. The sessions have their places in the queue before."""
 MOST_TOLD = 20
 """Waiting pages of one server: each asks the scheduler's one thread at every change of the queue."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
-"""JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
+"""JupyterLab takes no extension from the image: its script would act in the browsers of users who open the session."""
 
 
 class QueuedSpawner(LaunchFormSpawner, Spawner):
@@ -335,7 +335,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return f"http://{launched.ip}:{launched.port}"
 
     def _beside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run what nobody waits for."""
+        """Run a coroutine in the background; a failure is logged."""
         self.runtime.background.run(coroutine, failed=f"A task for {self._log_name} failed")
 
     def _is_up(self, session: Session) -> None:
@@ -355,28 +355,27 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return self.user.name, self.name
 
     async def _launch_at_rest(self) -> None:
-        """Cancel the launch of this server that is in flight, if any, and wait until it has no more effects."""
+        """Cancel the launch of this server that is in flight, if any, and wait until it has no further effects."""
         found = self._launches.get(self._server_key)
         if found is None:
             return
         _, launch = found
         if not launch.done():
             launch.cancel()
-            # Whoever waits here can be cancelled, too: then the next one waits for the same launch.
+            # This wait can be cancelled, too: then the next caller waits for the same launch.
             await asyncio.wait([launch])
         if self._launches.get(self._server_key) is found:
             del self._launches[self._server_key]
 
     async def _accept_image(self, engines_id: str) -> None:
-        """Keep that the user accepts this image, and that they need not say so again."""
+        """Store that the user accepts this image, so that they are not asked again."""
         await self.runtime.accept_image(engines_id, self.user.name)
-        # A later start with the same options is not to accept again what was declined meanwhile.
+        # Else a later start with the same options would accept again what was declined since.
         self.user_options = {k: v for k, v in self.user_options.items() if k != ACCEPT_IMAGE}
         self.orm_spawner.user_options = self.user_options
         self.user.db.commit()
 
     async def _waiting(self) -> Request | None:
-        """Return this server's request that waits already, or None."""
         current = await self.runtime.queue.serving(self.user.name, self.name)
         return None if current is None or current.state is SessionState.RUNNING else current.own_request
 
@@ -394,13 +393,13 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         further = await self._further_names(wanted.count - 1)
         names = [self.name, *further]
         requests = [wanted.for_server(name) for name in names]
-        # In one step: a request that is refused costs nobody their place.
+        # In one step: if a request is refused, none loses its place.
         replacing = None if current is None else current.id
         submitting = asyncio.ensure_future(scheduler.submit(requests, replacing=replacing))
         try:
             sessions = await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            # What is being committed is committed. `stop` finds this server's request; the others are nobody's yet.
+            # The commit in progress completes. `stop` finds this server's request; the further ones have none.
             self._beside(self._hold_further(submitting))
             raise
         if further:
@@ -459,7 +458,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             async with self._spawning_further:
                 current = await self.runtime.queue.serving(self.user.name, name)
                 if current is None or current.id != session.id:
-                    return  # It was ended meanwhile: nothing new is asked for in its place.
+                    return  # It was ended: nothing new is asked for in its place.
                 self.user.get_or_create_spawner(name, name, replace_failed=True)
                 starting = asyncio.ensure_future(
                     handler.spawn_single_user(self.user, name, name, options=options)
@@ -514,7 +513,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             self._is_up(current)
             await self._reached_or_judged(current)
             if self._phase != self.UP:
-                return 0  # Ended by its owner meanwhile.
+                return 0  # Ended by its owner during the wait.
         ended = await self._known_end() or await self.runtime.engine.ended(self.session)
         if ended is None:
             return None
@@ -529,16 +528,16 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return ended.status
 
     async def _reached_or_judged(self, session: Session) -> None:
-        """Wait, when the Hub has just started and checks this server, until its machine or itself answers.
+        """Wait, when the Hub has just started and checks this server, until the server or its machine answers.
 
-        The Hub ends a server that does not answer then. Of one on a machine that is away nobody knows anything.
+        The Hub would end a server that does not answer, but on an unreachable machine it may still run.
         """
         if not self._check_pending:
             return
         checked = self.orm_spawner.server
-        # Ended meanwhile and asked for again: in place of the one that it checks the Hub would end the new one.
+        # If the checked server was ended and started again, the Hub would end the new one in its place.
         while await self._is_out_of_reach(session) or self.orm_spawner.server not in (checked, None):
-            # Nobody could end a server that the Hub checks.
+            # Users cannot end a server while the Hub's check is pending.
             self._check_pending = False
             same = self.orm_spawner.server is checked
             if same and self._phase == self.UP and await self._known_end() is not None:
@@ -628,8 +627,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def stop(self, now: bool = False) -> None:
         """End the session, or cancel its request.
 
-        Returns when the server is gone, or when ending it has been left to somebody who tries again: the
-        scheduler where the engine does not answer, a task of ours where the database does not.
+        Returns when the server is gone, or when a later retry will end it: the scheduler retries if the engine does
+        not answer, and a task of this spawner if the database does not.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(now=now)))
 
@@ -663,7 +662,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             # Where the Hub could not note the end either, it still has this one for a server that runs.
             unnoted = current is self and self._phase == self.IDLE
             if current is not None and current.active and not unnoted:
-                return  # Asked for again meanwhile: that start takes the session up, or ends it.
+                return  # The server was asked for again: that start takes the session up, or ends it.
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
                 break
@@ -695,7 +694,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     ) -> None:
         """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares.
 
-        ``by`` is who had it ended and is not its owner, whom its owner is told.
+        ``by`` names the user who ended it, if not its owner; the owner is told.
         """
         scheduler = self.runtime.queue
         words = message if by is None else f"ended by {by}"
@@ -787,12 +786,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 last = event
 
     def _is_fetched(self) -> bool:
-        """Return whether nothing is fetched for this server's launch any more."""
+        """Return whether the launch of this server is not fetching an image now."""
         found = self._launches.get(self._server_key)
         return found is None or found[0].fetching is None
 
     def _told_every_s(self) -> float:
-        """Return how often a waiting page is told something: more often while an image is on its way."""
+        """Return the seconds between two events for a waiting page; fewer while an image is pulled."""
         going = self._session is not None and self.runtime.pull_of(self._session.id) is not None
         return PULL_TOLD_EVERY_S if going else 20
 

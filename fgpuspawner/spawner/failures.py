@@ -10,7 +10,7 @@ from fgpu_scheduler import EndCause, Session
 from fgpuspawner.text.sessions import isolated
 
 LATELY_S = 3600
-"""So long the form remembers what a failed start asked for, and the Hub's pages what was said of an end."""
+"""How long the form remembers what a failed start asked for, and the Hub's pages the message of an end."""
 
 TELL = "show your administrator this message"
 SHOW_IT = f"{TELL[0].upper()}{TELL[1:]}."

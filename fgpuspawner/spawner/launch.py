@@ -29,7 +29,7 @@ log = logging.getLogger("fgpu")
 
 LOOK_EVERY_S = 0.5
 ENDING_KNOWN_S = 2.0
-"""So long after a server's end its engine may still say that it runs."""
+"""How long after a server's end its engine may still say that it runs."""
 
 Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
@@ -61,7 +61,7 @@ class Launch:
     async def run(self) -> Session:
         """Return the session, RUNNING, when its server answers and its limits are proved.
 
-        Cancelled, it has no more effects once it returns.
+        After a cancellation it has no further effects once it returns.
 
         Raises:
             LaunchFailed: it came to nothing; with words for the owner.
@@ -118,7 +118,7 @@ class Launch:
         return Launched(endpoint.ip, endpoint.port, prepared.backend, self._token)
 
     async def _fetch(self, image: Image) -> None:
-        """Have the image brought to the session's node, where it is not there."""
+        """Pull the image to the session's node if it is missing there."""
         session, placement = self.session, self.session.placement
         assert placement is not None
         if await self._engine.has_image(image, placement.node_id):
@@ -135,7 +135,7 @@ class Launch:
         self.fetching = None
 
     def _too_late(self, limit_s: int) -> LaunchFailed:
-        """Return what a launch fails with that took longer than it may; where its image did, that is named."""
+        """Return the error of a launch that took too long; it names the image if that was the cause."""
         if self.fetching is None:
             return LaunchFailed(f"the server did not answer within the launch limit of {duration(limit_s)}")
         return LaunchFailed(
@@ -201,7 +201,7 @@ class Launch:
             await asyncio.gather(answering, ending, return_exceptions=True)
 
     async def _ended(self, session: Session) -> Ended:
-        """Return how the session's server ended, once it has."""
+        """Wait until the session's server has ended; return how."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             ended = await self._engine.ended(session)

@@ -27,7 +27,7 @@ from fgpuspawner.spawner.failures import end_words, failed_lately, last_end, nex
 log = logging.getLogger("fgpu")
 
 SESSIONS_LOOKED_AT = 50
-"""Of somebody's sessions of late: enough for some that differ."""
+"""How many of a user's latest sessions are read: enough to find some that differ."""
 READ_WITHIN_S = 2.0
 """The form does without what the database does not tell by then."""
 AGAIN = "again"
@@ -129,13 +129,13 @@ class LaunchFormSpawner(HasTraits):
         )
 
     def refuse_others_answer(self, image: str) -> None:
-        """Refuse that somebody else accepts an image for this server's owner, whose files its programs would have.
+        """Refuse that another user accepts an image for this server's owner: its programs could read the owner's files.
 
-        Who may start a server for others, as a group's administrator, may not read their files for that. What stands in
-        options that were kept counts for nothing: others may have written these as well.
+        A group's administrator may start servers for others, but not read their files. Stored options do not count as
+        an answer: others may have written them.
 
         Raises:
-            Refused: it is not the owner's own request that says so.
+            Refused: the answer is not in a request of the owner.
         """
         asker = None if self.handler is None else self.handler.current_user
         said_now = asker is not None and ACCEPT_IMAGE.encode() in self.handler.request.body
@@ -210,7 +210,7 @@ class LaunchFormSpawner(HasTraits):
             return False
 
     async def _lately(self, nodes: Sequence[Node]) -> Lately:
-        """Return what the user did of late; nothing while the database does not answer."""
+        """Return the user's recent launches; none while the database does not answer."""
         try:
             async with asyncio.timeout(READ_WITHIN_S):
                 return await self.runtime.read_for_form(self._read_lately, nodes)
@@ -245,7 +245,7 @@ class LaunchFormSpawner(HasTraits):
             _sent.set(Sent({}, again=True))
             raise OnlyFilledIn
         sent = Sent(form.first_of(query_data), by_link=True)
-        # Nobody accepts an image by following a link.
+        # Following a link does not accept an image.
         said = {name: values for name, values in query_data.items() if name != ACCEPT_IMAGE}
         try:
             parse_to_start(read_fields(said), self.offer())

@@ -26,9 +26,9 @@ def waiting_event(
 ) -> dict[str, Any]:
     """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
 
-    It is told what its owner may know of the others in ``world``.
-    ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now;
-    ``behind_s``: how old the forecast is, where the queue has changed since.
+    ``world`` limits it to what its owner may know of other sessions. ``pull`` is the progress of its image, if that is
+    fetched early. ``withdrawn``: the owner may not start the image now. ``behind_s`` is the age of the forecast, if the
+    queue has changed since.
     """
     found = world.forecasts.get(session.id)
     begins, sooner = starts_with(session, world, Viewer(session.request.user))
@@ -79,7 +79,7 @@ def starting_event(
 ) -> dict[str, Any]:
     """Return the progress event of a session that has its share and is being launched.
 
-    ``fetched`` says that nothing is fetched for it any more: then it starts, though its state is PULLING still.
+    ``fetched`` says that its image is complete: it starts, although its state is still PULLING.
     """
     progress, message = _STARTING[session.state]
     amount = amount_words(session.request)

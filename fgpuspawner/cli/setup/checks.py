@@ -79,7 +79,7 @@ def _proxy(programs: Programs) -> Finding:
 
 
 def _places(machine: Machine, programs: Programs) -> list[Finding]:
-    """Return whether the units' users reach what they start."""
+    """Return whether the units' users can reach the programs that they start."""
     wrong = []
     for path in dict.fromkeys((programs.folder, str(Path(programs.proxy or "/").parent), sys.base_prefix)):
         hidden = next((h for h in HIDDEN if Path(path).is_relative_to(h)), None)
