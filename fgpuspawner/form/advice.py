@@ -24,7 +24,7 @@ SHARE_MIB = 128
 class Run:
     """One run on one GPU: what it had, what it held at most, and how much of the GPU it computed with.
 
-    ``compute_percent`` is what it was entitled to, 0 where it had no share of its own. ``ran_out``: it ended as it ran
+    ``compute_percent`` is its share of compute, 0 if it had none of its own. ``ran_out``: it ended because it ran
     out of memory.
     """
 

@@ -64,7 +64,7 @@ def _card(images: Sequence[Image], advice: Mapping[str, Advice]) -> dict[str, An
 
 
 def amounts(offer: Offer, advice: Mapping[str, Advice]) -> dict[str, Any]:
-    """Return what the form's script knows of each image: what it is started with, and its least, in each group."""
+    """Return for the form's script each image's preselected and least amounts, by resource group."""
     steps = {group: offer.amounts(group) for group in offer.groups}
     return {
         image.slug: {
@@ -105,7 +105,7 @@ def _least(offer: Offer, image: Image, group: str) -> dict[str, str | None]:
 
 
 def written(fgpu_milli: int, cpu_milli: int, memory_mib: int) -> dict[str, str | None]:
-    """Return three amounts as the form's fields have them, by their names; None where there is none."""
+    """Return three amounts in the units of the form's fields, by the fields' names; None for 0."""
     found = {
         "fgpu": format_milli(fgpu_milli),
         "cpu": format_milli(cpu_milli),

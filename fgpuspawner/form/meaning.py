@@ -8,7 +8,7 @@ from fractions import Fraction
 from fgpu_scheduler import Device, memory_words, share_compute_percent, share_memory_mib
 
 FINEST = 20
-"""Parts of a GPU with a larger denominator are told in percent."""
+"""Parts of a GPU with a larger denominator are written in percent."""
 
 
 def meaning(fgpu_milli: int, devices: Sequence[Device], lending: Collection[str] = ()) -> dict[str, str]:

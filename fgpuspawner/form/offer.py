@@ -1,4 +1,4 @@
-"""What one user may choose at this moment, what is preselected, and what they want of it. Pure."""
+"""What one user may choose now, what is preselected, and what they request. Pure."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from fgpuspawner.text.fields import FIELDS, Given, in_gib, joined, short
 from fgpuspawner.text.times import hours_minutes
 
 GPU_BY = "gpu_by"
-"""Of the form only: which of its two ways to ask for a GPU is meant, "fgpu" or "memory"."""
+"""A field of the form only: which of its two ways to ask for a GPU is used, "fgpu" or "memory"."""
 IMAGE_NAME = "image_name"
-"""Of the form only: an image by its name, in place of one of those that it lists."""
+"""A field of the form only: the name of an image, used instead of the listed ones."""
 
 ACCEPT_IMAGE = "accept_image"
 """The digest of another user's image that is accepted with the start: what was seen is what is started."""
@@ -43,7 +43,7 @@ MEMORY_BOUNDS = {
     "never_fits": "more than any machine has; choose at most {}",
     "below_image": "below the least of {} GiB that the image needs",
 }
-"""What is said of memory that is given in GiB, by the code of its refusal."""
+"""The messages for memory that is given in GiB, by the code of the refusal."""
 
 
 def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
@@ -154,7 +154,7 @@ def parse_to_start(
 
 
 def _image(given: Given, offer: Offer) -> Image:
-    """Return the image that was chosen; what is hidden only where it was named. Any, where it is refused."""
+    """Return the chosen image; a hidden one only if it was named. If it is refused, return any image."""
     slug, slugs = given.raw.get("image"), [image.slug for image in offer.shown_images]
     found = offer.image(slug)
     if found is None and not slugs:

@@ -26,9 +26,9 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 FIELD_MAX_LENGTH = 400
 """What a field of the form can hold: the longest name of a private image, and more."""
 LABELS = {name: field.label for name, field in FIELDS.items()}
-"""How the form calls its fields: refusals name options as links and the API have them."""
+"""The labels of the form's fields. Refusals name options as links and the API do."""
 AT = {"time_limit_s": "time_limit", "memory_mib": "memory_gib", "gpu_model": "gpu_models"}
-"""At which of the form's fields something is refused that it has no field for."""
+"""The field of the form at which the refusal of an option without a field is shown."""
 MORE = (
     "cpu",
     "memory_gib",
@@ -121,7 +121,7 @@ def render(
 
 
 def _group(offer: Offer, name: str) -> dict[str, Any]:
-    """Return what the form says of a resource group, and its script knows of it."""
+    """Return what the form and its script show of a resource group."""
     own, caps, devices = offer.nodes_of(name), offer.caps, offer.devices_of(name)
     counts = Counter(f"{d.model} of {format_milli(d.capacity_milli)} fGPU" for d in devices)
     most_memory_mib = min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9)

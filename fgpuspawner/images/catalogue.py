@@ -150,11 +150,11 @@ class _Reader:
             self._refuse_entry(second, shown(slugs[second]), BadEntry(("default",), problem))
 
     def _refuse_entry(self, index: int, who: str, wrong: BadEntry) -> NoReturn:
-        """Refuse an entry, pointing at the key's line, or at the entry's where it has none."""
+        """Refuse an entry with the key's line, or the entry's if the key has none."""
         self._refuse(f"image {who}: {wrong}", line=self._line(index, wrong.path))
 
     def _line(self, index: int, path: tuple[str, ...]) -> int | None:
-        """Return the line of what stands at this path, or of the nearest table around it."""
+        """Return the line of the value at this path, or of the nearest table around it."""
         if not self._headers:
             return None
         start = self._headers[index]

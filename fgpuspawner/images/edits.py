@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key at which file and database differ; None where there is nothing at it."""
+    """A key at which file and database differ; None for a missing value."""
 
     key: str
     in_file: object
@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An image in force, and how it came about. ``problem``: why an edit of it has no effect, or ""."""
+    """An image in force and its sources. ``problem`` says why an edit of it has no effect, or is ""."""
 
     image: Image
     source: Source
@@ -83,7 +83,7 @@ def said_by(edit: ImageEdit | None) -> dict[str, object]:
 
 
 def merge(file: Catalogue, edits: Sequence[ImageEdit]) -> Merged:
-    """Return what is in force where the file has these images, and the database these edits."""
+    """Return the images in force, from the file's images and the database's edits."""
     by_slug = {edit.slug: edit for edit in edits}
     in_file = {image.slug: image for image in file.images}
     found = {slug: _edited(image, by_slug.get(slug)) for slug, image in in_file.items()}
@@ -241,7 +241,7 @@ class Draft:
         return Update(tuple(put))
 
     def file_order(self) -> Update:
-        """Return what forgets every place that was given: the order is the file's again."""
+        """Return the update that drops all positions: the order is the file's again."""
         edits = [replace(edit, position=None) for edit in self._edits.values()]
         empty = [e.slug for e in edits if e.entry is None and not e.changes]
         return Update(tuple(e for e in edits if e.slug not in empty), tuple(empty))

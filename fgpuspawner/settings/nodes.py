@@ -1,4 +1,4 @@
-"""One node of ``c.FGPU.nodes``: what may be said of it, and what its machine says of itself."""
+"""One node of ``c.FGPU.nodes``: its configuration, and what its machine reports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def host_of(url: str) -> str:
 
 
 def address_of(spec: Spec) -> str | None:
-    """Return where the Hub reaches the ports that a node's containers publish; None where it reaches themselves."""
+    """Return the host at which a node's containers publish their ports; None if the Hub reaches containers directly."""
     url = str(spec.get("engine", ""))
     return spec.get("address") or (host_of(url) if urlparse(url).scheme in ("tcp", "ssh") else None)
 

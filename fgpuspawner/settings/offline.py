@@ -1,4 +1,4 @@
-"""Whether a configuration is loaded for what it says alone, as `fgpu status` does: also while the engine is down."""
+"""Loading a configuration without asking the engine, as `fgpu status` does, so that it works while that is down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _is_asked = ContextVar("fgpu_engine_is_asked", default=True)
 
 
 def engine_is_asked() -> bool:
-    """Return whether what is set up may ask the engine; where not, what only it knows is left at its default."""
+    """Return whether loading may ask the engine. If not, values that only the engine knows keep their defaults."""
     return _is_asked.get()
 
 

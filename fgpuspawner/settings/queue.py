@@ -33,7 +33,7 @@ from fgpuspawner.settings.traits import TIME_REMEDY, Whole, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
-"""In place of the name of a user, of a Hub group or of a resource group: any of them."""
+"""Stands for any user, Hub group or resource group."""
 HIGHEST_PRIORITY = 1000
 KEEP_S = 1800
 
@@ -142,7 +142,7 @@ class QueueSettings(TimeoutSettings):
         return Policy(limited(default, ANYBODY), groups)
 
     def half_life_s(self, resource_group: str) -> int:
-        """Return in how many seconds half of what was used of this resource group is forgotten."""
+        """Return the half-life of past use in this resource group, in seconds."""
         return self.policy().of(resource_group).half_life_s
 
     def rules(self) -> AllRules:

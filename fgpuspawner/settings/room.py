@@ -1,4 +1,4 @@
-"""How much room there is on the file system of a folder: in blocks and in files. Both are needed to write anything."""
+"""Free space on the file system of a folder, in blocks and in files. Writing needs both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 SHORT_BYTES = 64 << 20
 SHORT_FILES = 200
 SHARE = 10
-"""Of a small file system less is short: a tenth."""
+"""Small file systems are short only below a tenth of their size."""
 FULL_BYTES = 1 << 20
 FULL_FILES = 4
 MIB = 2**20
@@ -17,7 +17,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What this process may still write to a file system. ``files`` is None where that has no limit of its own."""
+    """What this process may still write to a file system. ``files`` is None if that does not limit them."""
 
     free_bytes: int
     total_bytes: int
