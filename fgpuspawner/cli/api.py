@@ -33,9 +33,9 @@ CODES = {
 }
 """Of answers that have no code of their own."""
 NO_HUB = "no_hub"
-"""Of what is no answer of a Hub or its service: a proxy's, or a page."""
+"""The code for an answer that is not of a Hub or its service, such as a proxy's page."""
 AWAY = frozenset({NO_HUB, "hub_unavailable", "hub_failed", "store_unavailable", "too_many_requests"})
-"""Codes of what may pass without anybody doing anything, as while a Hub restarts."""
+"""Codes of errors that may pass on their own, as while a Hub restarts."""
 
 
 class CallFailed(FGPUError):

@@ -93,7 +93,7 @@ def _nodes(gpus: str | None, history: History, installation: History | None) -> 
 
 
 def _worth(outcome: Outcome, nodes: Sequence[Node]) -> Outcome:
-    """Return the outcome with what explicit GPU memory and compute are worth in fGPU, where nothing tells it."""
+    """Return the outcome with explicit GPU memory and compute converted to fGPU where the amount is unknown."""
     if outcome.taken_milli or outcome.placed_at_s is None:
         return outcome
     return replace(outcome, taken_milli=least_milli(outcome.job.request, nodes))

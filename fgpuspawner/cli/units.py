@@ -84,7 +84,7 @@ def unit(name: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def as_hub_user(data: Path, *lent: Path) -> Iterator[None]:
-    """Be the owner of the Hub's data folder for a while, if this is root: what is written is then the Hub's.
+    """Act as the owner of the Hub's data folder during the block, if this is root: what is written is then the Hub's.
 
     That user's home is the process's, too. ``lent`` are folders of this process, which that user can use afterwards.
     """

@@ -574,7 +574,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return True
 
     async def _known_end(self) -> Ended | None:
-        """Return how the session ended if the scheduler was first to see that it has."""
+        """Return how the session ended if the scheduler saw it first."""
         try:
             session = await self.runtime.queue.session(self.session.id)
         except StoreUnavailable:
@@ -585,7 +585,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     @classmethod
     def ended(cls, session: Session) -> None:
-        """Have the Hub learn at once that a session has ended, where it has a server for it. In its event loop."""
+        """Tell the Hub at once that a session has ended, if it has a server for it. Runs in its event loop."""
         spawner = cls._by_session.get(session.id)
         if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
             spawner._beside(spawner.poll_and_notify())
@@ -606,7 +606,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return await idle.ask_quiet(await spawner.get_url(), spawner._token_for_itself())
 
     def _token_for_itself(self) -> str:
-        """Return a token that opens this server and nothing else, of this process and for a while."""
+        """Return a short-lived token of this process that opens this server only."""
         token, until = self._own_token
         now = time.monotonic()
         if now >= until:
@@ -669,7 +669,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         await self._until_noted()
 
     async def _until_noted(self) -> None:
-        """See to it that the Hub notes the end of this server, also where its disk was full when it ended.
+        """Make the Hub record the end of this server, even if its disk was full at that time.
 
         The Hub would have it for one that runs, would not look at it again, and would lead its owner in a circle.
         """
@@ -786,7 +786,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 last = event
 
     def _is_fetched(self) -> bool:
-        """Return whether the launch of this server is not fetching an image now."""
+        """Return whether the launch of this server is fetching no image now."""
         found = self._launches.get(self._server_key)
         return found is None or found[0].fetching is None
 

@@ -1,4 +1,4 @@
-"""Starts that came to nothing: what is said of them, and what can be done next. Pure."""
+"""Failed starts: their messages, and what the user can do next. Pure."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Launch:
         After a cancellation it has no further effects once it returns.
 
         Raises:
-            LaunchFailed: it came to nothing; with words for the owner.
+            LaunchFailed: it failed; the message is for the owner.
             Requeued: it has lost its place since it was placed, or was not given it; it waits again.
         """
         with self._runtime.queue.launching(self.session.id):

@@ -29,11 +29,11 @@ log = logging.getLogger("fgpu")
 SESSIONS_LOOKED_AT = 50
 """How many of a user's latest sessions are read: enough to find some that differ."""
 READ_WITHIN_S = 2.0
-"""The form does without what the database does not tell by then."""
+"""After this time the form goes without the database's answer."""
 AGAIN = "again"
 """In a link to the form of a server: fill it in as the last session there was, which has ended."""
 BANNER_WITHIN_S = 1.0
-"""No page waits longer for what the administrators announce."""
+"""The longest wait of a page for the administrators' announcement."""
 
 
 @dataclass(frozen=True, slots=True)

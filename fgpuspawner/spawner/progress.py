@@ -12,7 +12,7 @@ from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.text.sessions import WITHDRAWN, amount_words
 
 BEHIND_FROM_S = 10
-"""A forecast that is behind by less is as good: starts are told to the minute."""
+"""A forecast of a smaller age is as good: starts are shown to the minute."""
 
 
 def waiting_event(

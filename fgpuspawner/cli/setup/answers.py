@@ -1,4 +1,4 @@
-"""What ``fgpu setup`` is told, by options, by questions, or by what it was told the last time."""
+"""The answers that ``fgpu setup`` gets from options, from questions, or from its last run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answers:
     data: str = "/var/lib/fgpu"
     port: int = 0
     ports: tuple[int, int, int] = (8001, 8081, 10880)
-    """Those that only this machine and its sessions reach: the proxy's API, the Hub, the service."""
+    """Ports that only this machine and its sessions reach: the proxy's API, the Hub, the service."""
 
     @property
     def public_port(self) -> int:

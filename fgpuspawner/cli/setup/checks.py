@@ -1,4 +1,4 @@
-"""What has to be so before anything is written: each a line with OK, WARN or FAIL, and what to do."""
+"""Checks before anything is written: each is a line with OK, WARN or FAIL, and what to do."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Record:
-    """What setup has done to a machine, and what it was told."""
+    """What setup has done to a machine, and the answers that it got."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)

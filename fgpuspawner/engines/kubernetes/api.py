@@ -61,7 +61,7 @@ class Refused(FGPUError):
 
 
 class Expired(FGPUError):
-    """What was watched is too long ago: it has to be listed again."""
+    """The watched version is too old: the objects have to be listed again."""
 
     code = "watch_expired"
 
@@ -129,7 +129,7 @@ def at_once(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def is_closed_to_strangers(reached: Configuration) -> bool:
-    """Return whether the API tells nothing of pods to who does not log in.
+    """Return whether the API refuses to list pods without a login.
 
     Raises:
         EngineSilent: it does not answer.
@@ -410,7 +410,7 @@ def _refusal(status: int, text: bytes) -> Refused | EngineSilent:
 
 
 def _exit_status(text: bytes) -> int | None:
-    """Return a command's exit status as the API tells it; None where it could not be run."""
+    """Return a command's exit status as the API reports it; None if it could not be run."""
     said = json.loads(text)
     if said.get("status") == "Success":
         return 0

@@ -142,7 +142,7 @@ class _Check:
         return bool(answer["status"]["allowed"])
 
     async def _found(self, path: str) -> Manifest | None:
-        """Return an object; nothing in it where there is none, None where who asks may not know."""
+        """Return an object: empty if there is none, None if the caller may not read it."""
         try:
             return await self._api.ask("GET", path)
         except Refused as e:

@@ -1,4 +1,4 @@
-"""What a pod's status tells, in our causes and in words for the owner of its session. Pure."""
+"""A pod's status translated to end causes and to words for the owner of its session. Pure."""
 
 from __future__ import annotations
 

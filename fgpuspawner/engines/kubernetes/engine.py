@@ -57,7 +57,7 @@ BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.no
 LOOK_EVERY_S = 0.5
 BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
 NOTHING = (f"{IN_CONTAINER}/probe-static",)
-"""A program of ours that ends at once: it is not told what to do."""
+"""A program of ours that ends at once, since it gets no arguments."""
 FEW = 20
 """Up to this many pods that the watch has not reported are asked for one by one; else all pods are listed."""
 UNTOLD = "what the cluster's nodes have cannot be told"
@@ -153,7 +153,7 @@ class KubernetesEngine(Engine):
         return self._machines(list(nodes.found.values()), list(others.found.values()), about_gpus)
 
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
-        """Ask the cluster itself, as long as it is not followed."""
+        """Ask the cluster itself, for use while no watch runs."""
         api = Api(self._configuration)
         try:
             nodes = await api.listed(f"{self._core}/nodes", keep=node_kept)
@@ -252,7 +252,7 @@ class KubernetesEngine(Engine):
             await self._leases.tend(list(filter(self._is_leased, found)), self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:
-        """Return whether a node's GPUs are offered through leases."""
+        """Return whether a node is ours, with GPUs that its driver lists."""
         named = self._installation.settings.nodes
         spec = next((spec for spec in named if spec["name"] == node["metadata"]["name"]), None)
         return inventory.is_ours(node, [spec["name"]] if spec else []) and are_found_by_driver(spec or {})
@@ -440,7 +440,7 @@ class KubernetesEngine(Engine):
         return await to_the_end(self._api.ask("POST", path, body=dict(manifest)))
 
     async def _claim(self, claim: Manifest) -> None:
-        """Have a volume claim there; one that is there stays as it is."""
+        """Create a volume claim if it is missing; an existing one stays as it is."""
         kind = "persistentvolumeclaims"
         try:
             await self._make(kind, claim)
@@ -512,7 +512,7 @@ class KubernetesEngine(Engine):
         return not leased or {d.uuid for d in spec.devices} <= self._leases.offered_on(placement.node_id)
 
     async def _bear(self, trouble: endings.Trouble, for_s: float, name: str) -> None:
-        """Return if a trouble may pass still.
+        """Return if a trouble may still pass.
 
         Raises:
             NotBound, LaunchFailed: it lasts, or cannot pass.

@@ -8,7 +8,7 @@ from typing import Any
 from fgpuspawner.engines.kubernetes.api import Manifest
 
 Fields = Mapping[str, "Fields | None"]
-"""What is kept of an object; None is all that is there."""
+"""The fields that are kept of an object; None keeps everything."""
 
 _METADATA: Fields = dict.fromkeys(("name", "namespace", "uid", "labels", "annotations", "deletionTimestamp"))
 _CONTAINER: Fields = dict.fromkeys(("name", "image", "resources"))

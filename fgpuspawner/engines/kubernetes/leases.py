@@ -262,7 +262,7 @@ class Leases:
                 raise
 
     async def _ask(self, pods: Iterable[tuple[Manifest, int]]) -> list[FGPUError]:
-        """Ask the running leases that were not asked since their nodes' numbers of GPUs changed."""
+        """Ask the running leases that named no working GPU since their node's number of GPUs changed."""
 
         async def ask(asked: tuple[Manifest, int]) -> None:
             pod, gpus = asked

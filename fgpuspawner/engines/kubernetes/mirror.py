@@ -1,4 +1,4 @@
-"""What the cluster has of one kind, kept here: listed once, and followed event by event from there."""
+"""A local copy of the cluster's objects of one kind: listed once, then updated by a watch."""
 
 from __future__ import annotations
 

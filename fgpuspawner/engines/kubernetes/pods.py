@@ -142,7 +142,7 @@ def _told_to_administrators(spec: LaunchSpec, node: str) -> dict[str, str]:
 
 
 def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
-    """Return the variables that may be seen, those that may not, and those that are references to something else."""
+    """Return the public variables, the secret ones, and those that refer to something else."""
     given: dict[str, Any] = dict(spec.environment)
     references = [
         {"name": name, **value}
@@ -234,7 +234,7 @@ def _lies_over(path: str, ours: Collection[str]) -> bool:
 
 
 def only_on(node: str, affinity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an affinity that only this node meets. Not ``nodeName``: the scheduler is to count what the pod takes."""
+    """Return an affinity that only this node meets. Not ``nodeName``: the scheduler must count what the pod takes."""
     own = {"key": "metadata.name", "operator": "In", "values": [node]}
     nodes = dict(affinity.get("nodeAffinity") or {})
     required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}

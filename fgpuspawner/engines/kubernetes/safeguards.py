@@ -54,7 +54,7 @@ def judge(pod: Manifest, *, opaque: bool, closed: bool | None) -> dict[Safeguard
 
 
 def _inherited(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what containers have of their pod, where they say nothing themselves."""
+    """Return the settings that containers inherit from their pod."""
     own = spec.get("securityContext") or {}
     return {name: own[name] for name in ("runAsUser", "runAsNonRoot", "seccompProfile") if name in own}
 
