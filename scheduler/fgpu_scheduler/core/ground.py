@@ -1,4 +1,4 @@
-"""What passes are made on: nodes, what is free of them, and where a request goes. Carried from plan to plan."""
+"""The free capacity of a resource group's nodes and the placement of requests on it, kept from plan to plan."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ from fgpu_scheduler.core.releases import Release
 from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
 from fgpu_scheduler.core.scores.cluster import Cluster
 
+#: The sessions of an empty node: the same object each time.
 NOBODY: Mapping[int, Session] = {}
-"""Who is on a node on which nobody is: the same object each time."""
 
 
 class Ground:
-    """The nodes of a resource group, what is free of them, and where a request goes: carried from plan to plan.
+    """The free capacity of a resource group's nodes during a pass, kept from plan to plan.
 
-    `lay` brings it to a snapshot. It takes over only what was made of the very objects that the snapshot has (its nodes,
-    who is on a node, what people ask for); all else is made anew, from nothing. So it needs no word of what happened.
+    `lay` brings it to a snapshot. It keeps only what was computed from the same objects that the snapshot holds (nodes,
+    sessions on a node, counts of requests) and computes the rest again, so it needs no notice of changes.
     """
 
     def __init__(self) -> None:
         self._nodes: tuple[Node, ...] | None = None
+        #: The sessions on each node when its free capacity was counted.
         self._on_node = Parts[str, Mapping[int, Session]](by_name)
-        """Those on each node when what is free of it was counted."""
+        #: The nodes where a pass has changed the free capacity since then.
         self._changed: dict[str, None] = {}
-        """The nodes of which something else is free since."""
+        #: What the score was made from: the placing policy and the counts of requests.
         self._scored: tuple[Placing, tuple[Asked, ...]] | None = None
         self._cluster: Cluster | None = None
+        #: The free capacity of each node, by node id.
         self.left: dict[str, NodeFree] = {}
+        #: The same as three numbers per node, for a quick check before the placer's.
         self._rooms: dict[str, Room] = {}
+        #: The known ends of sessions on each node, computed when first needed.
         self.ends: dict[str, tuple[Release, ...]] = {}
-        """The known ends on each node, once they were asked for."""
+        #: The time and the quotas for which ``ends`` holds.
         self._ends_by: tuple[int, tuple[Quota, ...]] = 0, ()
         self.score: Score = best_fit
         self.placer = Placer((), score=best_fit)
 
     def lay(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> None:
-        """Make it that of a snapshot, of one resource group: always the same one."""
+        """Bring the free capacity to a snapshot. ``resource_group`` must be the same in every call."""
         alike = self._nodes is snapshot.nodes
         if (
             not alike
@@ -81,25 +85,25 @@ class Ground:
         self.devices = frozenset((d.capacity_milli, d.memory_mib) for node in own for d in node.devices)
 
     def put(self, left: NodeFree) -> None:
-        """Note what is left of a node now; the placer is told by whoever does this, if it does not know."""
+        """Set the free capacity of a node. The caller updates the placer, unless the placer made the change."""
         node_id = left.node.id
         self.left[node_id] = left
         self._rooms[node_id] = _room(left)
         self._changed[node_id] = None
 
     def room(self, node_id: str) -> Room:
-        """Return how much a node has left."""
+        """Return the free amounts of a node."""
         return self._rooms[node_id]
 
     def copy(self) -> Ground:
-        """Return one that goes on from the same state."""
+        """Return an independent copy."""
         other = copy(self)
         other.left, other._rooms, other._changed = dict(self.left), dict(self._rooms), dict(self._changed)
         other.placer = self.placer.copy()
         return other
 
     def has_room(self, asked: Request) -> bool:
-        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
+        """Return whether any node has enough CPU, memory and fGPU. Only the placer knows whether the request fits."""
         cpu, memory = asked.cpu_milli, asked.memory_mib
         fgpu = min(asked.fgpu_milli, self.least_capacity)
         # Not any(), as in `Misfits`.
@@ -110,19 +114,19 @@ class Ground:
 
 
 class Memory:
-    """What plans leave to those after them: the ground of each resource group. Without it a plan is the same."""
+    """A cache of each resource group's `Ground` between plans. It makes plans faster and does not change them."""
 
     def __init__(self) -> None:
         self._grounds: dict[str, Ground] = {}
 
     def left(self, resource_group: str) -> tuple[NodeFree, ...]:
-        """Return what the last plan, or pass, has left of each node."""
+        """Return the free capacity of each node after the last plan or pass."""
         ground = self._grounds.get(resource_group)
         return () if ground is None else tuple(ground.left.values())
 
     @contextmanager
     def ground(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> Iterator[Ground]:
-        """Give the ground of a snapshot. One that is not given back as it should be is forgotten."""
+        """Lend the free capacity of a snapshot. If the caller's block raises, it is dropped: it may be half changed."""
         ground = self._grounds.pop(resource_group, None) or Ground()
         ground.lay(snapshot, resource_group, placing)
         yield ground

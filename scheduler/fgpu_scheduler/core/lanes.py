@@ -1,4 +1,4 @@
-"""Whom a pass need not try: those who ask for the same as somebody ahead, and what cannot fit as less did not."""
+"""Requests that a pass can skip: equal to one ahead in the queue, or at least as large as one that did not fit."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ _ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
 
 
 class Lane:
-    """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
+    """The sessions of a queue with identical requests, in queue order. A pass tries only the first that waits."""
 
     __slots__ = ("at", "numbers", "reason", "shape")
 
     def __init__(self, shape: Amounts) -> None:
         self.shape = shape
+        #: The position of each session in the queue.
         self.numbers: list[int] = []
-        """Where each stands in the queue."""
+        #: The index in ``numbers`` of the first session that waits.
         self.at = 0
+        #: Why the sessions from there on wait.
         self.reason = WaitReason.RESOURCES
-        """Why those wait who are left."""
 
     @property
     def left(self) -> bool:
-        """Whether anybody is left."""
+        """Whether a session still waits."""
         return self.at < len(self.numbers)
 
 
 class Lanes:
-    """The queue of a resource group in its order, in lanes. Held sessions are in no lane: they are not placed.
+    """The sorted queue of a resource group, split into sets of identical requests. Held sessions are in no set.
 
-    Two are in one lane if the same decides about both: with quotas, that is also who they are.
+    Sessions share a `Lane` if the planner must decide the same for both; with quotas the user and groups count too.
     """
 
     __slots__ = ("heads", "lane_of", "lanes", "promised", "sessions")
@@ -54,15 +55,16 @@ class Lanes:
         self.sessions = sessions
         key_of = _ASKED_BY if by_user else _ASKED_FOR
         found: dict[object, Lane] = {}
+        #: The sessions with a promised start, in queue order, each with its own lane.
         self.promised: list[tuple[Session, Lane]] = []
-        """To whom a start was promised, in their order, each with the lane that it has for itself."""
+        #: The lane of each session, by its position in the queue; None where it is held.
         self.lane_of = lane_of = list[Lane | None]()
         for number, session in enumerate(sessions):
             if session.held and not held:
                 lane_of.append(None)
                 continue
-            # Who was refused a node is tried by itself: the others of its kind may still go there. So is who was promised
-            # a start: what is kept for it is not for the others.
+            # A session that a node refused has its own lane: equal requests may still start on that node. So has a
+            # session with a promised start: its reservation is not for the others.
             alone = session.refused or session.promised_at_s is not None
             key = session.id if alone else key_of(session.request)
             lane = found.get(key)
@@ -73,11 +75,11 @@ class Lanes:
             lane.numbers.append(number)
             lane_of.append(lane)
         self.lanes = list(found.values())
+        #: For the first waiting session of each lane, its position in the queue and the number of the lane.
         self.heads = sorted((lane.numbers[0], n) for n, lane in enumerate(self.lanes))
-        """The first of each lane: where it stands in the queue, and which lane it is."""
 
     def copy(self) -> Lanes:
-        """Return the same queue, which goes on by itself."""
+        """Return an independent copy."""
         other = copy(self)
         other.lanes, other.heads = [copy(lane) for lane in self.lanes], list(self.heads)
         new = {id(old): lane for old, lane in zip(self.lanes, other.lanes, strict=True)}
@@ -85,7 +87,7 @@ class Lanes:
         return other
 
     def drop_started(self) -> None:
-        """Take those out of the heads who have started."""
+        """Remove sessions that have started from ``heads``."""
         lanes = self.lanes
         self.heads = [
             (at, n) for at, n in self.heads if lanes[n].left and lanes[n].numbers[lanes[n].at] == at
@@ -93,27 +95,27 @@ class Lanes:
 
 
 class Misfits:
-    """Shapes that did not fit. Whoever asks for a fraction in vain rules out all who ask for at least as much of
-    everything.
+    """The requests that did not fit. A fraction that did not fit rules out requests for at least as much of everything.
 
-    That holds for amounts that any of the devices could hold by itself with some memory: on none of them is there so
-    much left, and what is larger, whole devices too, would need one of them.
+    This holds for a fraction that every single device could hold when empty: no device has that much free, and a larger
+    request, whole devices included, would need such a device.
     """
 
     __slots__ = ("_devices", "_earlier", "_least", "_rules_out", "found")
 
     def __init__(self, devices: Iterable[tuple[int, int]]) -> None:
-        """Take the fGPU x 1000 and the memory in MiB of every kind of device there is."""
+        """Begin with the fGPU x 1000 and the memory in MiB of each kind of device."""
         self._devices = frozenset(devices)
         self._rules_out: dict[int, bool] = {}
+        #: The requests that did not fit in this pass.
         self.found: dict[Amounts, None] = {}
-        """Those that did not fit in this pass."""
+        #: The requests that did not fit in earlier passes, and for which no node has freed enough since.
         self._earlier: dict[Amounts, None] = {}
-        """Those that did not in the passes before, and for which nothing has become free since."""
+        #: The requests of this pass that rule out larger ones.
         self._least: list[Amounts] = []
 
     def begin(self, freed: Collection[Room]) -> None:
-        """Begin another pass; ``freed`` are the nodes on which something has ended since the last one."""
+        """Begin another pass; ``freed`` are the free amounts of nodes on which a session ended since the last one."""
         earlier = self._earlier | self.found
         if freed:
             least = min((capacity for capacity, _ in self._devices), default=0)
@@ -127,26 +129,26 @@ class Misfits:
         self._earlier, self.found, self._least = earlier, {}, []
 
     def copy(self) -> Misfits:
-        """Return one that goes on from the same state."""
+        """Return an independent copy."""
         other = Misfits(self._devices)
         other.found, other._earlier, other._least = dict(self.found), dict(self._earlier), list(self._least)
         return other
 
     def rule_out(self, asked: Amounts) -> bool:
-        """Return whether it cannot fit, because something that asks for no more did not."""
+        """Return whether a request cannot fit, because one for at most the same amounts did not."""
         fgpu, cpu, memory, gpu_memory, compute, models = asked
         if asked in self._earlier:
             return True
         if gpu_memory is not None or compute is not None:
             return False
-        # Not any(): a generator costs more than what it would look at, and this is asked of everybody in every pass.
+        # Not any(): a generator costs more than the comparisons, and this runs for every lane in every pass.
         for least in self._least:
             if fgpu >= least[0] and cpu >= least[1] and memory >= least[2] and _among(models, least[5]):
                 return True
         return False
 
     def add(self, asked: Amounts, *, ruled_out: bool = False) -> None:
-        """Note one that did not fit; it adds nothing to what is known of others where it was ruled out."""
+        """Note a request that did not fit. One that was ``ruled_out`` by a smaller one rules out nothing new."""
         self.found[asked] = None
         if not ruled_out and asked[3] is None and asked[4] is None and self._any_could_hold(asked[0]):
             self._least.append(asked)
@@ -163,5 +165,5 @@ class Misfits:
 
 
 def _among(models: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Return whether whoever may be placed on these GPU models could be on others alone; none: any model."""
+    """Return whether all of ``models`` are among ``others``. An empty tuple stands for every model."""
     return not others or models == others or (bool(models) and set(models) <= set(others))

@@ -1,7 +1,20 @@
-"""One pass over the queue of a resource group: who starts now where, for whom a place is kept, why others wait.
+"""One pass over the queue of a resource group: which sessions start, which gets a reservation, why the others wait.
 
-The planner makes one pass over a snapshot. The forecast makes one after the other on the same floor, ends sessions in
-between, and so decides what the planner would.
+`Floor.fill` makes a pass:
+
+1. Drop the reservation of the last pass: it is decided again from what is free now.
+2. Go through the queue in order, trying only the first session of each set of identical requests (`Lanes`).
+3. A session with a promised start gets its place reserved before the first session whose priority is not higher is
+   tried, so that the promise holds.
+4. Try the session: its quotas, then the requests that are known not to fit (`Misfits`), then the free capacity.
+5. If it does not fit, a strict policy starts nothing behind it. Other policies reserve a place for it if it is the
+   first that does not fit, has waited too long, or has a promised start; there is one reservation at a time.
+6. Behind a reservation a session starts if it ends in time, or where the reservation leaves room (EASY backfill).
+7. When the session with the reservation is itself tried, the reservation ends and the queue is tried from its head
+   again: sessions ahead of it may now fit.
+
+The planner makes one pass over a snapshot. The forecast makes pass after pass on one `Floor`, ends sessions in between,
+and so reaches the decisions that the planner would.
 """
 
 from __future__ import annotations
@@ -25,7 +38,10 @@ from fgpu_scheduler.core.shares import liked
 
 
 class Floor:
-    """What is free of a resource group, who holds the rest, and the place that is kept for the first of its queue."""
+    """The state of the passes over one resource group: free capacity, known ends, quota usage, and the reservation.
+
+    The free capacity itself is in `Ground`; this class decides which sessions may use it.
+    """
 
     def __init__(
         self,
@@ -36,11 +52,16 @@ class Floor:
         *,
         reasons: bool = True,
     ) -> None:
-        """Lay it out on the ground of its group. Without ``reasons`` lanes are not told why they wait: sooner."""
+        """Begin with the snapshot's sessions on the group's ``ground``.
+
+        Without ``reasons`` the pass is faster and does not note for every lane why it waits.
+        """
         self.now_s = snapshot.now_s
         self._reasons = reasons
+        #: The reservation; None where no session has one.
         self.kept: Kept | None = None
         self._policy = policy
+        #: Whether the policy backfills behind a reservation; a strict one starts nothing behind a blocked session.
         self._reserves = not policy.strict
         self._ledger = ledger
         self._quotas = bool(snapshot.quotas)
@@ -49,19 +70,22 @@ class Floor:
         self._releases = Releases(self._known_ends)
         self._line: Line | None = None
         self._ranks: Sequence[float] = ()
+        #: By session id, the time from which a request for several GPUs comes first within its priority.
         self._aged_from_s: dict[int, int] = {}
-        """The instants from which requests for several GPUs come before all others of their priority, by id."""
+        #: The same times in rising order.
         self._ages_s: list[int] = []
-        """The same instants in rising order."""
+        #: How many of these times had passed when the queue was last sorted.
         self._aged_number = 0
+        #: The session that has the reservation. The ledger counts its request as used.
         self._waits_for: Session | None = None
+        #: ``_looked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
         self._looked = self._strict = False
         self._misfits = Misfits(ground.devices)
+        #: The nodes on which a session has ended since the last pass.
         self._freed: dict[str, None] = {}
-        """The nodes on which something has ended since the last pass."""
 
     def copy(self, started: Iterable[tuple[Session, Placement]]) -> Floor:
-        """Return one that goes on from the same state, in which these have ``started`` since the snapshot."""
+        """Return an independent copy; ``started`` are the sessions started since the snapshot."""
         other = copy(self)
         other._ledger, other._ground = Ledger(self._snapshot), self._ground.copy()
         for session, where in started:
@@ -74,12 +98,12 @@ class Floor:
 
     @property
     def left(self) -> dict[str, NodeFree]:
-        """What is free of each node, by id."""
+        """The free capacity of each node, by node id."""
         return self._ground.left
 
     def in_order(self, line: Line) -> list[Session]:
-        """Return those of the line, next one first."""
-        # One that waits alone needs no rank: orders look at all sessions that hold something.
+        """Return the waiting sessions in the order of the policy, first to start first."""
+        # A session that waits alone needs no rank; ranking reads all sessions that hold shares.
         self._line, self._ranks = line, self._policy.order(line) if len(line.waiting) > 1 else [0]
         longest_s = self._policy.longest_wait_s if self._reserves else None
         if longest_s is not None:
@@ -88,7 +112,7 @@ class Floor:
         return self._in_order(line)
 
     def in_order_now(self) -> list[Session] | None:
-        """Return the line in its order by now, with the ranks that it had; None if it has not changed."""
+        """Return the queue sorted for the present time, with its earlier ranks; None if the order is the same."""
         changed = self._line is not None and self._aged_number != self._number_aged()
         return self._in_order(self._line) if changed and self._line else None
 
@@ -103,7 +127,7 @@ class Floor:
         return bisect_right(self._ages_s, self.now_s)
 
     def fill(self, queue: Lanes) -> list[tuple[Session, Placement]]:
-        """Start every session that the policy lets start now, in the order of the queue; note why the others wait."""
+        """Start, in queue order, every session that the policy allows now, and note why the others wait."""
         placed: list[tuple[Session, Placement]] = []
         done: list[int] = []
         while (again := self._fill_once(queue, done, placed)) is not None:
@@ -113,17 +137,18 @@ class Floor:
     def _fill_once(
         self, queue: Lanes, done: Collection[int], placed: list[tuple[Session, Placement]]
     ) -> int | None:
-        """Try the queue once, and add to ``placed``.
+        """Go through the queue once and add what starts to ``placed``.
 
-        Returns the session whose place is kept no longer, once it was tried: what was kept is there for those ahead of
-        it, too. For those who are ``done`` no place is kept again.
+        Return the id of the session that had the reservation once that session was tried: the queue must then be tried
+        again, since what was reserved is free for the sessions ahead of it. None where the pass is complete. A promised
+        session in ``done`` gets no reservation ahead of the others again.
         """
         self._release()
         self._looked = self._strict = False
         self._misfits.begin([self._ground.room(node_id) for node_id in self._freed])
         self._freed = {}
         lanes, heads, before = queue.lanes, queue.heads, len(placed)
-        # Those that join behind while it is gone through are few: most wait.
+        # The loop inserts the next session of a lane into the list that it walks: few start, so insertions are few.
         misfits, skips = self._misfits.found, not self._reasons
         promised = self._next_promised(queue, done)
         for number, n in heads:
@@ -157,9 +182,9 @@ class Floor:
         return None
 
     def promises(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
-        """Return whether the start of the session for which a place is kept is promised, where its instant is known.
+        """Return whether the session with the reservation may be promised its start.
 
-        None is promised while a session of higher priority is left waiting: it may take the place.
+        It may not while a session of higher priority waits, since that session may take the place.
         """
         ranks: dict[int, None] = {}
         for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
@@ -171,7 +196,7 @@ class Floor:
         return True
 
     def end(self, session: Session, where: Placement) -> None:
-        """Take back what a session held that ends now: one of the snapshot, or one that was started here."""
+        """Free the shares of a session that ends now, whether it is in the snapshot or was started by a pass."""
         left = self.left.get(where.node_id)
         if left is not None:
             left = returned(left, session.request, where)
@@ -182,9 +207,10 @@ class Floor:
         self._releases.end(session.id, where.node_id)
 
     def _start(self, session: Session, lane: Lane, refused: Collection[str]) -> Placement | None:
-        """Start a session on none of the ``refused`` nodes, or say in its lane why it waits.
+        """Start a session outside the ``refused`` nodes, or note in its lane why it waits.
 
-        While it is refused any it blocks nobody, and no place is kept for it: it might not be given that either.
+        A session that a node has refused gets no reservation and blocks no other session, since the engine might refuse
+        the reserved place too.
         """
         asked = session.request
         lane.reason = WaitReason.RESOURCES
@@ -197,7 +223,7 @@ class Floor:
         ruled_out = self._misfits.rule_out(shape)
         if ruled_out or not self._ground.has_room(asked) or not self._ground.placer.fits(asked):
             if not refused:
-                # Who was refused says nothing for others of this shape: the first of them blocks.
+                # A session with refused nodes does not show that its request fits nowhere; one without them does.
                 self._misfits.add(shape, ruled_out=ruled_out)
                 self._blocked(session)
             return None
@@ -223,7 +249,7 @@ class Floor:
     def _proposed(
         self, session: Session, lane: Lane, refused: Collection[str], *, in_time: bool
     ) -> Placement | None:
-        """Propose a placement that the quotas allow, on the GPU model that is liked most of those that are left."""
+        """Return a placement that the quotas allow, on the first GPU model of its preferences with room."""
         reason = WaitReason.PRIORITY
         for asked in liked(session.request):
             if refused:
@@ -233,27 +259,27 @@ class Floor:
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
-                # It is worth more on these devices than it could have been.
+                # The placer counts these shares as taken, but a quota refuses this placement: give them back.
                 self._ground.placer.update(self.left[where.node_id])
                 reason = WaitReason.QUOTA
         lane.reason = reason
         return None
 
     def _known_ends(self, node_id: str) -> tuple[Release, ...]:
-        """Return the known ends of those who hold something on a node of the snapshot."""
+        """Return the known ends of the snapshot's sessions that hold shares on a node."""
         known = self._ground.ends.get(node_id)
         if known is None:
             there, now_s = self._snapshot.groups.on_node.get(node_id, NOBODY).values(), self._snapshot.now_s
             holds = [(s, s.placement) for s in there if s.state in HOLDING and s.placement is not None]
             ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
             known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
-            # After the clock was set back the ends of those who seem to start later move with it.
+            # Do not cache after the clock was set back: sessions seem to start later, and their ends move with it.
             if all((s.started_at_s or s.scheduled_at_s or now_s + 1) <= now_s for s, _ in holds):
                 self._ground.ends[node_id] = known
         return known
 
     def _beside(self, asked: Request) -> Placement | None:
-        """Propose a placement that the kept place does not need, on its own node only if there is no other."""
+        """Return a placement that leaves the reservation whole; one on the reserved node only if no other node fits."""
         kept = self.kept
         assert kept is not None
         own = kept.placement.node_id
@@ -264,14 +290,14 @@ class Floor:
         return where
 
     def _elsewhere(self, asked: Request, refused: Collection[str], *, in_time: bool) -> Placement | None:
-        """Propose a placement on none of the refused nodes, nor where a place is kept unless it is free in time."""
+        """Return a placement outside the refused nodes, and outside the reserved node unless it ends in time."""
         kept = None if in_time or self.kept is None else self.kept.placement.node_id
         offered = (left for node_id, left in self.left.items() if node_id not in (*refused, kept))
         found = place(asked, tuple(offered), score=self._ground.score)
         return None if found is None else found[0]
 
     def _blocked(self, session: Session) -> None:
-        """Keep a place for a session that does not fit, if it is the first, aged, or was promised a start."""
+        """Reserve a place for a session that does not fit, if it is the first one, aged, or promised a start."""
         if not self._reserves:
             self._strict = True
             return
@@ -290,20 +316,19 @@ class Floor:
     def _keep_at(self, session: Session, kept: Kept) -> None:
         self.kept = kept.until(session.promised_at_s)
         if self._aged(session):
-            # Most sessions end before their time limits: what ends by then would still put off the start.
+            # Most sessions end before their time limits, so even a session that ends in time could delay this start.
             self.kept = replace(self.kept, lent_until_s=self.now_s)
-        # What its owner starts before then must not use up the quota that it needs.
+        # Count it as used: other sessions of its owner must not use up the quota that it needs.
         self._waits_for = session
         self._ledger.take(session)
 
     def _release(self) -> None:
-        """Keep no place any more."""
         if self._waits_for is not None:
             self._ledger.give_back(self._waits_for)
         self.kept = self._waits_for = None
 
     def _next_promised(self, queue: Lanes, done: Collection[int]) -> Session | None:
-        """Return the first to whom a start was promised that others may go ahead of; None: there is none."""
+        """Return, of the waiting sessions with a promised start, the first by priority and promised time."""
         if not self._reserves:
             return None
         waiting = [
@@ -312,16 +337,16 @@ class Floor:
         return min(waiting, key=lambda s: (-s.request.priority, s.promised_at_s, s.id), default=None)
 
     def _keep_promised(self, session: Session) -> None:
-        """Keep a place for it before others of its priority are tried, also where it could start now."""
+        """Reserve a place for a promised session before others of its priority are tried, even if it fits now."""
         asked = session.request
         if self.kept is not None or (self._quotas and not self._ledger.allows(session)):
-            return  # Somebody of higher priority has the place that is kept.
+            return  # A session of higher priority has the reservation.
         where = self._ground.placer.place(asked) if self._ground.has_room(asked) else None
         if where is None:
             self._keep(session, aged=self._aged(session))
             return
         before = self.left[where.node_id]
-        self._ground.placer.update(before)  # It is not there yet.
+        self._ground.placer.update(before)  # The place is reserved, not taken.
         self._keep_at(session, Kept(session.id, where, self.now_s, claimed(before, asked, where)))
 
     def _aged(self, session: Session) -> bool:
@@ -331,7 +356,7 @@ class Floor:
     def _free_at_s(self, session: Session, now_s: int) -> int | None:
         unlimited = session.request.time_limit_s is None and not self._quotas
         if unlimited and session.ends_at_s is None and session.state is not SessionState.TERMINATING:
-            return None  # On most clusters that is almost everybody.
+            return None  # The usual case on most clusters.
         limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
         return free_at_s(session, now_s, limit_s=min(found, default=None))

@@ -1,4 +1,17 @@
-"""One decision for every waiting session: placed where, kept a place, or waiting why."""
+"""Decide for every waiting session: place it now, reserve a place for it, or leave it waiting with a reason.
+
+`plan` works on one snapshot, and on each resource group in turn:
+
+1. Bring the group's free capacity to the snapshot (`Memory.ground`). Only nodes that changed since the last plan are
+   counted again, since a plan is made after every event.
+2. Sort the waiting sessions by the group's policy (`Floor.in_order`).
+3. Put sessions with identical requests together (`Lanes`): when the first of them does not fit, the others cannot.
+4. Start what fits, and reserve a place for the first session that does not (`Floor.fill`; passes.py has the steps).
+5. Give each session its decision. A reserved start is promised only while no session of higher priority waits, since
+   that session could take the place.
+
+Quotas span resource groups, so all groups share one `Ledger`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +29,7 @@ from fgpu_scheduler.core.quota import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Give the session these shares."""
+    """The decision to start a session on these shares."""
 
     session_id: int
     placement: Placement
@@ -24,11 +37,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Leave the session PENDING, and keep a place for it: nobody who comes after it takes what it needs.
+    """The decision to leave a session PENDING and to reserve a place for it from the sessions behind it.
 
-    ``starts_at_s`` is the latest start that can be promised, or None: where no end is known of those who hold
-    what it needs, somebody of higher priority waits too, or the policy promises nothing. The devices are those
-    that it would get.
+    ``starts_at_s`` is the latest start that can be promised. It is None where the sessions in its place have no known
+    end, where a session of higher priority waits too, or where the policy promises nothing. ``device_uuids`` are the
+    devices that the session would get.
     """
 
     session_id: int
@@ -38,13 +51,13 @@ class Reserve:
 
     @property
     def reason(self) -> WaitReason:
-        """Why it waits: as every decision that leaves a session PENDING has it."""
+        """Why the session waits, as in `Wait`."""
         return WaitReason.RESERVED
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Leave the session PENDING, for this reason."""
+    """The decision to leave a session PENDING, and why."""
 
     session_id: int
     reason: WaitReason
@@ -55,23 +68,23 @@ Decision = Place | Reserve | Wait
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Decisions for the snapshot of ``version``: resource groups by name, each in the order of its queue."""
+    """The decisions for the snapshot of ``version``, by resource group name and then in queue order."""
 
     version: int
     decisions: tuple[Decision, ...]
 
     @property
     def placed(self) -> tuple[Place, ...]:
-        """The sessions that get their shares."""
+        """The decisions that start a session."""
         return tuple(d for d in self.decisions if isinstance(d, Place))
 
 
 def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
-    """Decide for every waiting session: in the order of its group's policy, with its kind of backfill.
+    """Return a decision for every waiting session, by the order and the backfill of its resource group's policy.
 
-    A held session keeps its place and is not placed. Who is over a quota waits, and blocks nobody. Of those
-    who ask for exactly the same nobody overtakes, and nobody is tried again once the first does not fit. With the
-    ``memory`` of earlier plans it is the same plan, sooner.
+    A held session keeps its place in the queue and is not started. A session over a quota waits and does not block the
+    sessions behind it. Sessions with identical requests start in queue order. ``memory`` from earlier plans makes the
+    plan faster; it does not change it.
     """
     decisions: list[Decision] = []
     memory, ledger = memory or Memory(), Ledger(snapshot)
@@ -94,7 +107,7 @@ def _decided(line: orders.Line, floor: Floor, *, by_user: bool) -> list[Decision
         uuids = tuple(share.device_uuid for share in kept.placement.shares)
         starts_at_s = kept.starts_at_s if floor.promises(kept.session_id, queue, special) else None
         special[kept.session_id] = Reserve(kept.session_id, starts_at_s, kept.placement.node_id, uuids)
-    # Of a long queue almost everybody waits: this is most of the work of a pass.
+    # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
         special[s.id] if s.id in special else Wait(s.id, WaitReason.HELD if lane is None else lane.reason)
         for s, lane in zip(queue.sessions, queue.lane_of, strict=True)
@@ -102,7 +115,7 @@ def _decided(line: orders.Line, floor: Floor, *, by_user: bool) -> list[Decision
 
 
 def applied(snapshot: Snapshot, step: Plan) -> Snapshot:
-    """Return the world in which those whom a plan places hold their shares, and nothing else has changed."""
+    """Return the snapshot with the sessions that a plan places as SCHEDULED, and nothing else changed."""
     where = {p.session_id: p.placement for p in step.placed}
     if not where:
         return snapshot
