@@ -25,6 +25,8 @@ c.FGPUSpawner.extra_host_config = lambda spawner: (
     {"runtime": "nvidia"} if spawner.name == "no-runtime" else {}
 )
 c.FGPUSpawner.stop_timeout_s = 2
+# Users have used GPUs in earlier tests; that must not decide which one starts.
+c.FGPU.policies = {"*": {"order": "fifo"}}
 """
 
 

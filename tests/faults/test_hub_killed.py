@@ -242,8 +242,9 @@ def commit_and_die(self, *args, **kwargs):
 Store.commit = commit_and_die
 """
 
-STARTING = ["submitted", "committed", "prepared", "created", "started", "answered", "acknowledged"]
-ENDING = ["ending", "taken down", "gone"]
+STARTING = ["submitted", "prepared", "created", "started", "answered", "acknowledged"]
+ENDING = ["ending", "taken down", "gone", "committed"]
+"""Committed is the plan that starts the next in the queue; a request that waits for none is placed as it is submitted."""
 # A process is created and started in one step: "started" is that one.
 STEPS = [
     (kind, point)
