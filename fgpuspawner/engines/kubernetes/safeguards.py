@@ -14,7 +14,7 @@ LINES: Mapping[Safeguard, str] = {
     Safeguard.LIMITS: "always so: pods have limits of CPU and memory",
     Safeguard.PROCESSES: "podPidsLimit in the configuration of the nodes' kubelets",
     Safeguard.PORTS: "a NetworkPolicy for sessions, and a network plugin that enforces it",
-    Safeguard.COMMANDS: "an API server that refuses who does not log in",
+    Safeguard.COMMANDS: "an API server that refuses anonymous requests",
     Safeguard.REMAPPED: 'c.KubeSpawner.extra_pod_config = {"hostUsers": False}, on nodes that have user namespaces',
     Safeguard.READ_ONLY: 'c.KubeSpawner.container_security_context = {"readOnlyRootFilesystem": True}',
 }
@@ -24,7 +24,7 @@ HOSTS = ("hostNetwork", "hostPID", "hostIPC")
 
 
 def judge(pod: Manifest, *, opaque: bool, closed: bool | None) -> dict[Safeguard, Held]:
-    """Return what a session's pod sees to; ``closed``: whether the API refuses who does not log in.
+    """Return what a session's pod sees to; ``closed``: whether the API refuses anonymous requests.
 
     ``opaque``: functions of the administrator's make parts of it, and may make them otherwise for another session.
     """

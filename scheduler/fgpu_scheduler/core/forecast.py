@@ -150,10 +150,10 @@ def forecast_new(
     None where that cannot tell: a place is kept for it or from it, a quota may count it, the policy is strict, or nothing
     is known of the resource group.
     """
-    now = plan(snapshot, policy, memory)
     session = snapshot.session(session_id)
     assert session is not None
     group = session.request.resource_group
+    now = plan(snapshot.of_group(group), policy, memory)
     ahead: dict[int, None] = {}
     for decision in now.decisions:
         if decision.session_id == session_id:

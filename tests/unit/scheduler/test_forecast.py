@@ -10,7 +10,7 @@ from simulator import NOW_S, World, lasting, world
 from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
-from fgpu_scheduler.core.forecast import Forecast, forecast
+from fgpu_scheduler.core.forecast import Forecast, forecast, outlook
 from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
 from fgpu_scheduler.core.lengths import Lengths, PastRun
 from fgpu_scheduler.core.model import EndCause, Request, SessionState, WaitReason
@@ -499,3 +499,11 @@ def test_equal_worlds_have_equal_ranges() -> None:
     lab = world(devices=2).running("a", "1").running("b", "1").pending("c", "2").pending("d", "1")
     known = Experience(runs(*range(600, 12600, 600)))
     assert forecast(lab, Policy(), known) == forecast(lab, Policy(), known)
+
+
+def test_a_place_told_from_an_earlier_outlook_counts_its_own_queue_only() -> None:
+    lab = world(group="lab").node("n2", group="class").running("a", "1", group="lab")
+    lab = lab.pending("b", "2", group="class").pending("c", "1", group="lab")
+    known = outlook(lab, Policy(), lambda _: lasting(HOUR))
+    asked = request("d", "1", group="lab")
+    assert forecast_request(asked, 1, lab, Policy(), lasting(HOUR), ahead=known).position == 2
