@@ -93,4 +93,5 @@ def test_logs_of_ended_servers_go_when_they_are_old_or_too_many_and_those_of_liv
     gone = {2, 500}
     kept = {f"{n}-1.log" for n in (1, *range(2, MOST_LOGS + 4), 9999) if n not in gone}
     assert {path.name for path in logs.iterdir()} == kept
-    assert processes.remove_session(lives, now=True)
+    # A busy kernel may take longer than one call waits.
+    assert any(processes.remove_session(lives, now=True) for _ in range(10))
