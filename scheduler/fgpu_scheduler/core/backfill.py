@@ -126,7 +126,7 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
             whole.setdefault(device.capacity_milli, []).append(free)
     for capacity, devices in sorted(whole.items()):
         needed = devices_needed(asked.fgpu_milli, capacity_milli=capacity) or 0
-        devices.sort(key=lambda d: (_device_lack(_nothing_left(d)), d.device.uuid))
+        devices.sort(key=lambda d: (_lack_as_whole(d), d.device.uuid))
         chosen: Sequence[Device] = sorted((d.device for d in devices[:needed]), key=lambda d: d.uuid)
         shares = shares_of(asked, chosen) if len(chosen) == needed else None
         if shares is not None:
@@ -159,14 +159,14 @@ def _claim(left: NodeFree, asked: Request, placement: Placement) -> tuple[NodeFr
     return replace(beside, devices=tuple(devices)), lacks
 
 
-def _nothing_left(free: DeviceFree) -> DeviceFree:
-    """Return what is left of a device if all of it is claimed."""
+def _lack_as_whole(free: DeviceFree) -> int:
+    """Return what a device would lack if all of it were claimed."""
     whole = free.device
-    return replace(
-        free,
-        fgpu_milli=free.fgpu_milli - whole.capacity_milli,
-        memory_mib=free.memory_mib - whole.memory_mib,
-        compute_percent=free.compute_percent - 100,
+    return (
+        _lack(free.fgpu_milli - whole.capacity_milli, whole.capacity_milli)
+        + _lack(free.memory_mib - whole.memory_mib, whole.memory_mib)
+        + _lack(free.compute_percent - 100, 100)
+        + _lack(free.shares, whole.max_shares)
     )
 
 
