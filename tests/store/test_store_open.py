@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import sqlite3
 import struct
@@ -12,10 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, MetaData, create_engine, make_url, text
+from sqlalchemy import Column, Connection, MetaData, Text, create_engine, make_url, text
 from store_worlds import ask, database, opened, postgres_url
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
+from fgpu_scheduler.store import migrations
 from fgpu_scheduler.store.migrations import VERSION_TABLE, schema_revision
 from fgpu_scheduler.store.schema import metadata
 from fgpu_scheduler.store.store import Store
@@ -34,18 +36,39 @@ def refused(url: str, *, readonly: bool = False) -> str:
     return line
 
 
-def test_migrations_make_the_same_tables_as_create_all(url: str) -> None:
-    with opened(url):
-        pass
-    engine = create_engine(url)
-    with engine.begin() as connection:
+LATER = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision = "2099.01", "2026.11"
+def upgrade():
+    op.add_column("fgpu_nodes", sa.Column("rack", sa.Text))
+"""
+
+
+def test_later_revision_gives_an_old_database_the_tables_of_a_new_one(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(url) as store:
+        session = store.submit([ask()], now_s=1)[0]
+    later = tmp_path / "later"
+    shutil.copytree(Path(migrations.__file__).parent, later)
+    (later / "versions/later.py").write_text(LATER)
+    tables = MetaData()
+    for table in metadata.sorted_tables:
+        table.to_metadata(tables)
+    tables.tables["fgpu_nodes"].append_column(Column("rack", Text))
+    monkeypatch.setattr(migrations, "__file__", str(later / "__init__.py"))
+    monkeypatch.setattr(migrations, "metadata", tables)
+    assert "not migrated yet" in refused(url, readonly=True)
+    with opened(url) as store, store._database.writing() as connection:
+        assert store.session(session.id) == session
         migrated = _tables(connection)
         everything = MetaData()
         everything.reflect(connection)
         everything.drop_all(connection)
-        metadata.create_all(connection)
-        assert migrated == _tables(connection)
-    engine.dispose()
+    assert "rack TEXT" in str(migrated) or "rack text" in str(migrated)
+    with opened(url) as store, store._database.reading() as connection:
+        assert _tables(connection) == migrated
 
 
 def _tables(connection: Connection) -> dict[str, set[str]]:
