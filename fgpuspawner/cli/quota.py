@@ -32,7 +32,7 @@ from fgpuspawner.cli.csv_rows import (
     refuse,
 )
 from fgpuspawner.cli.hub_config import loaded
-from fgpuspawner.service.admin.quotas_view import key_of, spec_of
+from fgpuspawner.service.admin.quotas import key_of, spec_of
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, BadQuota, numbers_in, quota_of

@@ -1,17 +1,61 @@
-"""The images of the launch form: a card for each framework with its versions, and the amounts that go with each. Pure."""
+"""The images of the launch form: a card for each framework, the amounts that go with each, and their meaning. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
-from fgpu_scheduler import MEMORY_GRAIN_MIB, format_milli
+from fgpu_scheduler import (
+    MEMORY_GRAIN_MIB,
+    Device,
+    format_milli,
+    memory_words,
+    share_compute_percent,
+    share_memory_mib,
+)
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.offer import Offer
 from fgpuspawner.images.icons import icon_name, icon_svg
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli, least_words
 from fgpuspawner.text.fields import in_gib
+
+FINEST = 20
+"""Parts of a GPU with a larger denominator are written in percent."""
+
+
+def meaning(fgpu_milli: int, devices: Sequence[Device], lending: Collection[str] = ()) -> dict[str, str]:
+    """Return what an amount is of each model that it can be cut from: "1/4 GPU: 2 GiB GPU memory, 25 % compute".
+
+    ``devices`` are those of one resource group. On the nodes of ``lending`` it is "at least 25 % compute".
+    """
+    found: dict[str, list[str]] = {}
+    kinds = {(d.model, d.capacity_milli, d.memory_mib, d.node_id in lending): d for d in devices}
+    for device in kinds.values():
+        if words := _of(fgpu_milli, device, lends=device.node_id in lending):
+            if words in found.get(device.model, ()):
+                continue
+            found.setdefault(device.model, []).append(words)
+    return {model: " or ".join(words) for model, words in found.items()}
+
+
+def _of(fgpu_milli: int, device: Device, *, lends: bool) -> str:
+    whole, rest = divmod(fgpu_milli, device.capacity_milli)
+    if whole and rest:
+        return ""
+    if whole > 1:
+        return f"{whole} GPUs: {memory_words(device.memory_mib)} GPU memory each"
+    if whole == 1:
+        return f"1 GPU: {memory_words(device.memory_mib)} GPU memory"
+    part = Fraction(fgpu_milli, device.capacity_milli)
+    percent = share_compute_percent(fgpu_milli, capacity_milli=device.capacity_milli)
+    share_mib = share_memory_mib(
+        fgpu_milli, capacity_milli=device.capacity_milli, device_memory_mib=device.memory_mib
+    )
+    name = f"{part} GPU" if part.denominator <= FINEST else f"{percent} % of a GPU"
+    return f"{name}: {memory_words(share_mib)} GPU memory, {'at least ' if lends else ''}{percent} % compute"
+
 
 WRITTEN = ("JAX", "Julia", "MXNet", "Python", "PyTorch", "R", "RAPIDS", "TensorFlow")
 TITLES = {title.casefold(): title for title in WRITTEN}

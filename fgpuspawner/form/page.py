@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
-from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib, written
-from fgpuspawner.form.meaning import meaning
+from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, meaning, most_gpu_memory_mib, written
 from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.presets import fields_of, in_form, one_click

@@ -12,17 +12,15 @@ from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from fgpuspawner.service import STATIC
 from fgpuspawner.service.admin import audit, banner, images, nodes, overview, queue, quotas, usage
-from fgpuspawner.service.api import capacity, events, forecast, me, meters
+from fgpuspawner.service.api import capacity, events, forecast, me
 from fgpuspawner.service.api import history as past_api
 from fgpuspawner.service.api import images as images_api
-from fgpuspawner.service.api import private_images as private_api
-from fgpuspawner.service.api import queue as queue_api
 from fgpuspawner.service.api import sessions as sessions_api
 from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.metrics import REQUESTS
 from fgpuspawner.service.openapi import document
-from fgpuspawner.service.pages import history, map, private_images, sessions, sessions_end
+from fgpuspawner.service.pages import cluster_map, history, private_images, sessions
 from fgpuspawner.service.pages.base import NoPage
 
 log = logging.getLogger(__name__)
@@ -44,11 +42,11 @@ class OpenApi(Api):
 PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("", sessions.SessionsPage),
     (r"sessions\.csv", sessions.SessionsFile),
-    (f"end/{ID}", sessions_end.EndPage),
-    (f"keep/{ID}", sessions_end.KeepPage),
-    (f"extend/{ID}", sessions_end.ExtendPage),
-    (f"resize/{ID}", sessions_end.ResizePage),
-    ("map", map.MapPage),
+    (f"end/{ID}", sessions.EndPage),
+    (f"keep/{ID}", sessions.KeepPage),
+    (f"extend/{ID}", sessions.ExtendPage),
+    (f"resize/{ID}", sessions.ResizePage),
+    ("map", cluster_map.MapPage),
     ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),
     (f"save/{ID}", private_images.SavePage),
@@ -79,20 +77,20 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"sessions/{ID}", sessions_api.OneSession),
     (f"sessions/{ID}/keep", sessions_api.Keep),
     (f"sessions/{ID}/extend", sessions_api.Extend),
-    (f"sessions/{ID}/image", private_api.SaveSession),
-    (f"sessions/{ID}/meter", meters.SessionMeter),
+    (f"sessions/{ID}/image", images_api.SaveSession),
+    (f"sessions/{ID}/meter", sessions_api.SessionMeter),
     (f"sessions/{ID}/receipt", past_api.OneReceipt),
-    ("meters", meters.Meters),
+    ("meters", sessions_api.Meters),
     ("history", past_api.History),
     ("history[.]csv", past_api.HistoryFile),
     ("advice", past_api.Advice),
-    ("private-images", private_api.PrivateImages),
-    (f"private-images/{ID}", private_api.OnePrivateImage),
-    (f"private-images/{ID}/name", private_api.ImageName),
-    (f"private-images/{ID}/shares", private_api.ImageShares),
-    (f"private-images/{ID}/answer", private_api.ImageAnswer),
-    (f"private-images/{ID}/recipe", private_api.Recipe),
-    ("queue", queue_api.Queue),
+    ("private-images", images_api.PrivateImages),
+    (f"private-images/{ID}", images_api.OnePrivateImage),
+    (f"private-images/{ID}/name", images_api.ImageName),
+    (f"private-images/{ID}/shares", images_api.ImageShares),
+    (f"private-images/{ID}/answer", images_api.ImageAnswer),
+    (f"private-images/{ID}/recipe", images_api.Recipe),
+    ("queue", capacity.Queue),
     ("capacity", capacity.Capacity),
     ("forecast", forecast.Forecast),
     ("images", images_api.Images),

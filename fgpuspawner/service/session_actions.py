@@ -1,4 +1,4 @@
-"""Ending, keeping and extending a session, for the API, the pages and the administrators.
+"""Ending, keeping, extending and resizing a session, for the API, the pages and the administrators.
 
 If an administrator does it with another user's session, its owner sees who did it and why, and the audit log has a
 line.
@@ -7,27 +7,40 @@ line.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import assert_never
 
 from fgpu_scheduler import (
     ENDED,
     MOST_MESSAGE_TEXT,
+    Amount,
     Audit,
+    BadAmount,
     EndCause,
     EndMessages,
     Extension,
+    InvalidTransition,
     NotExtended,
+    NotResized,
+    Request,
+    Resizes,
     Session,
     SessionState,
     StaleVersion,
     StoreUnavailable,
     UnknownSession,
+    admit,
+    fixed,
+    format_milli,
+    parse_milli,
+    resized,
 )
+from fgpuspawner.service import objects
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import Viewer, extension_of, is_mine, is_visible
+from fgpuspawner.service.model import Viewer, World, extension_of, is_mine, is_visible
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,
@@ -36,8 +49,48 @@ from fgpuspawner.service.problems import (
     hub_unavailable,
     no_such_session,
 )
-from fgpuspawner.text.sessions import server_words
+from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
+from fgpuspawner.text.sessions import amount_words, server_words
 from fgpuspawner.text.times import duration
+
+
+def resize_object(session: Session, world: World) -> objects.Resize | None:
+    """Return a running session's possible amounts and its last resize request; None for one that does not run."""
+    if session.state is not SessionState.RUNNING or session.placement is None:
+        return None
+    wish = world.resizes.get(session.id)
+    why = why_fixed(session, world)
+    return objects.Resize.of(
+        wish,
+        why_not=why,
+        amounts=[] if why else map(format_milli, amounts(world.snapshot, session, world.step_milli)),
+        most_memory_mib=None if why else most_memory_mib(world.snapshot, session),
+        asked=None if wish is None else amount_words(request_of(session, wish.amount)),
+    )
+
+
+def request_of(session: Session, amount: Amount) -> Request:
+    """Return a session's request with another amount."""
+    return replace(
+        session.request,
+        fgpu_milli=amount.fgpu_milli,
+        gpu_memory_mib=amount.gpu_memory_mib,
+        compute_percent=amount.compute_percent,
+    )
+
+
+def why_fixed(session: Session, world: World) -> str | None:
+    """Return why a session cannot be resized at all, or None."""
+    against = fixed(world.snapshot, session)
+    if against is not None:
+        nothing = Amount.of(session)
+        return not_resized_words(against, session, nothing, world.snapshot, step_milli=world.step_milli)
+    assert session.placement is not None
+    own = next((c for c in world.isolation if c.node_id == session.placement.node_id), None)
+    if own is not None and own.fixed:
+        return f"{own.fixed[0].upper()}{own.fixed[1:]}."
+    return None
+
 
 log = logging.getLogger(__name__)
 
@@ -216,3 +269,88 @@ async def audited(handler: Handler, session: Session, action: str, details: str 
         log.error("Not in the audit log: %s by %s of %s: %s", action, by, where, details or "nothing said")
         message = "it was asked for and is under way, but could not be written into the audit log"
         raise Problem(503, e.code, message) from e
+
+
+FIELDS = ("fgpu", "gpu_memory_mib", "compute_percent")
+
+
+async def resize_session(handler: Handler, session_id: str, given: Mapping[str, object]) -> Session:
+    """Have the Hub resize a session, and return it as it is then: the Hub acts within a moment.
+
+    Raises:
+        Problem: it isn't possible, with what would work.
+    """
+    session = await handler.visible_session(session_id)
+    if not may_resize(session, handler.viewer):
+        raise forbidden(
+            "a session's own token resizes that session only; use the sessions page, or a token of yours"
+        )
+    world = await handler.service.reader.world()
+    # The session may have changed since the page was made.
+    session = world.session(session.id) or session
+    amount = _amount(session, given)
+    if (why := why_fixed(session, world)) is not None:
+        raise Problem(409, "not_resized", why)
+    asked = request_of(session, amount)
+    if amount != Amount.of(session):
+        refusals = admit(
+            asked, 1, world.snapshot.nodes, handler.service.settings.caps(), world.snapshot.quotas
+        )
+        for refusal in refusals:
+            if refusal.field in FIELDS:
+                raise Problem(400, "bad_argument", refusal.message, field=refusal.field)
+    found = resized(world.snapshot, session, amount)
+    if isinstance(found, NotResized):
+        words = not_resized_words(found, session, amount, world.snapshot, step_milli=world.step_milli)
+        raise Problem(409, "not_resized", words)
+    by = handler.actor
+    change = handler.service.reader.change
+    try:
+        await change(lambda store, now_s: Resizes(store).ask(session.id, amount, by=by, now_s=now_s))
+    except InvalidTransition:
+        raise Problem(409, "busy", "This session is being resized already; try again in a moment.") from None
+    before, after = amount_words(session.request), amount_words(asked)
+    await audited(handler, session, "session.resize", f"{before} -> {after}")
+    return session
+
+
+def may_resize(session: Session, viewer: Viewer) -> bool:
+    """Return whether a user who sees a session may resize it.
+
+    Every program in a session has that session's token, also one of another user's image, so the token cannot take from
+    its owner's other sessions. An administrator of them may resize them with any token.
+    """
+    own = viewer.server_name in (None, session.request.server_name)
+    return own or viewer.may_administer(session.request.resource_group)
+
+
+def _amount(session: Session, given: Mapping[str, object]) -> Amount:
+    """Return the requested amount: fGPU, or GPU memory with or without compute, in the same terms as the session's
+    request.
+    """
+    if ("fgpu" in given) is ("gpu_memory_mib" in given) or ("compute_percent" in given and "fgpu" in given):
+        raise bad_argument("fgpu", 'send {"fgpu": "0.5"}, or {"gpu_memory_mib": 4096, "compute_percent": 25}')
+    if "fgpu" in given:
+        text = given["fgpu"]
+        if not isinstance(text, str):
+            raise bad_argument("fgpu", 'must be a text such as "0.5"')
+        try:
+            milli = parse_milli(text, field="fgpu")
+        except BadAmount as e:
+            raise Problem(400, "bad_argument", str(e), field="fgpu") from None
+        if milli <= 0:
+            raise bad_argument("fgpu", "must be above 0; end the session to give all of it back")
+        return Amount(milli)
+    memory_mib = _whole(given, "gpu_memory_mib")
+    percent = _whole(given, "compute_percent") if given.get("compute_percent") is not None else None
+    # A missing field keeps its value.
+    if percent is None and session.request.compute_percent is not None and "compute_percent" not in given:
+        percent = session.request.compute_percent
+    return Amount(0, memory_mib, percent)
+
+
+def _whole(given: Mapping[str, object], field: str) -> int:
+    value = given[field]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**9:
+        raise bad_argument(field, "must be a whole number above 0")
+    return value

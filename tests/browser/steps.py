@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from playwright.sync_api import Locator, Page, expect
 
-from fgpuspawner.service.pages.bars import part_of
+from fgpuspawner.service.pages.sessions_view import part_of
 from hubprocess import until
 
 START_MS = 90_000

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 from fgpu_scheduler import BadSettings, SystemClock, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.pages.bars import percent
 from fgpuspawner.service.pages.base import FormPage, PageHandler
+from fgpuspawner.service.pages.session_rows import percent
 from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.text.times import duration
 

@@ -1,23 +1,114 @@
-"""The API's capacity: each resource group's total, use, and what the caller could still get."""
+"""The API's capacity and queues: each resource group's total, use, waiting requests, and what the caller could get."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fgpu_scheduler import DeviceFree, NodeState, format_milli, free
+from fgpu_scheduler import (
+    HOLDING,
+    DeviceFree,
+    Forecast,
+    NodeState,
+    Request,
+    Session,
+    SessionState,
+    format_milli,
+    free,
+)
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.capacity import (
-    Amounts,
-    allocatable_in,
-    free_in,
-    inside_quotas,
-    mine_in,
-    total_of,
-    used_of,
-    waiting_in,
-)
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.text.sessions import amount_words, fgpu_of
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Sums of fGPU, CPU (both in thousandths) and memory."""
+
+    fgpu_milli: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.fgpu_milli + other.fgpu_milli,
+            self.cpu_milli + other.cpu_milli,
+            self.memory_mib + other.memory_mib,
+        )
+
+
+def total_of(world: World, group: str) -> Amounts:
+    """Return the total of a group's nodes, also of those that take no sessions."""
+    nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
+    return Amounts(
+        sum(d.capacity_milli for n in nodes for d in n.devices),
+        sum(n.cpu_milli for n in nodes),
+        sum(n.memory_mib for n in nodes),
+    )
+
+
+def used_of(world: World, group: str) -> Amounts:
+    """Return what all sessions hold in a group."""
+    left = [n for n in free(world.snapshot) if n.node.resource_group == group]
+    total = total_of(world, group)
+    return Amounts(
+        total.fgpu_milli - sum(d.fgpu_milli for n in left for d in n.devices),
+        total.cpu_milli - sum(n.cpu_milli for n in left),
+        total.memory_mib - sum(n.memory_mib for n in left),
+    )
+
+
+def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
+    """Return what the viewer's own sessions hold in a group."""
+    own = [
+        s
+        for s in world.snapshot.sessions
+        if s.state in HOLDING and is_mine(s, viewer) and s.request.resource_group == group
+    ]
+    return Amounts(
+        # Summed over the shares: an exact amount was not asked for in fGPU.
+        sum(share.fgpu_milli for s in own if s.placement for share in s.placement.shares),
+        sum(s.request.cpu_milli for s in own),
+        sum(s.request.memory_mib for s in own),
+    )
+
+
+def free_in(world: World, group: str) -> Amounts:
+    """Return what is free in a group on nodes that take sessions; at least 0, also where nodes were made smaller."""
+    left = [
+        n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
+    ]
+    return Amounts(
+        # A GPU with the most sessions that may share it has nothing to give.
+        sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0),
+        sum(max(0, n.cpu_milli) for n in left),
+        sum(max(0, n.memory_mib) for n in left),
+    )
+
+
+def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
+    """Return what the viewer could still get in a group: what is free there, within their quotas; 0 if they may not use
+    it.
+    """
+    if group not in viewer.groups:
+        return Amounts()
+    left = free_in(world, group)
+    return replace(left, fgpu_milli=inside_quotas(left.fgpu_milli, world, viewer, group))
+
+
+def inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
+    asker = Request(viewer.user or "", "/", "", group, 0, 0, 0, groups=viewer.hub_groups)
+    room = world.ledger.room_milli(asker, in_all=in_all)
+    return milli if room is None else min(milli, room)
+
+
+def waiting_in(world: World, group: str) -> int:
+    return sum(
+        1
+        for s in world.snapshot.sessions
+        if s.state is SessionState.PENDING and s.request.resource_group == group
+    )
 
 
 class Capacity(Api):
@@ -109,3 +200,38 @@ def device_fields(left: DeviceFree) -> dict[str, str]:
     # An administrator may have made the unit smaller since.
     used_milli = max(0, worth_milli - left.fgpu_milli)
     return {"fgpu_total": format_milli(worth_milli), "fgpu_used": format_milli(used_milli)}
+
+
+def queue_object(group: str, world: World, viewer: Viewer) -> objects.Queue:
+    """Return a resource group's queue, next one first; ordinary users see others without names."""
+    entries = [_entry(*waiting, viewer) for waiting in world.queues.get(group, ())]
+    simulated = world.simulated([group])
+    return objects.Queue(group=group, length=len(entries), entries=entries, simulated=simulated)
+
+
+def _entry(found: Forecast, session: Session, viewer: Viewer) -> objects.QueueEntry:
+    known = is_visible(session, viewer)
+    return objects.QueueEntry.of(
+        found,
+        session,
+        mine=is_mine(session, viewer),
+        id=session.id if known else None,
+        user=session.request.user if known else None,
+        amount=amount_words(session.request),
+        fgpu=fgpu_of(session),
+        wait_reason=found.reason,
+        early_start_at_s=found.early_at_s,
+        late_start_at_s=found.late_at_s,
+    )
+
+
+class Queue(Api):
+    async def get(self) -> None:
+        world = await self.service.reader.world()
+        viewer = self.viewer
+        known = world.groups if viewer.admin else tuple(dict.fromkeys((*viewer.groups, *viewer.administers)))
+        group = self.get_query_argument("group", known[0] if known else "")
+        if group not in known:
+            message = f"group: there is no such group; choose one of {', '.join(known) or 'none'}"
+            raise Problem(404, "no_such_group", message, field="group")
+        self.answer(queue_object(group, world, self.viewer))

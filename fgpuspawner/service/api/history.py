@@ -2,14 +2,162 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import format_milli
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fgpu_scheduler import Past, Request, Size, format_milli
 from fgpuspawner.form.advice import LOOKED_THROUGH, advice_by_image
+from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
+from fgpuspawner.service.api.session_objects import asked_fields
+from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.handler import Handler, Service
-from fgpuspawner.service.model import Viewer, is_visible
+from fgpuspawner.service.model import Site, Viewer, World, is_visible
+from fgpuspawner.service.objects import Receipt
 from fgpuspawner.service.problems import forbidden, no_such_session
+from fgpuspawner.text.sessions import amount_words
+from fgpuspawner.text.times import cell, duration
+
+COLUMNS = [
+    "session_id",
+    "user",
+    "server_name",
+    "image",
+    "image_name",
+    "resource_group",
+    "amount",
+    "fgpu",
+    "submitted",
+    "started",
+    "ended",
+    "end_cause",
+    "message",
+    "wait_s",
+    "run_s",
+    "gpu_hours",
+    "gpu_memory_mib",
+    "memory_peak_mib",
+    "memory_p95_mib",
+    "sm_p95_percent",
+    "energy_wh",
+    "energy_estimated",
+    "samples",
+    "simulated",
+    "compute_entitled_percent",
+    "compute_received_percent",
+    "compute_borrowed_percent",
+    "compute_lent_percent",
+]
+"""Columns of the CSV file, in order."""
+INSTANTS = ("submitted", "started", "ended")
+"""Columns with instants, in UTC, as in the file of live sessions."""
+
+
+def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Receipt:
+    """Return a session's receipt, of a running one up to now. The viewer must be allowed to see it."""
+    session, measured = past.session, past.measured
+    until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
+    known = measured if measured is not None and measured.samples else None
+    lent = mean_lent(measured) if measured is not None else None
+    held = _held(past, world, until_s)
+    asked = asked_fields(session, world, viewer, site) | _sizes_fields(held, session.request)
+    return Receipt.of(
+        session,
+        session.request,
+        **asked,
+        session_id=session.id,
+        wait_s=max(0, (session.scheduled_at_s or until_s) - session.waits_since_s),
+        run_s=max(0, until_s - session.started_at_s) if session.started_at_s is not None else 0,
+        gpu_hours=round(sum(s * size.gpu_millionths for s, size in held) / 1_000_000 / 3600, 4),
+        memory_peak_mib=known.peak_mib if known else None,
+        memory_p95_mib=known.p95_mib if known else None,
+        sm_p95_percent=measured.sm_p95_percent if measured else None,
+        energy_wh=_wh(measured.energy_mj if measured else None),
+        energy_estimated=bool(measured and measured.energy_mj is not None and measured.energy_estimated),
+        samples=measured.samples if measured else 0,
+        compute_entitled_percent=round(_mean(held, lambda size: size.compute_percent)) or None,
+        compute_received_percent=lent.received if lent else None,
+        compute_borrowed_percent=lent.borrowed if lent else None,
+        compute_lent_percent=lent.lent if lent else None,
+    )
+
+
+def cells(receipt: Receipt) -> list[Cell]:
+    """Return a receipt's line of the CSV file, in the order of `COLUMNS`."""
+    return [cell(receipt[f"{name}_at_s"]) if name in INSTANTS else receipt[name] for name in COLUMNS]
+
+
+MOST_AMOUNTS = 4
+"""Amounts of a resized session that are listed one by one."""
+
+Held = Sequence[tuple[int, Size]]
+"""Seconds for which a session held each amount, in order."""
+
+
+def _held(past: Past, world: World, until_s: int) -> Held:
+    """Return the amounts that a session held, from its placement to its end; empty if it never had a share."""
+    session = past.session
+    if session.placement is None or session.scheduled_at_s is None:
+        return []
+    shares = session.placement.shares
+    last = Size(
+        until_s,
+        sum(share.fgpu_milli for share in shares),
+        round(1_000_000 * gpus_of(past, world)),
+        sum(share.memory_mib for share in shares),
+        sum(share.compute_percent for share in shares),
+    )
+    found, since_s = [], session.scheduled_at_s
+    for size in (*session.sizes, last):
+        to_s = max(since_s, min(size.until_s, until_s))
+        found.append((to_s - since_s, size))
+        since_s = to_s
+    return found
+
+
+def _mean(held: Held, of: Callable[[Size], int]) -> float:
+    total_s = sum(seconds for seconds, _ in held)
+    return sum(seconds * of(size) for seconds, size in held) / total_s if total_s else 0
+
+
+def _sizes_fields(held: Held, asked: Request) -> dict[str, object]:
+    """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
+    if len(held) < 2:
+        return {}
+    told = [f"{amount_words(_of_size(asked, size))} for {duration(s)}" for s, size in held[:MOST_AMOUNTS]]
+    if more := held[MOST_AMOUNTS:]:
+        told.append(f"{len(more)} more for {duration(sum(s for s, _ in more))}")
+    return {
+        "amount": ", then ".join(told),
+        "fgpu": format_milli(round(_mean(held, lambda size: size.fgpu_milli))),
+        "gpu_memory_mib": max(size.memory_mib for _, size in held),
+    }
+
+
+def _of_size(asked: Request, size: Size) -> Request:
+    if asked.gpu_memory_mib is None:
+        return replace(asked, fgpu_milli=size.fgpu_milli)
+    return replace(asked, gpu_memory_mib=size.memory_mib, compute_percent=size.compute_percent or None)
+
+
+def gpus_of(past: Past, world: World) -> float:
+    """Return the number of GPUs that a session's shares come to.
+
+    As measured while it ran; if unmeasured, by its GPUs' current worth, or else by its compute.
+    """
+    if past.measured is not None and past.measured.gpu_millionths:
+        return past.measured.gpu_millionths / 1_000_000
+    found = 0.0
+    for share in past.session.placement.shares if past.session.placement else ():
+        device = world.devices.get(share.device_uuid)
+        found += share.fgpu_milli / device.capacity_milli if device else share.compute_percent / 100
+    return found
+
+
+def _wh(energy_mj: int | None) -> float | None:
+    return None if energy_mj is None else round(energy_mj / 3_600_000, 3)
+
 
 PAGE = 50
 LARGEST_PAGE = 200
@@ -34,7 +182,7 @@ def send_receipts(handler: Handler, receipts: list[objects.Receipt], following: 
     handler.send_csv("gpu-sessions.csv", COLUMNS, map(cells, receipts))
 
 
-class Past(Api):
+class HistoryApi(Api):
     """Answers with receipts that the caller may see."""
 
     async def receipts(self, *, default: int, most: int) -> tuple[list[objects.Receipt], int | None]:
@@ -58,14 +206,14 @@ class Past(Api):
         return self.viewer.user
 
 
-class History(Past):
+class History(HistoryApi):
     async def get(self) -> None:
         shown, following = await self.receipts(default=PAGE, most=LARGEST_PAGE)
         simulated = any(one.simulated for one in shown)
         self.answer(objects.History.of(receipts=shown, next=following, simulated=simulated))
 
 
-class HistoryFile(Past):
+class HistoryFile(HistoryApi):
     async def get(self) -> None:
         send_receipts(self, *await self.receipts(default=LARGEST_FILE, most=LARGEST_FILE))
 

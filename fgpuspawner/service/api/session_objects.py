@@ -35,7 +35,7 @@ from fgpuspawner.service.model import (
     share_is_simulated,
     whose,
 )
-from fgpuspawner.service.slices import resize_object
+from fgpuspawner.service.session_actions import resize_object
 from fgpuspawner.text.sessions import (
     WITHDRAWN,
     ahead_words,

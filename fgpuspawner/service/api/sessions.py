@@ -1,15 +1,22 @@
-"""The API's sessions: listing, one of them, ending, keeping, extending and resizing it."""
+"""The API's sessions: listing, one of them, ending, keeping, extending and resizing it, and their meters."""
 
 from __future__ import annotations
 
 from fgpuspawner import scopes
+from fgpuspawner.meter.model import BETWEEN_POINTS_S
+from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api, sent_json
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.handler import needs
-from fgpuspawner.service.model import live_sessions
+from fgpuspawner.service.model import is_simulated, live_sessions, meter_of
 from fgpuspawner.service.problems import bad_argument, forbidden
-from fgpuspawner.service.resizing import FIELDS, resize_session
-from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
+from fgpuspawner.service.session_actions import (
+    FIELDS,
+    end_session,
+    extend_session,
+    keep_session,
+    resize_session,
+)
 
 ENDED_SHOWN = 50
 
@@ -65,3 +72,28 @@ class Extend(Api):
 
     async def post(self, session_id: str) -> None:
         await self.answer_session(await extend_session(self, session_id))
+
+
+class Meters(Api):
+    """Of all running sessions that the caller may see, by id."""
+
+    async def get(self) -> None:
+        everybody = self.everybody("sessions", of_groups=True)
+        world = await self.service.reader.world()
+        found = live_sessions(world, self.viewer, everybody=everybody)
+        meters = {str(s.id): live.now for s in found if (live := meter_of(s, world)) is not None}
+        simulated = any(is_simulated(s, world) for s in found)
+        every_s = self.service.settings.meter_every_s
+        self.answer(objects.Meters.of(meters=meters, every_s=every_s, simulated=simulated))
+
+
+class SessionMeter(Api):
+    """Of one session, with the last minutes and its processes."""
+
+    async def get(self, session_id: str) -> None:
+        session = await self.visible_session(session_id)
+        world = await self.service.reader.world()
+        every_s = max(self.service.settings.meter_every_s, BETWEEN_POINTS_S)
+        simulated = is_simulated(session, world)
+        live = meter_of(session, world)
+        self.answer(objects.SessionMeter.of(live, every_s=every_s, simulated=simulated))

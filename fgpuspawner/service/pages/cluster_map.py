@@ -1,4 +1,4 @@
-"""The cluster map: every GPU with its slices, and the queue. Pure; it decides what a viewer may know of others."""
+"""The cluster map: every GPU with its slices, and the queue. It decides what a viewer may know of others."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fgpu_scheduler import (
     Session,
     Share,
     ShareMode,
+    StoreUnavailable,
+    SystemClock,
     claimed,
     format_milli,
     free,
@@ -28,7 +30,8 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.api.session_objects import starts_with
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
-from fgpuspawner.service.pages.bars import percent
+from fgpuspawner.service.pages.base import PageHandler
+from fgpuspawner.service.pages.session_rows import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS
 from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, server_words
 
@@ -354,3 +357,35 @@ def _head(group: str, world: World, viewer: Viewer) -> Head | None:
         f"It {sooner}." if sooner else "",
         about_words(expected.basis if expected else ""),
     )
+
+
+PARTS = ("drawing", "words", "read")
+
+
+class MapPage(PageHandler):
+    """Every GPU with its slices, and the queue; from the last good reading, with its age, if none is possible now."""
+
+    async def get(self) -> None:
+        reader, trouble = self.service.reader, None
+        try:
+            world = await (reader.world() if self.wants_part else reader.recent_world())
+        except StoreUnavailable as e:
+            last = reader.last_world
+            if last is None:
+                raise
+            trouble, world = self.problem_of(503, e), last
+            self.set_status(503)
+        step = self.service.settings.caps().fgpu_step_milli
+        more = {
+            "groups": cluster_map(world, self.viewer, step_milli=step, beside=reader.beside(world)),
+            "trouble": trouble,
+            "age_s": SystemClock().now_s() - world.snapshot.now_s,
+            "read_at_s": world.snapshot.now_s,
+            "xsrf": self.xsrf,
+            "title": "Cluster map",
+        }
+        if not self.wants_part:
+            self.render("map.html", **more)
+            return
+        parts = {name: self.render_string(f"map_{name}.html", **more).decode() for name in PARTS}
+        self.send_parts({"parts": parts})

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from fgpu_scheduler import memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
 from fgpuspawner.service.objects import Receipt
-from fgpuspawner.service.pages.bars import Bar, memory_bar, rounded
 from fgpuspawner.service.pages.base import PageHandler
+from fgpuspawner.service.pages.session_rows import Bar, memory_bar, rounded
 from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import end_words
 from fgpuspawner.text.times import duration

@@ -6,11 +6,19 @@ from typing import Any
 
 from fgpu_scheduler import FGPUError, memory_words
 from fgpuspawner import scopes
-from fgpuspawner.service.api.private_images import image_object, images_object
+from fgpuspawner.service.api.images import (
+    answer,
+    delete,
+    image_object,
+    image_of,
+    images_object,
+    rename,
+    save_session,
+    share,
+)
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import may_save
 from fgpuspawner.service.pages.base import PageHandler
-from fgpuspawner.service.private_images import answer, delete, image_of, rename, save_session, share
 from fgpuspawner.service.problems import Problem
 
 STATE_WORDS = {

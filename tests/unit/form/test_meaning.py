@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Device
-from fgpuspawner.form.meaning import meaning
+from fgpuspawner.form.image_cards import meaning
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16384, 4000)
 A100 = replace(T4, uuid="GPU-1", index=1, model="A100", memory_mib=40960)

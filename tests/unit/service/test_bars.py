@@ -6,7 +6,8 @@ import pytest
 from worlds import Build, shown
 
 from fgpuspawner.service.model import Viewer
-from fgpuspawner.service.pages.bars import memory_bar, percent, stack
+from fgpuspawner.service.pages.session_rows import memory_bar, percent
+from fgpuspawner.service.pages.sessions_view import stack
 from fgpuspawner.text.sessions import gib_words
 
 

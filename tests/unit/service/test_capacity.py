@@ -12,8 +12,14 @@ from fgpu_scheduler import (
     Quota,
     QuotaScope,
 )
-from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.capacity import Amounts, allocatable_in, mine_in, total_of, used_of
+from fgpuspawner.service.api.capacity import (
+    Amounts,
+    allocatable_in,
+    capacity_object,
+    mine_in,
+    total_of,
+    used_of,
+)
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages.sessions_view import Page
 

@@ -20,7 +20,7 @@ from fgpu_scheduler import (
     Snapshot,
     outlook,
 )
-from fgpuspawner.service.admin.queue_view import queues_object
+from fgpuspawner.service.admin.queue import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, cluster_map

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from worlds import ADMIN, ALICE, Build, node
 
-from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.api.queue import queue_object
-from fgpuspawner.service.capacity import Amounts, mine_in
+from fgpuspawner.service.api.capacity import Amounts, capacity_object, mine_in, queue_object
 from fgpuspawner.service.model import Viewer, live_sessions
 
 

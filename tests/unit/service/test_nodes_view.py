@@ -10,7 +10,7 @@ from worlds import Build, gpu, node
 
 from fgpu_scheduler import NodeAction, NodeState, node_actions_of
 from fgpuspawner.isolation.verified import MOST_PROBLEMS, MOST_TEXT, WRITTEN, note_verdict, read_verdicts
-from fgpuspawner.service.admin.nodes_view import nodes_object
+from fgpuspawner.service.admin.nodes import nodes_object
 
 
 def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:

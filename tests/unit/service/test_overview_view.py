@@ -13,7 +13,7 @@ from fgpuspawner.meter.gpu_health import GpuHealth, GpuHealthState
 from fgpuspawner.meter.lately import Lately, Span
 from fgpuspawner.meter.model import Live, Meter, MeterState, Point
 from fgpuspawner.service.admin.objects import Overview, Trouble
-from fgpuspawner.service.admin.overview_view import idle, overview_object, problems
+from fgpuspawner.service.admin.overview import idle, overview_object, problems
 from fgpuspawner.service.model import World
 
 SPAN = Span(1.0, 3, 60, 120)

@@ -10,7 +10,7 @@ from worlds import ADMIN, SITE, Build, node
 
 from fgpu_scheduler import NodeState
 from fgpuspawner.service.admin.objects import WaitingQueue
-from fgpuspawner.service.admin.queue_view import LONG_WAIT_S, STUCK_AFTER_S, queues_object
+from fgpuspawner.service.admin.queue import LONG_WAIT_S, STUCK_AFTER_S, queues_object
 from fgpuspawner.service.model import World
 
 

@@ -9,7 +9,7 @@ from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
 from fgpu_scheduler.core.quota import Counted, counted_of_each
-from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object, spec_of
+from fgpuspawner.service.admin.quotas import key_of, not_for_group, quotas_object, spec_of
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.settings.queue import quota_of
 

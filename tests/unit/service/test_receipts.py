@@ -24,12 +24,12 @@ from fgpu_scheduler import (
     Snapshot,
 )
 from fgpuspawner.meter.model import Live, Meter, MeterState
-from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
+from fgpuspawner.service.api.history import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.objects import Receipt
-from fgpuspawner.service.pages.bars import Bar, use
+from fgpuspawner.service.pages.session_rows import Bar, use
 from fgpuspawner.text.times import cell
 
 ALICE = Viewer("alice", groups=("default",))

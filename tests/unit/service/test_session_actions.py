@@ -24,8 +24,8 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpu_scheduler.store.schema import end_messages
-from fgpuspawner.service import private_images
 from fgpuspawner.service.admin import nodes
+from fgpuspawner.service.api import images as private_images
 from fgpuspawner.service.handler import Handler, Service
 from fgpuspawner.service.hub import Answer, Hub, HubSilent, HubUnreachable
 from fgpuspawner.service.model import Viewer, World

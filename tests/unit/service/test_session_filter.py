@@ -26,9 +26,8 @@ from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.objects import Session as SessionObject
-from fgpuspawner.service.pages.bars import use
-from fgpuspawner.service.pages.session_filter import Choice, chosen, read_choice
-from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, row, session_cells
+from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, row, session_cells, use
+from fgpuspawner.service.pages.sessions_view import Choice, chosen, read_choice
 from fgpuspawner.service.problems import Problem
 
 S = SessionState

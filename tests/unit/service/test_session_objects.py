@@ -23,9 +23,8 @@ from fgpu_scheduler import (
     format_milli,
 )
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
-from fgpuspawner.service.api.capacity import capacity_object
+from fgpuspawner.service.api.capacity import capacity_object, queue_object
 from fgpuspawner.service.api.me import me_object
-from fgpuspawner.service.api.queue import queue_object
 from fgpuspawner.service.api.session_objects import session_object, sessions_object
 from fgpuspawner.service.model import Site, Viewer
 from fgpuspawner.service.pages.session_rows import row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fgpuspawner.meter.usage_report import Line
-from fgpuspawner.service.admin.usage_plot import HEIGHT, number, plot, round_up
+from fgpuspawner.service.admin.usage import HEIGHT, number, plot, round_up
 
 
 @pytest.mark.parametrize(
