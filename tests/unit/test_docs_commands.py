@@ -1,4 +1,4 @@
-"""What the pages tell people to type can be typed: commands, settings, targets, and the tests that are named."""
+"""Commands, settings and targets that the documentation tells people to type can be typed."""
 
 from __future__ import annotations
 
@@ -245,23 +245,15 @@ def test_every_target_of_make_and_every_unit_of_systemd_is_there() -> None:
     assert set(re.findall(r"systemctl \w+ ([a-z][\w-]*)", text)) - units == set()
 
 
-def operations() -> list[tuple[str, str, str]]:
-    """Return the table of docs/operations.md: what is to be done, how, and what shows it."""
+def operations() -> list[tuple[str, str]]:
+    """Return the table of docs/operations.md: a task, and how to do it."""
     table = text_of(ROOT / "docs/operations.md").partition("\n## What to do\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    return [(what, how, shown) for what, how, shown in rows[1:]]
+    return [(task, how) for task, how in rows[1:]]
 
 
-def test_every_operation_has_its_command_and_a_test_that_there_is() -> None:
-    tests = Counter(
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", text_of(path), flags=re.MULTILINE)
-    )
+def test_every_operation_has_its_command_page_or_setting() -> None:
     found = operations()
     assert len(found) >= 25
-    for what, how, shown in found:
-        assert SPAN.search(how) or "](" in how or "*" in how, what
-        names = SPAN.findall(shown)
-        assert names, what
-        assert [name for name in names if tests[name] != 1] == [], what
+    for task, how in found:
+        assert SPAN.search(how) or "](" in how or "*" in how, task
