@@ -162,7 +162,9 @@ def test_every_command_is_in_the_documentation_and_every_option_in_the_help() ->
         options = [param for p in parsers for param in p.params if isinstance(param, click.Option)]
         assert [option.name for option in options if not option.help] == [], name
         # A command of two words needs no mention beyond its group's section.
-        assert [sub for sub in own_commands(parser) if f"`{sub}" not in own and f"{name} {sub}" not in own] == []
+        assert [
+            sub for sub in own_commands(parser) if f"`{sub}" not in own and f"{name} {sub}" not in own
+        ] == []
         known = {o for p in parsers for o in options_of(p)}
         assert set(re.findall(r"`(--[a-z-]+)", own)) <= known, name
         assert f"fgpu {name}" in own
