@@ -13,13 +13,13 @@ from fgpu_scheduler import BadSettings, Node, Store, amounts_that_fit
 from fgpuspawner.cli.command import who, writable
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
+from fgpuspawner.images.availability import AVAILABLE
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Draft, Update, edit_catalogue
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import between_steps, never_held
 from fgpuspawner.images.values import shown
-from fgpuspawner.meter.hub_file import AVAILABLE
 from fgpuspawner.settings import FGPU
 
 

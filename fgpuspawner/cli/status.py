@@ -22,7 +22,7 @@ from fgpu_scheduler import (
 from fgpuspawner.cli.command import Report, command, config_or_db_options, one_line, read_only
 from fgpuspawner.cli.hub_config import named
 from fgpuspawner.cli.units import unit_states
-from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.text.sessions import amount_words, fgpu_of
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
@@ -43,7 +43,7 @@ def status_command(config: str | None, db: str | None) -> list[str]:
         url, policy, settings = named(config, db)
         found = read_status(url, policy, now_s=int(time.time()))
         if settings is not None:
-            found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
+            found["isolation"] = {c.node_id: c.backend for c in CHOICES.read(settings.data_path())}
         lines = status_lines(found)
     except FGPUError as e:
         # A setting that ends the Hub ends this command too. How the units are is then still told.

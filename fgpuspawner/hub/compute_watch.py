@@ -20,10 +20,8 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
 from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
-from fgpuspawner.isolation.driver_cgroup import DriverCgroup
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot, running_on
-from fgpuspawner.isolation.interposer import Interposer
+from fgpuspawner.isolation.backends import DriverCgroup, Interposer
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource, running_on
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.isolation.report import BadReport, SlotReport
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fgpu_scheduler import Clock, FGPUError
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import Drivers, NvmlSource
+from fgpuspawner.isolation.gpu_poller import Drivers, NvmlSource
 from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, GpuHealthState, health_of
 
 EVERY_S = 20

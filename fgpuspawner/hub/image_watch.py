@@ -10,9 +10,15 @@ from pathlib import Path
 from fgpu_scheduler import Node
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent
-from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities, Availability, Where
+from fgpuspawner.images.availability import (
+    AVAILABLE,
+    NOTHING_KNOWN,
+    WANTED,
+    Availabilities,
+    Availability,
+    Where,
+)
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.meter.hub_file import AVAILABLE, WANTED
 
 LOOK_EVERY_S = 3.0
 ASK_EVERY_S = 15.0

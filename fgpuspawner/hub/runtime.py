@@ -65,8 +65,7 @@ from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import Prepared
-from fgpuspawner.isolation.drivers import Drivers
-from fgpuspawner.isolation.gpu_poller import GpuPoller
+from fgpuspawner.isolation.gpu_poller import Drivers, GpuPoller
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import DiskLimit, DiskLimits
 from fgpuspawner.meter.sampler import Sampler

@@ -11,8 +11,8 @@ from fgpu_scheduler import Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN
-from fgpuspawner.isolation.facts import clean_environment
 from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import clean_environment
 from fgpuspawner.isolation.report import Answer, BadReport, SlotReport, read_slots, slots_command
 
 WITHIN_S = 20

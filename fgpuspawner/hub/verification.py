@@ -11,6 +11,7 @@ from pathlib import Path
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Endpoint, Engine, LaunchFailed
 from fgpuspawner.isolation.base import Backend, Prepared
+from fgpuspawner.isolation.choice import note_verdict
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.report import (
     BadReport,
@@ -20,7 +21,6 @@ from fgpuspawner.isolation.report import (
     read_report,
     static_command,
 )
-from fgpuspawner.isolation.verified import note_verdict
 
 log = logging.getLogger("fgpu")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fgpu_scheduler import Node
+from fgpuspawner.isolation.files import HubFile
 
 FRESH_S = 60
 """An older answer says nothing of now."""
@@ -62,3 +63,8 @@ class Availabilities:
 
 
 NOTHING_KNOWN = Availabilities()
+
+
+AVAILABLE = HubFile("images.json", Availabilities)
+WANTED: HubFile[dict[str, int]] = HubFile("images_wanted.json", dict)
+"""Written by the service for the Hub: when an administrator last asked to pull an image, by slug."""

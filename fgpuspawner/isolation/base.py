@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from fgpu_scheduler import Device, FGPUError, Request, Session
 from fgpuspawner.isolation import limits as limits_file
-from fgpuspawner.isolation import machine
+from fgpuspawner.isolation import native as native_parts
 from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.files import link, make_empty, make_folder, remove_folder
 from fgpuspawner.isolation.limits import BadLimits, Limits
@@ -22,7 +23,6 @@ WRITTEN = "written"
 """Folder below `IN_CONTAINER` for the files that the session's processes write: libfgpu's log and accounting file."""
 WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
 
-MIG_PREFIX = "MIG-"
 MOST_OF_SHARE = 4
 """Kernel code is charged at most a quarter of the slice for each process."""
 
@@ -60,6 +60,26 @@ class Prepared:
     in_memory: Mapping[str, str] = field(default_factory=dict)
     hosts_ipc: bool = False
 
+    def plus(
+        self,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        search_paths: Mapping[str, str] = MappingProxyType({}),
+        mounts: Sequence[Mount] = (),
+        files: Sequence[Path] = (),
+    ) -> Prepared:
+        """Return this with more; a new search path goes before the ones already there."""
+        paths = dict(self.search_paths)
+        for name, path in search_paths.items():
+            paths[name] = f"{path}:{paths[name]}" if name in paths else path
+        return replace(
+            self,
+            environment={**self.environment, **environment},
+            search_paths=paths,
+            mounts=(*self.mounts, *mounts),
+            files=(*self.files, *files),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -88,6 +108,11 @@ class Host:
     context_mib: Mapping[str, int] = field(default_factory=dict)
     code: CodeMemory | None = None
     elsewhere: bool = False
+
+    @property
+    def memory(self) -> Path:
+        """The folder for files that sessions write all the time: in memory if this machine has such a place."""
+        return self.accounting or self.data / "memory"
 
     def gpu_name(self, model: str) -> str:
         """Return the name under which the sizes of contexts and code are stored: they differ by model and driver."""
@@ -152,7 +177,7 @@ class Backend:
     @property
     def lends(self) -> bool:
         """Whether a session's share of compute is a minimum: what other sessions leave idle is lent to it."""
-        return self.lends_compute and self.host.lends and self.host.accounting is not None
+        return self.lends_compute and self.host.lends
 
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
         """Write the session's files, with slots beside those of its ``neighbours`` on the same devices.
@@ -162,13 +187,17 @@ class Backend:
         Raises:
             CannotPrepare: with words for the owner.
         """
+        assert session.placement is not None
+        shares = {share.device_uuid: share.memory_mib for share in session.placement.shares}
+        own_devices = [device for device in devices if device.uuid in shares]
+        charged = {d.uuid: self.host.charged_mib(d, session.request, shares[d.uuid]) for d in own_devices}
         try:
             found = limits_file.limits_of(
                 session,
                 devices,
                 neighbours,
                 managed=self.host.managed,
-                context_mib=self._charged(session, devices),
+                context_mib=charged,
                 compute=self.limits_compute,
                 lends=self.lends,
                 most_percent=self.host.most_percent,
@@ -183,18 +212,10 @@ class Backend:
                 files.append(make_empty(own / "log", mode=0o666))
         except (BadLimits, OSError) as e:
             raise CannotPrepare(f"the session's limits could not be written: {e}") from e
-        prepared = Prepared(self.name, found, files=tuple(files))
-        prepared = self._with_folder(prepared, own)
-        assert session.placement is not None
+        prepared = self._with_folder(Prepared(self.name, found, files=tuple(files)), own)
         if self.host.native is not None and any(d.simulated for d in devices):
             prepared = self._with_machine(prepared, own, session.placement.node_id)
         return prepared
-
-    def _charged(self, session: Session, devices: Sequence[Device]) -> dict[str, int]:
-        assert session.placement is not None
-        shares = {share.device_uuid: share.memory_mib for share in session.placement.shares}
-        own = [device for device in devices if device.uuid in shares]
-        return {d.uuid: self.host.charged_mib(d, session.request, shares[d.uuid]) for d in own}
 
     def teardown(self, session_id: int) -> None:
         """Remove what `prepare` wrote; idempotent."""
@@ -208,7 +229,7 @@ class Backend:
             for name, source in self._commands().items():
                 link(own / name, source)
             paths = {"PATH": str(self.host.commands)} if self.host.commands else {}
-            return with_more(prepared, search_paths=paths)
+            return prepared.plus(search_paths=paths)
         # Mount the folder too: where the image's user owns /run, the user could otherwise rename it.
         mounts = [Mount(own, IN_CONTAINER)]
         if not (own / limits_file.REVISION).exists():
@@ -222,7 +243,7 @@ class Backend:
         # take the mode from the folder that they mount over.
         make_folder(own / WRITTEN, mode=0o777)
         prepared = replace(prepared, in_memory={f"{IN_CONTAINER}/{WRITTEN}": WRITTEN_OPTIONS})
-        return with_more(prepared, mounts=mounts)
+        return prepared.plus(mounts=mounts)
 
     def _commands(self) -> dict[str, Path]:
         if self.host.commands is None:
@@ -230,54 +251,27 @@ class Backend:
         return {path.name: path for path in sorted(self.host.commands.iterdir()) if path.is_file()}
 
     def _with_machine(self, prepared: Prepared, own: Path, node_id: str) -> Prepared:
-        machine_folder = machine.folder_of(self.host.data, node_id)
+        machine = native_parts.machine_folder(self.host.data, node_id)
         smi = self.host.commands / "simulated" / SIMULATED_COMMAND if self.host.commands else None
-        has_smi = smi is not None and smi.is_file()
+        smi = smi if smi is not None and smi.is_file() else None
         if not self.host.own_root:
-            link(own / "simulated", machine_folder)
-            paths = {"LD_LIBRARY_PATH": str(own / "simulated")}
-            if has_smi:
-                assert smi is not None
-                paths["PATH"] = str(smi.parent)
-            return with_more(prepared, search_paths=paths)
+            link(own / "simulated", machine)
+            paths = {"PATH": str(smi.parent)} if smi else {}
+            return prepared.plus(search_paths={"LD_LIBRARY_PATH": str(own / "simulated"), **paths})
         make_folder(own / "simulated", mode=0o755)
         # Mount each file: the ledger in the machine's folder is a link, and nothing can be mounted over a link.
         mounts = [
             Mount(
-                (machine_folder / name).resolve(), in_folder(own, f"simulated/{name}"), name != machine.LEDGER
+                (machine / name).resolve(), in_folder(own, f"simulated/{name}"), name != native_parts.LEDGER
             )
-            for name in machine.IN_CONTAINERS
+            for name in native_parts.IN_CONTAINERS
         ]
-        if has_smi:
-            assert smi is not None
+        if smi:
             mounts.append(Mount(smi, f"/usr/local/bin/{SIMULATED_COMMAND}"))
-        return with_more(
-            prepared, mounts=mounts, search_paths={"LD_LIBRARY_PATH": f"{IN_CONTAINER}/simulated"}
-        )
+        return prepared.plus(mounts=mounts, search_paths={"LD_LIBRARY_PATH": f"{IN_CONTAINER}/simulated"})
 
 
 def in_folder(own: Path, name: str) -> str:
     """Make an empty file in the session's folder to mount over, and return its path in the container."""
     make_empty(own / name, mode=0o444)
     return f"{IN_CONTAINER}/{name}"
-
-
-def with_more(
-    prepared: Prepared,
-    *,
-    environment: Mapping[str, str] | None = None,
-    search_paths: Mapping[str, str] | None = None,
-    mounts: Sequence[Mount] = (),
-    files: Sequence[Path] = (),
-) -> Prepared:
-    """Return ``prepared`` with these added; a new search path goes before the ones already there."""
-    paths = dict(prepared.search_paths)
-    for name, path in (search_paths or {}).items():
-        paths[name] = f"{path}:{paths[name]}" if name in paths else path
-    return replace(
-        prepared,
-        environment={**prepared.environment, **(environment or {})},
-        search_paths=paths,
-        mounts=(*prepared.mounts, *mounts),
-        files=(*prepared.files, *files),
-    )

@@ -1,23 +1,25 @@
-"""The choice of a node's isolation backend, and its reason."""
+"""The isolation backend of each node with its reason, and the last verdict of the check inside its sessions.
+
+The Hub writes both into `data_dir`, for the service and the command line.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpu_scheduler import BadSettings, Node
+from fgpu_scheduler import BadSettings, Node, Session, SystemClock
 from fgpuspawner.isolation.base import Backend
-from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.isolation.files import HubFile
+
+log = logging.getLogger("fgpu.isolation")
 
 AUTO = "auto"
 STRONGEST_FIRST = ("mig", "driver-cgroup", "interposer")
 """The order in which `auto` tries backends on real GPUs. mps is not in it, as its sessions can end each other."""
-
-WRITTEN = "isolation.json"
-"""File in ``data_dir`` with each node's backend and reason, for the service and the command line."""
-
 WORDS = {
     "mig": "its GPUs are MIG instances, held by the hardware; sessions that share one are held by libfgpu",
     "driver-cgroup": "the driver holds memory by cgroup, libfgpu managed memory and compute",
@@ -25,6 +27,8 @@ WORDS = {
     "mps": "MPS holds compute, libfgpu memory; a fault in one session can end its neighbours",
     "none": "NOTHING holds a session to its slice",
 }
+MOST_PROBLEMS = 10
+MOST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +88,41 @@ class StoredChoice:
     fixed: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of the check of one session; without ``problems`` its limits were in force."""
+
+    node_id: str
+    session_id: int
+    backend: str
+    at_s: int
+    problems: tuple[str, ...] = ()
+
+
+CHOICES = HubFile("isolation.json", tuple[StoredChoice, ...], mode=0o644)
+"""Each node's backend as of the Hub's last start; empty if unknown."""
+VERDICTS = HubFile("verified.json", tuple[Verdict, ...], mode=0o644)
+"""The last verdict of each node; empty if unknown."""
+_noting = threading.Lock()
+"""Held while the verdicts are read and rewritten: launches are verified concurrently."""
+
+
 def write_choices(data: Path, choices: Iterable[Choice]) -> None:
-    found = {
-        c.node_id: {"backend": c.backend.name, "reason": c.reason, "fixed": c.backend.fixed} for c in choices
-    }
-    write_whole(data / WRITTEN, json.dumps(found, indent=2).encode(), mode=0o644)
+    CHOICES.write(
+        data, tuple(StoredChoice(c.node_id, c.backend.name, c.reason, c.backend.fixed) for c in choices)
+    )
 
 
-def read_choices(data: Path) -> tuple[StoredChoice, ...]:
-    """Return each node's backend as of the Hub's last start; empty if unknown."""
-    try:
-        found = json.loads((data / WRITTEN).read_text())
-        return tuple(
-            StoredChoice(node_id, str(own["backend"]), str(own["reason"]), str(own.get("fixed", "")))
-            for node_id, own in sorted(found.items())
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ()
+def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[str]) -> None:
+    """Store this as the last verdict of its node. A failed write is logged and fails no launch."""
+    if session.placement is None:
+        return
+    node_id, at_s = session.placement.node_id, SystemClock().now_s()
+    texts = tuple(problem[:MOST_TEXT] for problem in problems[:MOST_PROBLEMS])
+    with _noting:
+        found = {verdict.node_id: verdict for verdict in VERDICTS.read(data)}
+        found[node_id] = Verdict(node_id, session.id, backend, at_s, texts)
+        try:
+            VERDICTS.write(data, tuple(found.values()))
+        except OSError as e:
+            log.warning("The verdict on session %d cannot be stored: %s", session.id, e)

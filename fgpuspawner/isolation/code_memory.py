@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field
 
-from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.isolation.files import HubFile
 
-log = logging.getLogger("fgpu.isolation")
-
-NAME = "code.json"
 MOST_MIB = 1024
 """Larger figures have another cause: memory taken between two questions, or allocations that bypassed libfgpu."""
 KEPT = 3
 MOST_USERS = 15
 MOST_IMAGES = 500
 
-Figures = dict[str, dict[str, list[int]]]
-_FIGURES = TypeAdapter(Figures)
+T = TypeVar("T")
+_Mib = Annotated[int, Field(ge=0, le=MOST_MIB)]
+CODE = HubFile("code.json", dict[str, dict[str, Annotated[list[_Mib], Field(min_length=1, max_length=KEPT)]]])
+"""The last figures, by GPU and image and by a pseudonym of the user: the file contains no names."""
 
 
 class CodeMemory:
@@ -36,10 +32,10 @@ class CodeMemory:
     """
 
     def __init__(self, data: Path, *, fixed_mib: int | None = None) -> None:
-        self._path = data / NAME
+        self._data = data
         self._fixed_mib = fixed_mib
         self._lock = threading.Lock()
-        self._known: Figures = {} if fixed_mib is not None else self._read()
+        self._known = CODE.read(data)
 
     @property
     def learns(self) -> bool:
@@ -50,8 +46,8 @@ class CodeMemory:
         if self._fixed_mib is not None:
             return self._fixed_mib
         with self._lock:
-            by_user = self._known.get(_key(gpu, image), {})
-            own = by_user.get(_mark(user))
+            by_user = self._known.get(f"{gpu}, {image}", {})
+            own = by_user.get(_pseudonym(user))
             others = [median_low(figures) for figures in by_user.values()]
         if own:
             return median_low(own)
@@ -61,45 +57,19 @@ class CodeMemory:
         """Record what a session's process held beyond its charges, in MiB. Blocks."""
         if not 0 <= mib <= MOST_MIB:
             return
+        key, mark = f"{gpu}, {image}", _pseudonym(user)
         with self._lock:
-            by_user = self._known.pop(_key(gpu, image), {})
-            figures = [*by_user.pop(_mark(user), []), mib]
-            self._known[_key(gpu, image)] = by_user | {_mark(user): figures[-KEPT:]}
-            _forget_oldest(self._known, MOST_IMAGES)
-            _forget_oldest(self._known[_key(gpu, image)], MOST_USERS)
-            write_whole(self._path, json.dumps(self._known).encode(), mode=0o600)
-
-    def _read(self) -> Figures:
-        try:
-            found = _FIGURES.validate_json(self._path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as e:
-            log.warning("%s cannot be read and is learnt again: %s", self._path, e)
-            return {}
-        return {
-            key: own
-            for key, by_user in found.items()
-            if (own := {u: f for u, f in by_user.items() if _good(f)})
-        }
+            by_user = self._known.pop(key, {})
+            figures = [*by_user.pop(mark, []), mib][-KEPT:]
+            self._known = _newest(
+                {**self._known, key: _newest({**by_user, mark: figures}, MOST_USERS)}, MOST_IMAGES
+            )
+            CODE.write(self._data, self._known)
 
 
-def _good(figures: Sequence[int]) -> bool:
-    return 0 < len(figures) <= KEPT and all(0 <= mib <= MOST_MIB for mib in figures)
+def _newest(entries: dict[str, T], most: int) -> dict[str, T]:
+    return dict(list(entries.items())[-most:])
 
 
-T = TypeVar("T")
-
-
-def _forget_oldest(kept: dict[str, T], most: int) -> None:
-    for name in list(kept)[:-most]:
-        del kept[name]
-
-
-def _key(gpu: str, image: str) -> str:
-    return f"{gpu}, {image}"
-
-
-def _mark(user: str) -> str:
-    """Return a pseudonym of the user: stored figures contain no names."""
+def _pseudonym(user: str) -> str:
     return hashlib.sha256(user.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Files and folders for sessions, with exact modes whatever the umask, and without following links."""
+"""Files and folders with exact modes under any umask, written without following links."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from fgpu_scheduler import FGPUError
+
+T = TypeVar("T")
 
 
 class UnsafeFolder(FGPUError):
@@ -33,7 +38,7 @@ def make_folder(path: Path, *, mode: int) -> Path:
         raise UnsafeFolder(f"{path} is no folder, or a link: {e.strerror}; remove it") from None
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
-            raise UnsafeFolder(f"{path} belongs to somebody else; remove it, or set another folder")
+            raise UnsafeFolder(f"{path} belongs to another user; remove it, or set another folder")
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
@@ -64,6 +69,20 @@ def copy_whole(source: Path, path: Path, *, mode: int) -> Path:
     if not same or stat.S_IMODE(path.stat().st_mode) != mode:
         write_whole(path, data, mode=mode)
     return path
+
+
+def make_zeros(path: Path, size: int) -> Path:
+    """Make a file of zeros that every user may write, in place of an older one; the folder keeps other users out.
+
+    Its blocks are allocated at once: on a full file system a later write would kill the writer.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    descriptor = os.open(make_empty(draft, mode=0o666), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+    return draft.replace(path)
 
 
 def make_empty(path: Path, *, mode: int) -> Path:
@@ -106,3 +125,26 @@ def remove_folder(path: Path) -> None:
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
+
+
+class HubFile(Generic[T]):
+    """The file ``name`` in a data folder, in which the Hub publishes its latest state; ``kind()`` is its empty content.
+
+    By default only its owner can read it, as most say what each user's processes do. The service runs as the same user.
+    """
+
+    def __init__(self, name: str, kind: type[T], *, mode: int = 0o600) -> None:
+        self.name = name
+        self._kind = kind
+        self._mode = mode
+        self._form = TypeAdapter(kind)
+
+    def write(self, data: Path, state: T) -> None:
+        write_whole(data / self.name, self._form.dump_json(state), mode=self._mode)
+
+    def read(self, data: Path) -> T:
+        """Return the last content; the empty one if the file is missing or invalid."""
+        try:
+            return self._form.validate_json((data / self.name).read_bytes())
+        except (OSError, ValueError):
+            return self._kind()

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fgpuspawner.isolation.files import make_empty, make_folder, remove_folder
-from fgpuspawner.isolation.limits import Limits
-from fgpuspawner.isolation.slots import HUNDREDTHS
+from fgpuspawner.isolation.limits import HUNDREDTHS, Limits
 
 log = logging.getLogger("fgpu.isolation")
 
@@ -36,8 +35,8 @@ def folder_of(memory: Path, name: str) -> Path:
     return memory / FOLDER / name
 
 
-def own_word(memory: Path, name: str, index: int) -> Path:
-    return folder_of(memory, name) / f"{OWN}{index}"
+def own_word(folder: Path, index: int) -> Path:
+    return folder / f"{OWN}{index}"
 
 
 def make_words(memory: Path, name: str, count: int) -> Path:
@@ -51,7 +50,7 @@ def make_words(memory: Path, name: str, count: int) -> Path:
     for index in range(count):
         make_folder(folder / str(index), mode=0o755)
         # Write it now, to allocate its block: on a full file system the session could not write it later.
-        make_empty(own_word(memory, name, index), mode=0o666).write_bytes(bytes(WORD_BYTES))
+        make_empty(own_word(folder, index), mode=0o666).write_bytes(bytes(WORD_BYTES))
     return folder
 
 
@@ -83,8 +82,9 @@ def publish(memory: Path, sessions: Sequence[Limits]) -> None:
         for one in sessions:
             for index, limit in enumerate(one.devices):
                 if limit.uuid == uuid and limit.lending:
-                    places.append(folder_of(memory, str(one.session_id)) / str(index))
-                    words[str(limit.lending)] = own_word(memory, str(one.session_id), index)
+                    folder = folder_of(memory, str(one.session_id))
+                    places.append(folder / str(index))
+                    words[str(limit.lending)] = own_word(folder, index)
         file = memory / f"{OWNERS}-{hashlib.sha256(uuid.encode()).hexdigest()[:16]}"
         used.add(file)
         file.touch()
@@ -103,7 +103,7 @@ def _link(place: Path, shown: Mapping[str, Path]) -> None:
     try:
         there = {entry.name: entry.inode() for entry in os.scandir(place)}
     except OSError as e:
-        log.warning("A session cannot be shown who lends: %s", e)
+        log.warning("The lending sessions of a GPU cannot be shown to one of them: %s", e)
         return
     for name, file in shown.items():
         try:
@@ -133,10 +133,6 @@ def _write(file: Path, text: bytes) -> None:
             os.pwrite(descriptor, text, 0)
         finally:
             os.close(descriptor)
-
-
-def forget(memory: Path, name: str) -> None:
-    remove_folder(folder_of(memory, name))
 
 
 def names(memory: Path) -> list[str]:

@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, FGPUError, Session, ShareMode, compute_of
-from fgpuspawner.isolation import slots
 from fgpuspawner.isolation.files import read_bounded, write_whole
-from fgpuspawner.isolation.slots import Slots
 from fgpuspawner.settings.isolation import MANAGED
 from fgpuspawner.text.sessions import fgpu_of
 
@@ -29,6 +27,14 @@ REVISION = "revision"
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Limits without a device: libfgpu refuses every allocation."""
+
+HUNDREDTHS = 100
+
+Slots = tuple[tuple[int, int], ...]
+"""The hundredths of each period in which a session may run kernels: ``(first, end)`` without ``end``, ascending.
+
+libfgpu counts the hundredths by the same clock in every session, so sessions with different slots run in turn.
+"""
 
 _DEVICE = re.compile(
     r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}|[!-~]{1,253}/[!-~]{1,91})"
@@ -104,7 +110,7 @@ def limits_of(
     for share in session.placement.shares:
         device = known.get(share.device_uuid)
         if device is None:
-            raise BadLimits(f"GPU {share.device_uuid} is not configured any more; ask for a new session")
+            raise BadLimits(f"GPU {share.device_uuid} is no longer configured; ask for a new session")
         timed = compute and share.mode is ShareMode.MEMORY_COMPUTE
         others = [limit for limit in beside if limit.uuid == share.device_uuid]
         percent = share.compute_percent
@@ -117,9 +123,9 @@ def limits_of(
                 context_mib=context_mib.get(share.device_uuid, 0),
                 compute_percent=percent,
                 mode=ShareMode.MEMORY_COMPUTE if timed else ShareMode.MEMORY,
-                slots=slots.assign([limit.slots for limit in others], percent) if timed else (),
-                lending=_free_number(others) if timed and lends and percent < slots.HUNDREDTHS else 0,
-                most_percent=max(percent, most_percent) if timed and lends else slots.HUNDREDTHS,
+                slots=assign_slots([limit.slots for limit in others], percent) if timed else (),
+                lending=_free_number(others) if timed and lends and percent < HUNDREDTHS else 0,
+                most_percent=max(percent, most_percent) if timed and lends else HUNDREDTHS,
             )
         )
     return Limits(session.id, managed, tuple(found))
@@ -133,9 +139,8 @@ def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> L
     """
     assert session.placement is not None, "a session without shares has no limits"
     shares = session.placement.shares
-    if [share.device_uuid for share in shares] != [limit.uuid for limit in limits.devices] or len(
-        shares
-    ) != 1:
+    own = [limit.uuid for limit in limits.devices]
+    if len(own) != 1 or [share.device_uuid for share in shares] != own:
         raise BadLimits(f"the limits of session {session.id} are of other GPUs than its shares")
     (share,), (limit,) = shares, limits.devices
     percent = limit.compute_percent if limit.mode is ShareMode.MEMORY else share.compute_percent
@@ -147,7 +152,7 @@ def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> L
         limit,
         memory_mib=memory_mib,
         compute_percent=percent,
-        slots=slots.assign(beside, percent) if limit.mode is ShareMode.MEMORY_COMPUTE else (),
+        slots=assign_slots(beside, percent) if limit.mode is ShareMode.MEMORY_COMPUTE else (),
         most_percent=max(percent, limit.most_percent),
     )
     return replace(limits, devices=(changed,))
@@ -156,14 +161,14 @@ def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> L
 def _free_number(others: Iterable[DeviceLimit]) -> int:
     """Return the least number that no other session has; there are as many as there can be shares."""
     used = {limit.lending for limit in others}
-    return next((number for number in range(1, slots.HUNDREDTHS + 1) if number not in used), 0)
+    return next((number for number in range(1, HUNDREDTHS + 1) if number not in used), 0)
 
 
 def render(limits: Limits) -> str:
     lines = [f"fgpu-limits {VERSION}", f"session={limits.session_id}", f"managed={limits.managed}"]
     lines.extend(
         f"device={d.uuid} memory_mib={d.memory_mib} device_mib={d.device_mib} context_mib={d.context_mib}"
-        f" compute_percent={d.compute_percent} mode={d.mode} slots={slots.render(d.slots) or '-'}"
+        f" compute_percent={d.compute_percent} mode={d.mode} slots={render_slots(d.slots) or '-'}"
         + (f" lending={d.lending} most_percent={d.most_percent}" if d.lending else "")
         for d in limits.devices
     )
@@ -188,7 +193,7 @@ def _device(line: str) -> DeviceLimit:
         raise BadLimits(f"{line[:120]!r} is no device")
     mode, text = ShareMode(match["mode"]), match["slots"]
     try:
-        own = () if text == "-" and mode is ShareMode.MEMORY else slots.parse(text)
+        own = () if text == "-" and mode is ShareMode.MEMORY else parse_slots(text)
     except ValueError as e:
         raise BadLimits(str(e)) from None
     return DeviceLimit(
@@ -200,7 +205,7 @@ def _device(line: str) -> DeviceLimit:
         mode=mode,
         slots=own,
         lending=int(match["lending"] or 0),
-        most_percent=int(match["most"] or slots.HUNDREDTHS),
+        most_percent=int(match["most"] or HUNDREDTHS),
     )
 
 
@@ -228,7 +233,7 @@ def change(folder: Path, limits: Limits) -> None:
     """
     path = folder / REVISION
     if not path.is_file():
-        raise BadLimits(f"{path} is not there: the session was launched with limits that stay")
+        raise BadLimits(f"{path} is not there: the session was launched with limits that cannot change")
     write(folder, limits)
     path.chmod(0o644)
     try:
@@ -270,3 +275,65 @@ def environment(session: Session, *, limits_path: str, simulated: bool) -> dict[
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "CUDA_VISIBLE_DEVICES": uuids,
     }
+
+
+# -- slots ------------------------------------------------------------------------------------------------
+
+
+def assign_slots(taken: Iterable[Slots], percent: int) -> Slots:
+    """Return slots of ``percent`` hundredths in all, beside those that the neighbours have ``taken``.
+
+    1. The smallest gap that is large enough, the first of equal ones, so that large gaps stay whole.
+    2. Otherwise the largest gaps first.
+    3. If the gaps are too small (an administrator changed the unit while sessions ran), the rest overlaps the
+       hundredths with the fewest holders.
+
+    Raises:
+        ValueError: ``percent`` is not 1 to 100.
+    """
+    if not 1 <= percent <= HUNDREDTHS:
+        raise ValueError(f"{percent} is no share of compute; it must be 1 to 100")
+    holders = [0] * HUNDREDTHS
+    for slots in taken:
+        for first, end in slots:
+            for hundredth in range(first, end):
+                holders[hundredth] += 1
+    gaps = sorted(_runs(h for h in range(HUNDREDTHS) if not holders[h]), key=lambda gap: gap[1] - gap[0])
+    for first, end in gaps:
+        if end - first >= percent:
+            return ((first, first + percent),)
+    chosen: list[int] = []
+    for first, end in sorted(gaps, key=lambda gap: (gap[0] - gap[1], gap[0])):
+        chosen.extend(range(first, min(end, first + percent - len(chosen))))
+    held = sorted((h for h in range(HUNDREDTHS) if holders[h]), key=lambda h: (holders[h], -h))
+    chosen.extend(held[: percent - len(chosen)])
+    return tuple(_runs(sorted(chosen)))
+
+
+def render_slots(slots: Slots) -> str:
+    return ",".join(f"{first}-{end}" for first, end in slots)
+
+
+def parse_slots(text: str) -> Slots:
+    """Return the slots in such a text; raises ValueError if it is not one."""
+    found: list[tuple[int, int]] = []
+    for piece in text.split(","):
+        first, dash, end = piece.partition("-")
+        if not (dash and first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
+            raise ValueError(f"{piece!r} is no slot such as 50-75")
+        slot = int(first), int(end)
+        if not (found[-1][1] if found else 0) <= slot[0] < slot[1] <= HUNDREDTHS:
+            raise ValueError(f"{piece!r} is not within 0-100, or not after the slot before it")
+        found.append(slot)
+    return tuple(found)
+
+
+def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the runs of consecutive numbers, each without its end."""
+    runs: list[tuple[int, int]] = []
+    for number in ascending:
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs

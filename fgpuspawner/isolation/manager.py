@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, Node, Session
-from fgpuspawner.isolation import accounting, facts, lending, limits, machine, native
+from fgpuspawner.isolation import facts, lending, limits, native
+from fgpuspawner.isolation.backends import REGION_BYTES, DriverCgroup, Interposer, Mig, Mps
 from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
 from fgpuspawner.isolation.code_memory import CodeMemory
-from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
-from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.limits import BadLimits, Limits
-from fgpuspawner.isolation.mig import Mig
-from fgpuspawner.isolation.mps import Mps
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.isolation")
@@ -79,6 +76,7 @@ def host_elsewhere(host: Host) -> Host:
         data=host.data,
         own_root=True,
         native=host.native,
+        accounting=host.accounting,
         commands=host.commands,
         managed=host.managed,
         opencl=host.opencl,
@@ -140,7 +138,7 @@ class Isolation:
         for node in new:
             if host.native is not None and any(d.simulated for d in node.devices):
                 memory = None if self.is_elsewhere(node.id) else host.accounting
-                machine.write(host.data, node, host.native, memory)
+                native.write_machine(host.data, node, host.native, memory)
         self._nodes, self.choices = nodes, {**self.choices, **chosen}
         self.host = replace(host, context_mib=self._contexts(host))
         self._backends = make_backends(self.host)
@@ -163,12 +161,12 @@ class Isolation:
         real = [d for d in held if not d.simulated and not self.is_elsewhere(d.node_id)]
         if self._settings.context_mib != AUTO:
             return {d.uuid: int(self._settings.context_mib) for d in held}
-        found = {d.uuid: machine.CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in held}
+        found = {
+            d.uuid: native.SIMULATED_CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in held
+        }
         if real:
-            found |= facts.measure_contexts(real, driver=host.driver, cache=host.data / "context.json")
+            found |= facts.measure_contexts(real, driver=host.driver, data=host.data)
         return found
-
-    # -- sessions -------------------------------------------------------------------------------------
 
     def backend_of(self, session: Session) -> Backend:
         """Return the backend of a session that has its shares.
@@ -179,9 +177,7 @@ class Isolation:
         assert session.placement is not None
         choice = self.choices.get(session.placement.node_id)
         if choice is None:
-            raise CannotPrepare(
-                f"node {session.placement.node_id} is not there any more; ask for a new session"
-            )
+            raise CannotPrepare(f"node {session.placement.node_id} was removed; ask for a new session")
         return choice.backend
 
     @property
@@ -239,11 +235,10 @@ class Isolation:
 
     def _publish_lenders(self, sessions: Sequence[Limits]) -> None:
         """Update the files through which sessions on a GPU lend each other compute."""
-        if self.host.accounting is not None:
-            try:
-                lending.publish(self.host.accounting, sessions)
-            except OSError as e:
-                log.warning("Whose compute is lent could not be written: %s", e)
+        try:
+            lending.publish(self.host.memory, sessions)
+        except OSError as e:
+            log.warning("The owners of compute that can be lent could not be written: %s", e)
 
     def _neighbours(self, session_id: int | None = None) -> list[Limits]:
         found: list[Limits] = []
@@ -265,10 +260,8 @@ class Isolation:
             self._publish_lenders(self._neighbours())
 
     def _prune(self, live: Collection[int]) -> None:
-        left = {int(path.name) for path in self._folders()}
-        if self.host.accounting is not None:
-            left |= {int(path.name) for path in _of_sessions(self.host.accounting)}
-            left |= {int(path.name) for path in _of_sessions(self.host.accounting / lending.FOLDER)}
+        places = (self._folder, self.host.memory, self.host.memory / lending.FOLDER)
+        left = {int(path.name) for place in places for path in _of_sessions(place)}
         for session_id in sorted(left - set(live)):
             self.remove(session_id)
 
@@ -280,29 +273,27 @@ class Isolation:
 
     def close(self) -> None:
         """Remove the folder in memory unless a session or a warm container uses it."""
-        memory = self.host.accounting
         # A folder that cannot be read may hold sessions' files, so it stays.
         with contextlib.suppress(OSError):
-            if memory is not None and not self._folders() and not lending.names(memory):
-                remove_folder(memory)
+            if not self._folders() and not lending.names(self.host.memory):
+                remove_folder(self.host.memory)
 
     def folder(self, session_id: int) -> Path:
         return self._folder / str(session_id)
 
     # -- warm containers ------------------------------------------------------------------------------
 
-    def words_folder(self, name: str) -> Path | None:
-        """Return the folder of a session's or warm container's words; None if nothing can be lent."""
-        memory = self.host.accounting
-        return None if memory is None else lending.folder_of(memory, name)
+    def words_folder(self, name: str) -> Path:
+        """Return the folder of the words by which a session or warm container lends compute."""
+        return lending.folder_of(self.host.memory, name)
 
     def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]], *, words: int = 0) -> Path:
         """Write the files of a container that no session has yet: these ``files``, and limits that allow nothing.
 
         With ``words`` for that number of devices, if its session may lend. Returns its folder.
         """
-        if words and self.host.accounting is not None:
-            lending.make_words(self.host.accounting, name, words)
+        if words:
+            lending.make_words(self.host.memory, name, words)
         folder = make_folder(self._folder / name, mode=0o755)
         for path, mode, content in sorted(files):
             if content is None:
@@ -325,21 +316,16 @@ class Isolation:
             (warm / limits.NAME).chmod(0o444)
             remove_folder(own)
             warm.rename(own)
-            if self.host.accounting is not None:
-                lending.take_over(self.host.accounting, name, session_id)
+            lending.take_over(self.host.memory, name, session_id)
             self._publish_lenders(self._neighbours())
 
     def forget_warm(self, name: str | None = None) -> None:
         """Remove the files of a warm container that is gone; without a name those of all warm containers."""
-        if self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path.name == name or (name is None and not path.name.isdigit()):
-                    remove_folder(path)
-        memory = self.host.accounting
-        for left in lending.names(memory) if memory is not None else []:
-            if left == name or (name is None and not left.isdigit()):
-                assert memory is not None
-                lending.forget(memory, left)
+        warm = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        for one in {*warm, *lending.names(self.host.memory)}:
+            if one == name or (name is None and not one.isdigit()):
+                remove_folder(self._folder / one)
+                remove_folder(lending.folder_of(self.host.memory, one))
 
     def trim_files(self) -> None:
         """Truncate files that sessions let grow: logs and accounts of local processes, and shared ledgers.
@@ -348,21 +334,18 @@ class Isolation:
         have blocks behind its end.
         """
         logs = [path / "log" for path in self._folders()]
-        logs += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
+        logs += [native.machine_folder(self.host.data, node_id) / "log" for node_id in self._nodes]
         for path in logs:
             _trim(path, most=LOG_KEPT_BYTES, to=0)
         for node_id in self._nodes:
-            ledger = (machine.folder_of(self.host.data, node_id) / machine.LEDGER).resolve()
+            ledger = (native.machine_folder(self.host.data, node_id) / native.LEDGER).resolve()
             if _trim(ledger, most=LEDGER_BYTES, to=LEDGER_BYTES):
                 log.warning("Sessions have let the ledger of node %s grow; it was cut back", node_id)
-        for word in lending.words(self.host.accounting) if self.host.accounting is not None else []:
+        for word in lending.words(self.host.memory):
             _trim(word, most=_SMALLEST_FILE_BYTES, to=lending.WORD_BYTES)
-        places = [self._folder] if self.host.accounting is None else [self._folder, self.host.accounting]
-        for place in places:
-            for folder in _of_sessions(place):
-                size = accounting.REGION_BYTES
-                if _trim(folder / "accounting", most=size, to=size):
-                    log.warning("Session %s has let its accounting file grow; it was cut back", folder.name)
+        for folder in _of_sessions(self.host.memory):
+            if _trim(folder / "accounting", most=REGION_BYTES, to=REGION_BYTES):
+                log.warning("Session %s has let its accounting file grow; it was cut back", folder.name)
 
 
 def _trim(path: Path, *, most: int, to: int) -> bool:

@@ -1,4 +1,4 @@
-"""The C parts that were built at installation, and the two commands for sessions."""
+"""The C parts that were built at installation, the commands for sessions, and the simulated machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpuspawner.isolation.files import copy_whole, link, make_folder, write_whole
+from fgpu_scheduler import Node
+from fgpuspawner.isolation.files import copy_whole, link, make_empty, make_folder, write_whole
 
 FOLDER = Path(__file__).parent.parent / "native"
 CHECKOUT = Path(__file__).parents[2] / "labextension" / "jupyterlab_fgpu"
@@ -18,6 +19,14 @@ NOT_BUILT = (
 COMMANDS = {"fgpu-smi": "smi.py", "fgpu-verify": "verify.py"}
 """The commands for sessions, by their source in the Lab extension."""
 SIMULATED_COMMAND = "nvidia-smi"
+
+LEDGER = "ledger"
+WRITTEN_BY_SESSIONS = (LEDGER, "log")
+IN_CONTAINERS = ("machine", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", LEDGER)
+"""The files of a simulated machine that a container gets; it can write only the ledger."""
+MOST_DEVICES = 16
+SIMULATED_CONTEXT_MIB = 0
+"""Size of a context on a simulated GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +95,18 @@ def command_files() -> dict[str, bytes]:
     """Return the text of each command for sessions, by name; missing sources are left out."""
     found = {}
     for name, source in COMMANDS.items():
-        text = _source(name, source)
-        if text is not None:
-            found[name] = text if text.startswith(b"#!") else b"#!/usr/bin/env python3\n" + text
+        # A checkout has the source itself; a wheel has a copy.
+        for path in (CHECKOUT / source, FOLDER / "commands" / name):
+            if path.is_file():
+                found[name] = path.read_bytes()
+                break
     return found
-
-
-def _source(name: str, source: str) -> bytes | None:
-    # A checkout has the source itself; a wheel has a copy.
-    for path in (CHECKOUT / source, FOLDER / "commands" / name):
-        if path.is_file():
-            return path.read_bytes()
-    return None
 
 
 def _write_program(path: Path, text: bytes) -> None:
     # Replace the file rather than write it: running sessions have the old one mounted.
     if not path.is_file() or path.read_bytes() != text or path.stat().st_mode & 0o777 != 0o755:
         write_whole(path, text, mode=0o755)
-
-
-def install_machine_libraries(native: Native, folder: Path) -> None:
-    """Copy the simulated driver into a machine's folder: in a container a link would lead nowhere."""
-    for name, source in native.simulated.items():
-        copy_whole(source, folder / name, mode=0o755)
-    # A real driver's packages have this name too; without it Taichi uses the CPU.
-    if not (folder / "libcuda.so").is_symlink():
-        link(folder / "libcuda.so", Path("libcuda.so.1"))
 
 
 def mapped_as(path: Path) -> tuple[str, int]:
@@ -123,3 +117,45 @@ def mapped_as(path: Path) -> tuple[str, int]:
             if len(fields) == 6 and fields[5] == str(path.resolve()):
                 return fields[3], int(fields[4])
     raise OSError(f"{path} cannot be mapped")
+
+
+def machine_folder(data: Path, node_id: str) -> Path:
+    """Return the folder of a node's simulated machine; the node's name is a safe file name."""
+    return data / "simulated" / node_id
+
+
+def write_machine(data: Path, node: Node, native: Native, memory: Path | None = None) -> None:
+    """Write the folder of a node's simulated machine: the driver's libraries and the files that they read.
+
+    The ledger is a link into ``memory``, so that no session can fill the disk with it. An existing ledger stays, as
+    sessions that outlived the Hub use it.
+    """
+    make_folder(data / "simulated", mode=0o755)
+    folder = make_folder(machine_folder(data, node.id), mode=0o755)
+    text = "".join(
+        f"gpu uuid={d.uuid} memory_mib={d.memory_mib} context_mib={SIMULATED_CONTEXT_MIB} name={d.model}\n"
+        for d in node.devices
+        if d.simulated
+    ).encode()
+    path = folder / "machine"
+    if not path.is_file() or path.read_bytes() != text:
+        write_whole(path, text, mode=0o444)
+    for name, source in native.simulated.items():
+        # Copies: in a container a link would lead nowhere.
+        copy_whole(source, folder / name, mode=0o755)
+    # A real driver's packages have this name too; without it Taichi uses the CPU.
+    if not (folder / "libcuda.so").is_symlink():
+        link(folder / "libcuda.so", Path("libcuda.so.1"))
+    _ensure(folder / "log")
+    if memory is None:
+        _ensure(folder / LEDGER)
+    else:
+        make_folder(memory, mode=0o700)
+        ledger = make_folder(memory / f"simulated-{node.id}", mode=0o700) / LEDGER
+        _ensure(ledger)
+        link(folder / LEDGER, ledger)
+
+
+def _ensure(path: Path) -> None:
+    if not path.is_file() or path.is_symlink():
+        make_empty(path, mode=0o666)

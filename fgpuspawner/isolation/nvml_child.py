@@ -11,6 +11,7 @@ null, mean percent or null, most percent or null, pid in its session, name or nu
 "temperature_c": 45, "power_mw": ..., "power_limit_mw": ..., "ecc_errors": 0, "xid": ...}}}``, each null where NVML does
 not tell; ``xid`` is the newest error since the question before, 0 for none
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
+``{"do": "context", "uuid": ...}`` -> ``{"mib": 411}``, the size of a CUDA context, which this process then makes
 
 A failure is ``{"error": "..."}``, for the whole answer or for one device; never 0 and never an empty answer.
 """
@@ -19,8 +20,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 NOT_SUPPORTED = 3
@@ -44,73 +47,27 @@ class NvmlFailed(Exception):
     """A call failed; the message is for the log."""
 
 
-class Process(ctypes.Structure):
-    """nvmlProcessInfo_t of versions 2 and 3."""
-
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    ]
+def structure(**fields: Any) -> Any:
+    """Return a structure with these fields, in this order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class OldProcess(ctypes.Structure):
-    """nvmlProcessInfo_v1_t."""
-
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
-
-
-ENTRIES: dict[str, type[ctypes.Structure]] = {"_v3": Process, "_v2": Process, "": OldProcess}
+U32, U64 = ctypes.c_uint, ctypes.c_ulonglong
+#: nvmlProcessInfo_t of versions 2 and 3, and of version 1.
+Process = structure(pid=U32, used=U64, gpu_instance=U32, compute_instance=U32)
+OldProcess = structure(pid=U32, used=U64)
+ENTRIES = {"_v3": Process, "_v2": Process, "": OldProcess}
 """The structure of each version of the process lists, newest first."""
-
-
-class Utilization(ctypes.Structure):
-    """nvmlProcessUtilizationSample_t."""
-
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("at_us", ctypes.c_ulonglong),
-        ("sm", ctypes.c_uint),
-        ("memory", ctypes.c_uint),
-        ("encoder", ctypes.c_uint),
-        ("decoder", ctypes.c_uint),
-    ]
-
-
-class Memory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-class MemoryLimits(ctypes.Structure):
-    """nvmlGetMemoryLimits_v1_t."""
-
-    _fields_ = [
-        ("namespace", ctypes.c_char_p),
-        ("soft_limit", ctypes.c_ulonglong),
-        ("hard_limit", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
-
-
-class Rates(ctypes.Structure):
-    """nvmlUtilization_t."""
-
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-class Event(ctypes.Structure):
-    """nvmlEventData_t."""
-
-    _fields_ = [
-        ("device", ctypes.c_void_p),
-        ("kind", ctypes.c_ulonglong),
-        ("data", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    ]
+#: nvmlProcessUtilizationSample_t
+Utilization = structure(pid=U32, at_us=U64, sm=U32, memory=U32, encoder=U32, decoder=U32)
+#: nvmlMemory_t
+Memory = structure(total=U64, free=U64, used=U64)
+#: nvmlGetMemoryLimits_v1_t
+MemoryLimits = structure(namespace=ctypes.c_char_p, soft_limit=U64, hard_limit=U64, used=U64)
+#: nvmlUtilization_t
+Rates = structure(gpu=U32, memory=U32)
+#: nvmlEventData_t
+Event = structure(device=ctypes.c_void_p, kind=U64, data=U64, gpu_instance=U32, compute_instance=U32)
 
 
 def worse_xid(new: int, old: int) -> int:
@@ -191,14 +148,22 @@ class Nvml:
             found.append({"uuid": texts[0], "model": texts[1], "memory_mib": memory.total // 2**20})
         return {"devices": found}
 
-    def look(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer "look": what each process holds and has used since then, and each device's energy counter."""
+    def for_each(self, uuids: Any, read: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        """Return what ``read`` returns for each device, or why it failed."""
         found: dict[str, Any] = {}
-        for uuid in question["uuids"]:
+        for uuid in uuids:
             try:
-                found[uuid] = self.looked_at(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
+                found[uuid] = read(uuid)
             except NvmlFailed as e:
                 found[uuid] = {"error": str(e)}
+        return found
+
+    def look(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer "look": what each process holds and has used since then, and each device's energy counter."""
+        since_us = question["since_us"]
+        found = self.for_each(
+            question["uuids"], lambda uuid: self.device_use(self.handle(uuid), int(since_us.get(uuid, 0)))
+        )
         seen = {process[0] for device in found.values() for process in device.get("processes", ())}
         self.named = {pid: named for pid, named in self.named.items() if pid in seen}
         failing = {uuid for uuid, device in found.items() if "error" in device}
@@ -210,13 +175,7 @@ class Nvml:
 
     def health(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer "health": the condition of each device."""
-        found: dict[str, Any] = {}
-        for uuid in question["uuids"]:
-            try:
-                found[uuid] = self.health_of(uuid)
-            except NvmlFailed as e:
-                found[uuid] = {"error": str(e)}
-        return {"devices": found}
+        return {"devices": self.for_each(question["uuids"], self.health_of)}
 
     def health_of(self, uuid: str) -> dict[str, Any]:
         handle, rates, memory = self.handle(uuid), Rates(), Memory()
@@ -230,7 +189,7 @@ class Nvml:
             "power_mw": self.number("nvmlDeviceGetPowerUsage", handle),
             "power_limit_mw": self.number("nvmlDeviceGetEnforcedPowerLimit", handle),
             "ecc_errors": self.number("nvmlDeviceGetTotalEccErrors", handle, *kinds, kind=ctypes.c_ulonglong),
-            "xid": self.heard(uuid, handle),
+            "xid": self.xid(uuid, handle),
         }
 
     def tells(self, name: str, *arguments: Any) -> bool:
@@ -244,16 +203,16 @@ class Nvml:
         found = kind()
         return int(found.value) if self.tells(name, *arguments, ctypes.byref(found)) else None
 
-    def heard(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
-        """Return what `xid` returns; None also if the driver does not allow listening for errors."""
+    def xid(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
+        """Return the worst error of a device since the last call, 0 for none; None if nothing was listening."""
         try:
-            return self.xid(uuid, handle)
+            return self.worst_error(uuid, handle)
         except NvmlFailed:
+            # The driver does not allow listening for errors.
             self.watched.pop(uuid, None)
             return None
 
-    def xid(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
-        """Return the worst error of a device since the last call, 0 for none; None if nothing was listening."""
+    def worst_error(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
         events = self.watched.get(uuid)
         if events is None:
             events = ctypes.c_void_p()
@@ -299,7 +258,7 @@ class Nvml:
                 continue
             return list(samples[: count.value]) if status == 0 else None
 
-    def looked_at(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
+    def device_use(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
         if since_us > time.time() * 1e6:
             # The clock was set back: until then no sample would be newer.
             since_us = 0
@@ -324,11 +283,10 @@ class Nvml:
 
     def energy(self, handle: ctypes.c_void_p) -> int | None:
         """Return the energy that a device has used since its driver was loaded, in mJ; None if it does not count."""
-        name, counted = "nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong()
-        if not hasattr(self.library, name):
+        try:
+            return self.number("nvmlDeviceGetTotalEnergyConsumption", handle, kind=ctypes.c_ulonglong)
+        except NvmlFailed:
             return None
-        status = int(getattr(self.library, name)(handle, ctypes.byref(counted)))
-        return counted.value if status == 0 else None
 
     def process_named(self, pid: int) -> tuple[int, str | None]:
         """Return a process's number in its own PID namespace, as its session sees it, and its name."""
@@ -369,6 +327,37 @@ class Nvml:
         self.call("nvmlDeviceGetMemoryLimits_v1", self.handle(question["uuid"]), ctypes.byref(limits))
         return {"hard_limit": limits.hard_limit}
 
+    def context(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer "context": make a CUDA context on a device, and return what this process holds then, in MiB."""
+        # Before CUDA is loaded: this process must see only this device, as number 0.
+        os.environ["CUDA_VISIBLE_DEVICES"] = question["uuid"]
+        try:
+            cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as e:
+            raise NvmlFailed(str(e)) from None
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        for name, *arguments in (
+            ("cuInit", ctypes.c_uint(0)),
+            ("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0)),
+            ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
+            ("cuCtxSetCurrent", context),
+        ):
+            status = getattr(cuda, name)(*arguments)
+            if status != 0:
+                raise NvmlFailed(f"{name} failed with {status}")
+        used = self.processes(self.handle(question["uuid"])).get(os.getpid())
+        if not used:
+            raise NvmlFailed(
+                "NVML does not say what this process holds; is the Hub in a PID namespace of its own?"
+            )
+        return {"mib": -(-used // 2**20)}
+
+
+TASKS = {
+    task.__name__: task
+    for task in (Nvml.facts, Nvml.devices, Nvml.look, Nvml.health, Nvml.cgroup, Nvml.context)
+}
+
 
 def main() -> None:
     nvml: Nvml | None = None
@@ -377,14 +366,7 @@ def main() -> None:
             nvml = nvml or Nvml(sys.argv[1])
             nvml.begin()
             question = json.loads(line)
-            tasks = {
-                "facts": nvml.facts,
-                "devices": nvml.devices,
-                "look": nvml.look,
-                "health": nvml.health,
-                "cgroup": nvml.cgroup,
-            }
-            answer = tasks[question["do"]](question)
+            answer = TASKS[question["do"]](nvml, question)
         except NvmlFailed as e:
             answer = {"error": str(e)}
             if nvml is not None:

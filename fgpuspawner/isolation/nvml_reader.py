@@ -7,20 +7,34 @@ import json
 import os
 import select
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
-from fgpuspawner.isolation.facts import child_command, clean_environment
 
+NVML = "libnvidia-ml.so.1"
 ANSWER_WITHIN_S = 30.0
 LONGEST_LINE_BYTES = 1 << 22
 MOST_LINGERING = 3
 """At this number of children that hang in the driver, none is started."""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without variables that would load other code into a child."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "CUDA_", "FGPU_", "PYTHON"))}
+
+
+def child_command(library: str) -> list[str]:
+    """Return the command of nvml_child.py: isolated Python without site packages."""
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("nvml_child.py")), library]
 
 
 class NvmlUnknown(FGPUError):
@@ -54,11 +68,16 @@ class DeviceUse:
     energy_mj: int | None = None
 
 
+_Name = Annotated[str, Field(max_length=64)]
+_PROCESSES = TypeAdapter(list[tuple[int, int | None, float | None, int | None, int, _Name | None]])
+
+
 class NvmlReader:
     """Asks one library (the driver's, or a simulated machine's) in a child process that lives while it answers."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, *, within_s: float = ANSWER_WITHIN_S) -> None:
         self.library = library
+        self._within_s = within_s
         self._child: subprocess.Popen[bytes] | None = None
         self._lingering: list[subprocess.Popen[bytes]] = []
         self._asking = threading.Lock()
@@ -105,7 +124,7 @@ class NvmlReader:
             if len(self._lingering) >= MOST_LINGERING:
                 raise OSError(f"{len(self._lingering)} processes hang in the driver; no more are started")
             self._child = subprocess.Popen(
-                child_command("nvml_child.py", self.library),
+                child_command(self.library),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -116,12 +135,12 @@ class NvmlReader:
         assert self._child.stdout is not None
         self._child.stdin.write(question)
         self._child.stdin.flush()
-        deadline, line = time.monotonic() + ANSWER_WITHIN_S, b""
+        deadline, line = time.monotonic() + self._within_s, b""
         output = self._child.stdout.fileno()
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise OSError(f"no answer within {ANSWER_WITHIN_S:.0f} s")
+                raise OSError(f"no answer within {self._within_s:.0f} s")
             piece = os.read(output, 65536)
             if not piece:
                 raise OSError("its process ended without an answer")
@@ -160,16 +179,6 @@ class NvmlReader:
 def _device_use(device: Mapping[str, Any]) -> DeviceUse | str:
     if "error" in device:
         return str(device["error"])[:500]
-    processes = tuple(
-        ProcessUse(
-            int(pid),
-            None if used is None else int(used),
-            None if mean is None else float(mean),
-            None if most is None else int(most),
-            int(inner),
-            None if name is None else str(name)[:64],
-        )
-        for pid, used, mean, most, inner, name in device["processes"]
-    )
-    energy = device["energy_mj"]
-    return DeviceUse(processes, int(device["seen_us"]), None if energy is None else int(energy))
+    processes = tuple(ProcessUse(*row) for row in _PROCESSES.validate_python(device["processes"]))
+    energy_mj = device["energy_mj"]
+    return DeviceUse(processes, int(device["seen_us"]), None if energy_mj is None else int(energy_mj))

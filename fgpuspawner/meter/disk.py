@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fgpuspawner.meter.hub_file import HubFile
+from fgpuspawner.isolation.files import HubFile
 
 MIB = 2**20
 TENTH_GIB = 2**30 / 10

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from fgpuspawner.isolation.files import write_whole
-from fgpuspawner.meter.hub_file import HubFile
+from fgpuspawner.isolation.files import HubFile, write_whole
 
 Answers = dict[str, tuple[int, int, int]]
 TYPES = ("ext2 ", "ext3 ", "ext4 ", "xfs ", "tmpfs ")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fgpuspawner.isolation.files import HubFile
 from fgpuspawner.isolation.nvml_child import PROGRAMS_XIDS, worse_xid
-from fgpuspawner.meter.hub_file import HubFile
 
 OLD_S = 120
 """An older reading counts as unknown."""

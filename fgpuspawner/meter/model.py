@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from fgpuspawner.meter.hub_file import HubFile
+from fgpuspawner.isolation.files import HubFile
 
 KEPT_S = 600
 """How long points are kept."""

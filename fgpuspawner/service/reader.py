@@ -39,17 +39,16 @@ from fgpu_scheduler import (
 from fgpuspawner.concurrency.background import Failures, until_it_works
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
-from fgpuspawner.images.availability import Availabilities
+from fgpuspawner.images.availability import AVAILABLE, Availabilities
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Draft, Update, edit_catalogue
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_state import read_pulls
-from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.meter.disk import DISK
 from fgpuspawner.meter.gpu_health import HEALTH
-from fgpuspawner.meter.hub_file import AVAILABLE
 from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.service.model import Savers, World, extension_of
@@ -394,7 +393,7 @@ class Reader:
         largest = {
             group: self._largest_now(ahead.snapshot, group) for group in ahead.snapshot.resource_groups
         }
-        isolation = read_choices(self.settings.data_path())
+        isolation = CHOICES.read(self.settings.data_path())
         return World(
             ahead.snapshot,
             ahead.forecasts,

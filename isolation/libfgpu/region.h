@@ -1,5 +1,5 @@
 /* The bytes of the file `accounting`: shared between all processes of a session and whatever versions of libfgpu they
- * have loaded, and created by fgpuspawner/isolation/accounting.py. Little-endian; everything starts as zero.
+ * have loaded, and created by fgpuspawner/isolation/backends.py. Little-endian; everything starts as zero.
  *
  *   offset    what
  *   0x000000  magic: REGION_MAGIC, written by the first process

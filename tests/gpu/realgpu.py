@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT = ROOT / "fgpuspawner" / "isolation" / "context_child.py"
+NVML_CHILD = ROOT / "fgpuspawner" / "isolation" / "nvml_child.py"
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ class Nvml:
 
 
 def context_mib(gpu: Gpu) -> int | str:
-    """Return what a context takes as `context_child.py` measures it, or why it cannot."""
-    done = subprocess.run(
-        [sys.executable, str(CONTEXT), gpu.uuid], capture_output=True, text=True, timeout=60, check=False
-    )
-    text = (done.stdout or done.stderr).strip()
-    return int(text) if done.returncode == 0 else text
+    """Return the size of a CUDA context in MiB as `nvml_child.py` measures it, or why it cannot be measured."""
+    command = [sys.executable, str(NVML_CHILD), "libnvidia-ml.so.1"]
+    question = json.dumps({"do": "context", "uuid": gpu.uuid}) + "\n"
+    done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=False)
+    answer = json.loads(done.stdout) if done.stdout else {"error": done.stderr.strip()}
+    return answer["mib"] if "mib" in answer else str(answer["error"])

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fgpu_scheduler import Audit, Session
-from fgpuspawner.isolation.verified import read_verdicts
+from fgpuspawner.isolation.choice import VERDICTS
 from hubprocess import HubProcess, until
 
 pytestmark = pytest.mark.usefixtures("libfgpu_built")
@@ -173,7 +173,7 @@ def test_the_commands_are_there_and_on_simulated_gpus_nvidia_smi_too(
 def test_a_session_is_verified_before_it_is_ready(shared_hub: HubProcess) -> None:
     session = start(shared_hub, "dora")
     assert f"Session {session.id} is verified: interposer" in shared_hub.log_text()
-    (verdict,) = (v for v in read_verdicts(shared_hub.data) if v.session_id == session.id)
+    (verdict,) = (v for v in VERDICTS.read(shared_hub.data) if v.session_id == session.id)
     assert (verdict.node_id, verdict.problems) == ("local", ())
     shared_hub.stop("dora")
 
@@ -231,7 +231,7 @@ def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why
     answer = hub.spawn("alice", options=HALF)
     (ended,) = until(lambda: hub.store.ended(user="alice", limit=1), what="the session has ended")
     assert (ended.state, ended.end_cause) == ("ERROR", "ISOLATION_FAILED")
-    (verdict,) = read_verdicts(hub.data)
+    (verdict,) = VERDICTS.read(hub.data)
     assert verdict.session_id == ended.id
     assert any("CUDA reported 8192 MiB" in problem for problem in verdict.problems)
     assert ended.message == (

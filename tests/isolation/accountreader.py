@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpuspawner.isolation.accounting import REGION_BYTES
+from fgpuspawner.isolation.backends import REGION_BYTES
 
 MAGIC = 0x31302D7570676600
 SLOTS, DEVICES = 1024, 16

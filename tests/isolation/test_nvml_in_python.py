@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.isolation import facts
+from fgpuspawner.isolation import facts, nvml_child, nvml_reader
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 
 MACHINE = """
@@ -136,7 +136,7 @@ def test_what_a_context_takes_is_measured_by_making_one(
 ) -> None:
     text = "gpu uuid=GPU-a memory_mib=8192 context_mib=311 name=Plain\n"
     folder = session_folder(machine=text) / "simulated"
-    monkeypatch.setattr(facts, "clean_environment", lambda: with_driver(folder))
+    monkeypatch.setattr(nvml_reader, "clean_environment", lambda: with_driver(folder))
     assert facts.measure_context("GPU-a") == 311
     said = facts.measure_context("GPU-none")
     assert isinstance(said, str)
@@ -144,11 +144,6 @@ def test_what_a_context_takes_is_measured_by_making_one(
 
 
 def test_the_layouts_are_those_of_nvml() -> None:
-    sys.path.insert(0, str(facts.HERE))
-    try:
-        import nvml_child  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
     assert ctypes.sizeof(nvml_child.Process) == 24
     assert nvml_child.Process.used.offset == 8
     assert nvml_child.Process.gpu_instance.offset == 16

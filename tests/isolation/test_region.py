@@ -19,7 +19,7 @@ import pytest
 from regiontool import LIBRARY, Tool, environment
 from sessionfolders import REGION_BYTES, limits_text, write_for_all
 
-from fgpuspawner.isolation import accounting
+from fgpuspawner.isolation.files import make_zeros
 
 MIB = 1 << 20
 GPU = [("GPU-0", 90_000)]
@@ -497,7 +497,7 @@ def test_the_account_can_be_read_from_outside(
     start: Callable[..., Tool], session_folder: Callable[..., Path], library: Path, program: Program
 ) -> None:
     folder = session_folder(devices=[("GPU-0", 100), ("GPU-1", 100)], library=library, simulated=False)
-    path = accounting.create(folder / "accounting")
+    path = make_zeros(folder / "accounting", REGION_BYTES)
     assert path.stat().st_blocks * 512 >= REGION_BYTES
     assert path.stat().st_mode & 0o777 == 0o666
     nothing = accountreader.DeviceAccount(0, 0)

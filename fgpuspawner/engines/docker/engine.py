@@ -53,8 +53,8 @@ from fgpuspawner.engines.docker.warm_pool import WarmPool
 from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import PullState
-from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.base import IN_CONTAINER
+from fgpuspawner.isolation.native import machine_folder
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import ACCOUNTING, LARGEST_BYTES, Answer
 from fgpuspawner.meter.disk import DiskUse
@@ -94,7 +94,7 @@ class DockerEngine(Engine):
         own = installation.settings
         #: Folders of simulated machines, by node.
         self._machines: Mapping[str, Path] = {
-            spec["name"]: machine.folder_of(own.data_path(), spec["name"])
+            spec["name"]: machine_folder(own.data_path(), spec["name"])
             for spec in own.nodes
             if isinstance(spec.get("gpus"), dict)
         }
@@ -265,7 +265,7 @@ class DockerEngine(Engine):
             image=spec.image.reference,
             node=node_id,
             mounts=spec.prepared.mounts,
-            shared=machine.folder_of(self._installation.settings.data_path(), node_id),
+            shared=machine_folder(self._installation.settings.data_path(), node_id),
         )
         return replace(spec, prepared=replace(spec.prepared, mounts=mounts))
 

@@ -22,8 +22,7 @@ from fgpuspawner.engines.docker import remote_files
 from fgpuspawner.engines.docker.exec import run_in
 from fgpuspawner.engines.docker.gpu_requests import all_gpus
 from fgpuspawner.isolation import nvml_child
-from fgpuspawner.isolation.facts import NVML
-from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.nvml_reader import NVML, NvmlReader, NvmlUnknown
 from fgpuspawner.settings.traits import LARGEST_MIB
 
 AT = "/fgpu"

@@ -19,7 +19,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fgpuspawner.isolation.base import Mount
-from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
+from fgpuspawner.isolation.native import WRITTEN_BY_SESSIONS
 
 LABEL = "fgpu.files"
 """Not a label that identifies sessions."""

@@ -11,14 +11,13 @@ from typing import Any
 from urllib.parse import quote
 
 from fgpu_scheduler import Audit, Node, Store, amounts_that_fit
-from fgpuspawner.images.availability import Availabilities, Availability
+from fgpuspawner.images.availability import WANTED, Availabilities, Availability
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Draft, Source, Update
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
 from fgpuspawner.images.needs import between_steps, never_held
-from fgpuspawner.meter.hub_file import WANTED
 from fgpuspawner.service.admin.base import AdminFormPage
 from fgpuspawner.service.problems import Problem, bad_argument
 

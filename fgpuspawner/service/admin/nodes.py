@@ -29,7 +29,7 @@ from fgpu_scheduler import (
     node_actions_of,
 )
 from fgpuspawner import scopes
-from fgpuspawner.isolation.verified import Verdict, read_verdicts
+from fgpuspawner.isolation.choice import VERDICTS, Verdict
 from fgpuspawner.service.admin import objects
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.objects import NodeChange, Nodes, NotEnded
@@ -144,7 +144,7 @@ def known(number: float | None, unit: str = "") -> str:
 
 async def nodes(handler: Handler) -> Nodes:
     service = handler.service
-    verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
+    verdicts = await asyncio.to_thread(VERDICTS.read, service.settings.data_path())
     found = nodes_object(await handler.administered_world(), verdicts)
     if not handler.viewer.admin:
         for node in found.nodes:

@@ -21,7 +21,7 @@ from fgpu_scheduler import (
     format_milli,
     hindsight,
 )
-from fgpuspawner.isolation.verified import Verdict, read_verdicts
+from fgpuspawner.isolation.choice import VERDICTS, Verdict
 from fgpuspawner.meter.lately import Lately
 from fgpuspawner.meter.usage_report import DAY_S
 from fgpuspawner.service.admin import objects
@@ -236,7 +236,7 @@ async def overview(handler: Handler) -> Overview:
         now_s=now_s,
         lately=lately,
         foretold=foretold,
-        verdicts=await asyncio.to_thread(read_verdicts, settings.data_path()),
+        verdicts=await asyncio.to_thread(VERDICTS.read, settings.data_path()),
         strikes=strikes,
         others=others,
     )

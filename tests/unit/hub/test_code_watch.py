@@ -12,8 +12,7 @@ import pytest
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.code_watch import EVERY_S, FIRST_AFTER_S, CodeWatch, beyond_mib
 from fgpuspawner.isolation import facts, native
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse

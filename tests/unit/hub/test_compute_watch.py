@@ -12,8 +12,7 @@ import pytest
 from fgpu_scheduler import EndCause, FGPUError, Placement, Request, Session, SessionState, Share, ShareMode
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.isolation.report import BadReport, SlotReport
 

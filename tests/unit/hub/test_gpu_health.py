@@ -9,7 +9,7 @@ import pytest
 
 from fgpu_scheduler import SystemClock
 from fgpuspawner.hub.gpu_health import GpuWatch
-from fgpuspawner.isolation.drivers import NvmlSource
+from fgpuspawner.isolation.gpu_poller import NvmlSource
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, GpuHealthState, health_of
 

@@ -9,8 +9,7 @@ import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.gpu_use import GpuUse, is_idle
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 
 THERE = NvmlSource("libnvidia-ml.so.1")

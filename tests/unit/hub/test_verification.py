@@ -15,11 +15,11 @@ from fgpuspawner.engines.base import Endpoint, Installation, LaunchFailed
 from fgpuspawner.engines.local.engine import LocalEngine
 from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Catalogue
+from fgpuspawner.isolation.backends import Interposer
 from fgpuspawner.isolation.base import Backend, Host, Prepared
-from fgpuspawner.isolation.interposer import Interposer
+from fgpuspawner.isolation.choice import VERDICTS
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.report import Answer
-from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.settings import FGPU
 
 ASKED = Request("alice", "", "python", "default", 500, 1000, 1024)
@@ -59,7 +59,7 @@ async def test_what_is_not_proved_does_not_run_and_is_noted_beside_the_event_loo
     with pytest.raises(LaunchFailed) as failed:
         await proved(tmp_path, Interposer)
     assert failed.value.cause is EndCause.ISOLATION_FAILED
-    (verdict,) = read_verdicts(tmp_path)
+    (verdict,) = VERDICTS.read(tmp_path)
     assert (verdict.node_id, verdict.session_id, verdict.backend) == ("lab", 7, "interposer")
     assert verdict.problems
     assert flushed
@@ -72,4 +72,4 @@ async def test_where_nothing_holds_or_nothing_can_be_asked_nothing_is_proved(
 ) -> None:
     engine = await proved(tmp_path, kind, has_driver=has_driver)
     assert engine.asked == 0
-    assert read_verdicts(tmp_path) == ()
+    assert VERDICTS.read(tmp_path) == ()

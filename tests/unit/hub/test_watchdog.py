@@ -28,9 +28,9 @@ from fgpuspawner.hub.watchdog import (
     compare,
     warning_words,
 )
-from fgpuspawner.isolation import accounting
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot
+from fgpuspawner.isolation.backends import REGION_BYTES
+from fgpuspawner.isolation.files import make_zeros
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.settings import FGPU
@@ -412,10 +412,10 @@ def test_an_account_that_a_session_lets_grow_is_cut_back(
     isolation: Isolation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     isolation.host = replace(isolation.host, accounting=tmp_path / "memory")
-    in_memory, beside = tmp_path / "memory" / "7", isolation.folder(8)
-    for folder in (in_memory, beside):
+    folders = [tmp_path / "memory" / name for name in ("7", "8")]
+    for folder in folders:
         folder.mkdir(parents=True)
-        with accounting.create(folder / "accounting").open("r+b") as file:
+        with make_zeros(folder / "accounting", REGION_BYTES).open("r+b") as file:
             file.write(b"kept")
             file.seek(0, 2)
             file.write(b"x" * (1 << 20))
@@ -423,7 +423,7 @@ def test_an_account_that_a_session_lets_grow_is_cut_back(
     with caplog.at_level(logging.WARNING, "fgpu"):
         for _ in range(2):
             isolation.trim_files()
-    for folder in (in_memory, beside):
+    for folder in folders:
         data = (folder / "accounting").read_bytes()
-        assert (len(data), data[:4]) == (accounting.REGION_BYTES, b"kept")
+        assert (len(data), data[:4]) == (REGION_BYTES, b"kept")
     assert sum("accounting file grow" in r.getMessage() for r in caplog.records) == 2, "once for each"

@@ -22,10 +22,10 @@ from fgpu_scheduler import (
     Share,
     ShareMode,
 )
-from fgpuspawner.isolation import accounting, limits
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.backends import REGION_BYTES, DriverCgroup
 from fgpuspawner.isolation.base import CannotPrepare, Host, Mount, Prepared
 from fgpuspawner.isolation.choice import choose
-from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.manager import BACKENDS, make_backends
 from fgpuspawner.isolation.native import NOT_BUILT, Native
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
@@ -289,7 +289,7 @@ def test_what_a_process_writes_is_in_memory_where_nobody_else_gets(prepare: Prep
     assert host.accounting is not None
     account = local_account(prepare, host)
     assert account == host.accounting / "7" / "accounting"
-    assert account.stat().st_size == accounting.REGION_BYTES
+    assert account.stat().st_size == REGION_BYTES
     modes = [stat.S_IMODE(p.stat().st_mode) for p in (account, account.parent, account.parent.parent)]
     # The file is any user's, as the container's is not the Hub's; the folder above keeps others out.
     assert modes == [0o666, 0o700, 0o700]
@@ -314,7 +314,7 @@ def test_a_second_launch_begins_with_an_account_of_nothing(prepare: Prepare, hos
     first.write_bytes(b"x" * 100)
     second = local_account(prepare, host)
     assert second == first
-    assert second.read_bytes() == bytes(accounting.REGION_BYTES)
+    assert second.read_bytes() == bytes(REGION_BYTES)
 
 
 @pytest.mark.parametrize("what", ["link", "somebody else's", "file"])
@@ -378,7 +378,7 @@ def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Ho
         "simulated",
     }
     assert (own / "libfgpu.so").read_text() == "libfgpu.so"
-    assert (own / "accounting").stat().st_size == accounting.REGION_BYTES
+    assert (own / "accounting").stat().st_size == REGION_BYTES
     assert (own / "simulated").resolve() == host.data / "simulated" / "lab"
 
 

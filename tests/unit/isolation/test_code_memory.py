@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fgpuspawner.isolation.code_memory import KEPT, MOST_IMAGES, MOST_MIB, MOST_USERS, NAME, CodeMemory
+from fgpuspawner.isolation.code_memory import CODE, KEPT, MOST_IMAGES, MOST_MIB, MOST_USERS, CodeMemory
 
 GPU = "NVIDIA A100, driver 580.65"
 
@@ -46,20 +46,20 @@ def test_what_is_kept_is_bounded_and_names_nobody(tmp_path: Path) -> None:
     memory = learnt(tmp_path, **{f"user-{n}": [n] * (KEPT + 1) for n in range(MOST_USERS + 2)})
     for n in range(MOST_IMAGES):
         memory.learn(GPU, f"image-{n}", "alice", 1)
-    text = (tmp_path / NAME).read_text()
+    text = (tmp_path / CODE.name).read_text()
     assert "alice" not in text
     kept = json.loads(text)
     assert len(kept) == MOST_IMAGES
     assert memory.charged_mib(GPU, "torch", "user-5") == 0, "the oldest image is forgotten"
     (tmp_path / "full").mkdir()
     learnt(tmp_path / "full", **{f"user-{n}": [n] * (KEPT + 1) for n in range(MOST_USERS + 2)})
-    (by_user,) = json.loads((tmp_path / "full" / NAME).read_text()).values()
+    (by_user,) = json.loads((tmp_path / "full" / CODE.name).read_text()).values()
     assert sorted(by_user.values()) == [[n] * KEPT for n in range(2, MOST_USERS + 2)]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": {"b": 1}}', '{"a": {"b": [-1]}}', '{"a": {"b": []}}'])
 def test_figures_that_make_no_sense_are_learnt_again(tmp_path: Path, text: str) -> None:
-    (tmp_path / NAME).write_text(text)
+    (tmp_path / CODE.name).write_text(text)
     memory = CodeMemory(tmp_path)
     assert memory.charged_mib("a", "", "b") == 0
     memory.learn(GPU, "torch", "alice", 7)

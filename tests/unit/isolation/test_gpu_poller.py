@@ -24,10 +24,9 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.isolation import machine
-from fgpuspawner.isolation.drivers import Drivers
-from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuPoller, GpuSnapshot, pause_s
+from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, Drivers, GpuPoller, GpuSnapshot, pause_s
 from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.native import machine_folder
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.settings import FGPU
 
@@ -107,7 +106,7 @@ class World:
             ),
         )
         isolation.open(own_root=True, installation="abc")
-        self.library = machine.folder_of(folder, "lab") / "libnvidia-ml.so.1"
+        self.library = machine_folder(folder, "lab") / "libnvidia-ml.so.1"
         self.library.parent.mkdir(parents=True, exist_ok=True)
         self.library.touch()
         self.here, self.machines = Reader("here"), Machines()

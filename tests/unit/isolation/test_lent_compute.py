@@ -185,13 +185,16 @@ def test_a_whole_gpu_and_one_that_shares_memory_only_lend_nothing(tmp_path: Path
     assert numbers(found.prepare(session(8, SECOND, mode=ShareMode.MEMORY), [7, 8])) == [0]
 
 
-def test_without_a_place_in_memory_and_without_libfgpu_nothing_is_lent(tmp_path: Path) -> None:
+def test_without_libfgpu_nothing_is_lent(tmp_path: Path) -> None:
+    assert numbers(opened(tmp_path, isolation="none").prepare(session(7), [7])) == [0]
+
+
+def test_without_a_place_in_memory_words_are_in_the_data_folder(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.host = replace(found.host, accounting=None)
-    found._backends = {}
     backend = type(found.backend_of(session(7)))(found.host)
-    assert numbers(backend.prepare(session(7), (FIRST,), ())) == [0]
-    assert numbers(opened(tmp_path, isolation="none").prepare(session(7), [7])) == [0]
+    assert numbers(backend.prepare(session(7), (FIRST,), ())) == [1]
+    assert found.words_folder("7") == found.host.data / "memory" / "lending" / "7"
 
 
 def test_a_container_that_was_warm_lends_with_the_word_that_it_had(tmp_path: Path) -> None:

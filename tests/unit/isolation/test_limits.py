@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share, ShareMode
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.files import make_folder
-from fgpuspawner.isolation.limits import BadLimits, DeviceLimit, Limits, limits_of
-from fgpuspawner.isolation.slots import assign
+from fgpuspawner.isolation.limits import BadLimits, DeviceLimit, Limits, assign_slots, limits_of
 
 SMALL = Device("GPU-a", "local", 0, "Simulated GPU", 8192, 2000, True)
 ODD = Device("GPU-b", "local", 1, "Tesla T4", 16160, 2000)
@@ -123,7 +122,7 @@ def test_a_limit_is_never_above_the_device_which_libfgpu_would_refuse() -> None:
 
 
 def test_a_share_of_a_device_that_is_gone_is_refused_in_words_for_the_owner() -> None:
-    with pytest.raises(BadLimits, match="GPU GPU-b is not configured any more; ask for a new session"):
+    with pytest.raises(BadLimits, match="GPU GPU-b is no longer configured; ask for a new session"):
         limits_of(TWO, (SMALL,), (), managed="charge", context_mib={})
 
 
@@ -143,7 +142,7 @@ device_limits = st.builds(
     context_mib=st.integers(0, 10**6),
     compute_percent=st.integers(1, 100),
     mode=st.just(ShareMode.MEMORY_COMPUTE),
-    slots=st.integers(1, 100).map(lambda percent: assign([], percent)),
+    slots=st.integers(1, 100).map(lambda percent: assign_slots([], percent)),
 )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
-from fgpuspawner.isolation import facts, limits, native
+from fgpuspawner.isolation import facts, limits, native, nvml_reader
 from fgpuspawner.isolation.base import CannotPrepare
-from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.isolation.manager import Isolation, choices_for
 from fgpuspawner.isolation.native import Native
 from fgpuspawner.settings import FGPU
@@ -65,7 +65,7 @@ def test_which_and_why_is_said_and_written_down(tmp_path: Path, caplog: pytest.L
         opened(tmp_path, LAB, RACK, context_mib=300)
     said = {r.getMessage(): r.levelname for r in caplog.records if r.getMessage().startswith("Node ")}
     assert set(said.values()) == {"INFO"}
-    chosen = read_choices(tmp_path / "data")
+    chosen = CHOICES.read(tmp_path / "data")
     assert [(c.node_id, c.backend) for c in chosen] == [("lab", "interposer"), ("rack", "interposer")]
     assert all(any(c.reason in line for line in said) for c in chosen)
     assert "not driver-cgroup: driver 580.65 has no memory limits" in chosen[1].reason
@@ -257,7 +257,7 @@ def test_what_is_no_sessions_folder_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_session_of_a_node_that_is_gone_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(CannotPrepare, match="node rack is not there any more"):
+    with pytest.raises(CannotPrepare, match="node rack was removed"):
         opened(tmp_path).prepare(session(1, device=REAL), [1])
 
 
@@ -300,7 +300,7 @@ def test_a_childs_environment_loads_nothing_of_the_hubs(monkeypatch: pytest.Monk
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "FGPU_SETTINGS", "PYTHONPATH"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LANG", "C")
-    found = facts.clean_environment()
+    found = nvml_reader.clean_environment()
     assert found["LANG"] == "C"
     assert not [name for name in found if name.startswith(("LD_", "CUDA_", "FGPU_", "PYTHON"))]
 

@@ -56,7 +56,7 @@ def nvml(
 
 
 def told(found: Nvml, since_us: int = 0) -> tuple[list[tuple[int, int, float | None]], int, int | None]:
-    answer = found.looked_at(ctypes.c_void_p(), since_us)
+    answer = found.device_use(ctypes.c_void_p(), since_us)
     processes = [(pid, used // MIB, percent) for pid, used, percent, _, *_ in answer["processes"]]
     return processes, answer["seen_us"], answer["energy_mj"]
 
@@ -72,9 +72,9 @@ def test_a_process_has_the_mean_of_its_samples_and_who_has_none_did_nothing() ->
 def test_a_process_that_has_ended_since_the_last_look_keeps_its_number_and_name() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         found, _ = nvml((child.pid, 10, 30), pids=(child.pid,))
-        while (alive := found.looked_at(ctypes.c_void_p(), 0)["processes"])[0][5] != "cat":
+        while (alive := found.device_use(ctypes.c_void_p(), 0)["processes"])[0][5] != "cat":
             pass  # It is not executed yet.
-    assert found.looked_at(ctypes.c_void_p(), 0)["processes"] == alive
+    assert found.device_use(ctypes.c_void_p(), 0)["processes"] == alive
 
 
 def test_what_is_no_percentage_is_left_out() -> None:
@@ -119,7 +119,7 @@ def test_the_most_of_any_part_of_the_gpu_tells_who_works() -> None:
         return int(status)
 
     found.library.nvmlDeviceGetProcessUtilization = encodes
-    answer = found.looked_at(ctypes.c_void_p(), 0)
+    answer = found.device_use(ctypes.c_void_p(), 0)
     assert [(pid, most) for pid, _, _, most, *_ in answer["processes"]] == [(1, 40), (2, 0)]
 
 

@@ -36,9 +36,8 @@ async def test_a_library_that_misbehaves_is_unknown_and_holds_up_nobody(
     program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only of the one that hangs it is waited for: the others have to start first.
-    monkeypatch.setattr(nvml_reader, "ANSWER_WITHIN_S", 1.0 if program == HANGS else 60.0)
     monkeypatch.setattr(nvml_reader, "child_command", lambda *a: [sys.executable, "-c", program])
-    reader = NvmlReader("libnvidia-ml.so.1")
+    reader = NvmlReader("libnvidia-ml.so.1", within_s=1.0 if program == HANGS else 60.0)
     try:
         for _ in range(2):
             begun = time.monotonic()
@@ -68,11 +67,10 @@ async def test_closing_a_reader_does_not_wait_for_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "asked"
-    monkeypatch.setattr(nvml_reader, "ANSWER_WITHIN_S", 1000.0)
     monkeypatch.setattr(
         nvml_reader, "child_command", lambda *a: [sys.executable, "-c", SAYS_THAT_IT_HANGS, str(asked)]
     )
-    reader = NvmlReader("libnvidia-ml.so.1")
+    reader = NvmlReader("libnvidia-ml.so.1", within_s=1000.0)
     looking = asyncio.ensure_future(asyncio.to_thread(reader.device_uses, [GPU], {}))
     async with asyncio.timeout(60):
         await asyncio.to_thread(until_there, asked)

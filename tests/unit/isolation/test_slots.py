@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fgpuspawner.isolation.slots import Slots, assign, parse, render
+from fgpuspawner.isolation.limits import Slots, assign_slots, parse_slots, render_slots
 
 percents = st.integers(1, 100)
 
@@ -33,7 +33,7 @@ def hundredths(slots: Slots) -> list[int]:
     ],
 )
 def test_the_smallest_gap_that_holds_it_is_taken(taken: list[Slots], percent: int, expected: Slots) -> None:
-    assert assign(taken, percent) == expected
+    assert assign_slots(taken, percent) == expected
 
 
 @given(st.data())
@@ -46,7 +46,7 @@ def test_sessions_that_come_and_go_never_overlap_and_always_fit(data: st.DataObj
             live.pop(data.draw(st.sampled_from(sorted(live))))
             continue
         percent = data.draw(st.integers(1, room))
-        live[number] = assign(live.values(), percent)
+        live[number] = assign_slots(live.values(), percent)
         assert len(hundredths(live[number])) == percent
         held = [h for slots in live.values() for h in hundredths(slots)]
         assert len(held) == len(set(held)) == sum(len(hundredths(slots)) for slots in live.values())
@@ -59,36 +59,36 @@ def test_what_it_returns_is_ascending_of_the_asked_width_and_nothing_libfgpu_wou
     # More in all than there is, as after a change of the unit while sessions run.
     taken: list[Slots] = []
     for other in before:
-        taken.append(assign(taken, other))
-    slots = assign(taken, percent)
+        taken.append(assign_slots(taken, other))
+    slots = assign_slots(taken, percent)
     assert len(hundredths(slots)) == percent
     assert len(slots) <= 50
     edges = [edge for slot in slots for edge in slot]
     assert edges == sorted(set(edges)), "no two touch, none is empty"
     assert 0 <= edges[0] < edges[-1] <= 100
-    assert parse(render(slots)) == slots
+    assert parse_slots(render_slots(slots)) == slots
 
 
 @given(st.lists(percents, max_size=8), percents)
 def test_equal_neighbours_give_equal_slots_in_whatever_order_they_are_read(
     before: list[int], percent: int
 ) -> None:
-    taken = [assign([], other) for other in before]
-    assert assign(taken, percent) == assign(reversed(taken), percent)
+    taken = [assign_slots([], other) for other in before]
+    assert assign_slots(taken, percent) == assign_slots(reversed(taken), percent)
 
 
 def test_what_does_not_fit_is_shared_with_as_few_as_can_be() -> None:
     taken = [((0, 50),), ((25, 75),)]
     # Free are 75 to 100. Of what is held, 25 to 50 is held twice, and has to wait for the last.
-    assert assign(taken, 30) == ((70, 100),)
-    assert assign(taken, 75) == ((0, 25), (50, 100))
-    assert assign(taken, 80) == ((0, 25), (45, 100))
+    assert assign_slots(taken, 30) == ((70, 100),)
+    assert assign_slots(taken, 75) == ((0, 25), (50, 100))
+    assert assign_slots(taken, 80) == ((0, 25), (45, 100))
 
 
 @pytest.mark.parametrize("percent", [0, -1, 101])
 def test_no_share_of_compute_is_refused(percent: int) -> None:
     with pytest.raises(ValueError, match="must be 1 to 100"):
-        assign([], percent)
+        assign_slots([], percent)
 
 
 NOT_SLOTS = [
@@ -111,4 +111,4 @@ NOT_SLOTS = [
 @pytest.mark.parametrize("text", [*NOT_SLOTS, "+1-2"])
 def test_slots_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no slot|not within"):
-        parse(text)
+        parse_slots(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.isolation.verified import note_verdict, read_verdicts
+from fgpuspawner.isolation.choice import VERDICTS, note_verdict
 
 NODES = 24
 
@@ -29,5 +29,5 @@ def test_launches_that_are_verified_at_once_lose_no_verdict(
 
     with ThreadPoolExecutor(NODES) as threads:
         list(threads.map(note, range(NODES)))
-    assert sorted(verdict.session_id for verdict in read_verdicts(tmp_path)) == list(range(NODES))
+    assert sorted(verdict.session_id for verdict in VERDICTS.read(tmp_path)) == list(range(NODES))
     assert not caplog.records

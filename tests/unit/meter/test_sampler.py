@@ -25,8 +25,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import NvmlSource
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.limits import DeviceLimit, Limits, write
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worlds import ADMIN, ALICE, Build, shown
 
-from fgpuspawner.isolation.choice import StoredChoice, read_choices
+from fgpuspawner.isolation.choice import CHOICES, StoredChoice
 from fgpuspawner.service.api.capacity import capacity_object
 
 
@@ -32,4 +32,4 @@ def test_only_administrators_are_told_of_each_machine() -> None:
 def test_where_the_hub_has_not_said_it_nothing_is_told(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "isolation.json").write_text(text)
-    assert read_choices(tmp_path) == ()
+    assert CHOICES.read(tmp_path) == ()

@@ -9,7 +9,7 @@ import pytest
 from worlds import Build, gpu, node
 
 from fgpu_scheduler import NodeAction, NodeState, node_actions_of
-from fgpuspawner.isolation.verified import MOST_PROBLEMS, MOST_TEXT, WRITTEN, note_verdict, read_verdicts
+from fgpuspawner.isolation.choice import MOST_PROBLEMS, MOST_TEXT, VERDICTS, note_verdict
 from fgpuspawner.service.admin.nodes import nodes_object
 
 
@@ -54,7 +54,7 @@ def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
     alice, bob = build.sessions
     note_verdict(tmp_path, alice, "interposer", ["x" * 1000] * 99)
     note_verdict(tmp_path, bob, "mps", [])
-    bad, good = read_verdicts(tmp_path)
+    bad, good = VERDICTS.read(tmp_path)
     assert (bad.node_id, bad.session_id, len(bad.problems), len(bad.problems[0])) == (
         "n1",
         alice.id,
@@ -63,12 +63,12 @@ def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
     )
     assert (good.node_id, good.backend, good.problems) == ("n2", "mps", ())
     note_verdict(tmp_path, alice, "interposer", [])
-    assert [v.problems for v in read_verdicts(tmp_path)] == [(), ()]
+    assert [v.problems for v in VERDICTS.read(tmp_path)] == [(), ()]
 
 
 @pytest.mark.parametrize(
     "text", ["", "[", "{}", '[{"node_id": 1}]', '[{"node_id": "n", "at_s": "soon"}]', "[7]"]
 )
 def test_a_file_of_verdicts_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / WRITTEN).write_text(text)
-    assert read_verdicts(tmp_path) == ()
+    (tmp_path / VERDICTS.name).write_text(text)
+    assert VERDICTS.read(tmp_path) == ()

@@ -8,7 +8,7 @@ from typing import Any
 from worlds import ADMIN, SITE, Build, gpu, node
 
 from fgpu_scheduler import AuditLine, Hindsight, NodeState
-from fgpuspawner.isolation.verified import Verdict
+from fgpuspawner.isolation.choice import Verdict
 from fgpuspawner.meter.gpu_health import GpuHealth, GpuHealthState
 from fgpuspawner.meter.lately import Lately, Span
 from fgpuspawner.meter.model import Live, Meter, MeterState, Point

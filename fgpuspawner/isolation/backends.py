@@ -1,0 +1,241 @@
+"""The backends of `base.Backend` that enforce limits: libfgpu (`Interposer`), alone or beside the driver, MIG or MPS."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fgpu_scheduler import Device, Session
+from fgpuspawner.isolation import lending
+from fgpuspawner.isolation.base import IN_CONTAINER, Backend, CannotPrepare, Mount, Prepared, in_folder
+from fgpuspawner.isolation.files import (
+    UnsafeFolder,
+    link,
+    make_empty,
+    make_folder,
+    make_zeros,
+    remove_folder,
+    write_whole,
+)
+from fgpuspawner.isolation.limits import DeviceLimit, Limits
+from fgpuspawner.isolation.native import MOST_DEVICES, NOT_BUILT, mapped_as
+from fgpuspawner.isolation.nvml_reader import NVML, NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.report import ProbeReport, missing_library, problems, wrong_preload
+
+log = logging.getLogger("fgpu.isolation")
+
+MIB = 2**20
+MIG_PREFIX = "MIG-"
+PRELOAD = "/etc/ld.so.preload"
+PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
+OPENCL = "opencl"
+"""File in a session's folder that makes libfgpu allow NVIDIA's OpenCL."""
+REGION_BYTES = 2 << 20
+"""Size of the accounting file, in which libfgpu counts what a session's processes hold: isolation/libfgpu/region.h."""
+
+
+class Interposer(Backend):
+    """Loads libfgpu, a library in every process of a session that counts allocations and schedules kernels.
+
+    Containers get it through a read-only /etc/ld.so.preload, local processes through LD_PRELOAD.
+    """
+
+    name = "interposer"
+    verified = True
+    watched = True
+    lends_compute = True
+    resizes = True
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        if self.host.native is None:
+            return NOT_BUILT
+        if not self.host.own_root and any(c in str(self.host.data) for c in " :"):
+            return f"LD_PRELOAD cannot name {self.host.data}: set a c.FGPU.data_dir without spaces and colons"
+        if sum(d.simulated for d in devices) > MOST_DEVICES:
+            return f"a simulated machine has at most {MOST_DEVICES} GPUs; declare more nodes"
+        return None
+
+    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
+        """Write the session's folder and load libfgpu.
+
+        A local process also gets an accounting file; in a container libfgpu makes it.
+        """
+        native = self.host.native
+        assert native is not None, "not available"
+        prepared = super().prepare(session, devices, neighbours)
+        own = self.folder(session.id)
+        try:
+            lent = self._lending(session.id, len(prepared.limits.devices), own)
+            (own / OPENCL).unlink(missing_ok=True)  # What an earlier launch was allowed.
+            allowed = [make_empty(own / OPENCL, mode=0o444)] if self.host.opencl else []
+            if not self.host.own_root:
+                # In memory, because every allocation writes it.
+                make_folder(self.host.memory, mode=0o700)
+                place = make_folder(self.host.memory / str(session.id), mode=0o700)
+                account = make_zeros(place / "accounting", REGION_BYTES)
+                link(own / "accounting", account)
+                for source in (native.library, *native.probes.values()):
+                    link(own / source.name, source)
+                preload = {"LD_PRELOAD": str(own / native.library.name)}
+                return prepared.plus(environment=preload, files=[account, *allowed])
+            listed = write_whole(own / "ld.so.preload", PRELOADED.encode(), mode=0o444)
+            mounts = [
+                Mount(listed, PRELOAD),
+                Mount(native.library, in_folder(own, native.library.name)),
+                *(Mount(path, in_folder(own, name)) for name, path in native.probes.items()),
+                *(Mount(path, f"{IN_CONTAINER}/{OPENCL}") for path in allowed),
+            ]
+        except (OSError, UnsafeFolder) as e:
+            raise CannotPrepare(f"the session's account could not be made: {e}") from e
+        return prepared.plus(mounts=[*mounts, *lent], files=[listed, *allowed])
+
+    def _lending(self, session_id: int, devices: int, own: Path) -> list[Mount]:
+        """Make the session's words and the folder for its neighbours' words: mounts of a container, or a link.
+
+        Made even if the session lends nothing, so that a warm container can become any session's.
+        """
+        if not self.host.lends:
+            return []
+        folder = lending.make_words(self.host.memory, str(session_id), devices)
+        if not self.host.own_root:
+            link(own / lending.FOLDER, folder)
+            return []
+        place = make_folder(own / lending.FOLDER, mode=0o755).name
+        words = [lending.own_word(folder, index) for index in range(devices)]
+        return [
+            Mount(folder, f"{IN_CONTAINER}/{place}"),
+            *(Mount(word, f"{IN_CONTAINER}/{place}/{word.name}", read_only=False) for word in words),
+        ]
+
+    def verify(self, limits: Limits, report: ProbeReport, static: ProbeReport | None) -> list[str]:
+        """Return where the session sees more or other than its limits, or runs without libfgpu."""
+        native = self.host.native
+        assert native is not None, "not available"
+        in_container = f"{IN_CONTAINER}/{native.library.name}"
+        library = in_container if self.host.elsewhere else mapped_as(native.library)
+        found = [*problems(limits, report), *missing_library(report, library)]
+        return [*found, *wrong_preload(static, PRELOADED)] if self.host.own_root else found
+
+    def teardown(self, session_id: int) -> None:
+        super().teardown(session_id)
+        remove_folder(self.host.memory / str(session_id))
+        remove_folder(lending.folder_of(self.host.memory, str(session_id)))
+
+
+class Mig(Interposer):
+    """The hardware separates the administrator's MIG instances; libfgpu separates sessions that share one."""
+
+    name = "mig"
+    resizes = False
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        others = [d.uuid for d in devices if not d.uuid.startswith(MIG_PREFIX)]
+        if others or not devices:
+            return f"{others[0] if others else 'no GPU'} is not a MIG instance"
+        return super().available(devices)
+
+
+class Mps(Interposer):
+    """MPS, NVIDIA's daemon for sharing a GPU, limits compute; MPS and libfgpu limit memory.
+
+    libfgpu too, because MPS does not show a session its limit. `auto` never chooses MPS: a process that dies inside a
+    kernel can end its neighbours, and notebooks are killed often.
+    """
+
+    name = "mps"
+    resizes = False
+    limits_compute = False
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        if any(d.simulated for d in devices):
+            return "the GPUs are simulated"
+        if any(d.uuid.startswith(MIG_PREFIX) for d in devices):
+            return "MIG instances need a daemon each"
+        if self.host.mps_pipe is None:
+            return "c.FGPU.mps_pipe_directory is empty"
+        # With a wrong folder every session would silently get the whole GPU.
+        return self.host.mps_trouble or super().available(devices)
+
+    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
+        """Prepare for libfgpu, and set the MPS variables of the session's processes."""
+        prepared = super().prepare(session, devices, neighbours)
+        pipe, held = self.host.mps_pipe, prepared.limits.devices
+        assert pipe is not None, "not available"
+        # One limit for each visible ordinal: with one too many the driver ignores all limits.
+        memory = ",".join(f"{ordinal}={limit.memory_mib}M" for ordinal, limit in enumerate(held))
+        environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(limit.compute_percent or 100 for limit in held)),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory,
+        }
+        # Clients and daemon also share memory.
+        mounts = [Mount(pipe, str(pipe), read_only=False)] if self.host.own_root else []
+        return replace(prepared.plus(environment=environment, mounts=mounts), hosts_ipc=self.host.own_root)
+
+
+class DriverCgroup(Interposer):
+    """The driver limits memory by cgroup (r615 and newer); libfgpu limits managed memory and compute.
+
+    The hook of the NVIDIA container toolkit sets the driver's limit.
+    """
+
+    name = "driver-cgroup"
+    resizes = False
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        if any(d.simulated for d in devices):
+            return "the GPUs are simulated"
+        if any(d.uuid.startswith(MIG_PREFIX) for d in devices):
+            return "the driver limits no memory of MIG instances"
+        if not self.host.own_root:
+            return "sessions are local processes, which have no cgroup of their own"
+        if not self.host.memory_limits:
+            driver = f"driver {self.host.driver}" if self.host.driver else "the driver"
+            return f"{driver} has no memory limits for cgroups; r615 or newer has"
+        if not self.host.cgroup_v2:
+            return "this machine does not use cgroup v2"
+        return super().available(devices)
+
+    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
+        """Prepare for libfgpu, and request the driver's limit from the toolkit's hook."""
+        prepared = super().prepare(session, devices, neighbours)
+        parts = [limit.memory_mib for limit in prepared.limits.devices if not limit.whole]
+        if not parts:
+            # Whole devices need no limit, and the hook takes one amount for all devices.
+            return prepared
+        # The hook does nothing unless both are set.
+        names = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
+        return prepared.plus(environment=dict.fromkeys(names, str(min(parts))))
+
+    async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
+        """Ask the driver: the probe cannot tell, since libfgpu shows the session its limits in any case.
+
+        An unanswered question is only logged, because libfgpu limits the session too.
+        """
+        reader = NvmlReader(NVML)
+        try:
+            parts = [limit for limit in limits.devices if not limit.whole]
+            return [p for limit in parts if (p := await _problem(reader, limit, cgroup)) is not None]
+        finally:
+            reader.close()
+
+
+async def _problem(reader: NvmlReader, limit: DeviceLimit, cgroup: str | None) -> str | None:
+    trouble: object = "the session's cgroup is not known"
+    # It depends on the driver whether it takes a path below the cgroup root or an absolute one.
+    for path in (cgroup, f"/sys/fs/cgroup{cgroup}") if cgroup is not None else ():
+        try:
+            hard = (await reader.ask({"do": "cgroup", "uuid": limit.uuid, "cgroup": path}))["hard_limit"]
+        except NvmlUnknown as e:
+            trouble = e
+            continue
+        if 0 < hard <= limit.memory_mib * MIB:
+            return None
+        return (
+            f"the driver does not hold the session to {limit.memory_mib} MiB of GPU {limit.uuid}; the NVIDIA container "
+            "toolkit must be 1.20.1 or newer, with its hook apply-cuda-memory-limits"
+        )
+    log.warning("The driver's limit of GPU %s could not be read: %s", limit.uuid, trouble)
+    return None
