@@ -36,7 +36,7 @@ from fgpu_scheduler import (  # noqa: E402  # noqa: E402
     Placer,
     Request,
     claimed,
-    returned,
+    released,
     untouched,
 )
 
@@ -86,7 +86,7 @@ class Busy:
             at = self._rng.randrange(len(self.held))
             self.held[at], self.held[-1] = self.held[-1], self.held[at]
             ended, where = self.held.pop()
-            left = self.left[where.node_id] = returned(self.left[where.node_id], ended, where)
+            left = self.left[where.node_id] = released(self.left[where.node_id], ended, where)
             request = next(self._next)
             cpu_s, clock_s = time.thread_time(), time.perf_counter()
             self._placer.update(left)

@@ -23,20 +23,20 @@ from machine import machine, source  # noqa: E402
 
 import lab  # noqa: E402
 from fgpu_scheduler import (  # noqa: E402
+    NEWEST_OUTCOMES,
     NEWEST_RUNS,
-    NEWEST_TOLD,
-    Experience,
     Forecast,
-    Lengths,
+    ForecastHistory,
+    ForecastOutcome,
     PastRun,
     Policy,
+    RunLengths,
     Session,
     Snapshot,
-    Told,
+    calibrated,
     forecast,
-    hindsight,
+    forecast_accuracy,
     replay,
-    stretch_of,
 )
 
 GROUP = "default"
@@ -52,7 +52,7 @@ class Watch:
     policy: Policy
     learns: bool
     told: dict[int, tuple[int, Forecast]] = field(default_factory=dict)
-    scores: list[Told] = field(default_factory=list)
+    scores: list[ForecastOutcome] = field(default_factory=list)
     took_s: float = 0.0
     _runs: deque[PastRun] = field(default_factory=lambda: deque(maxlen=NEWEST_RUNS))
     _running: dict[int, tuple[Session, int]] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Watch:
             return
         self._newest = max(new)
         began = time.perf_counter()
-        lengths = Lengths(GROUP, self._runs)
-        taught = stretch_of(self.scores[-NEWEST_TOLD:]) if self.learns else None
-        experience = Experience(lengths, taught)
+        lengths = RunLengths(GROUP, self._runs)
+        taught = calibrated(self.scores[-NEWEST_OUTCOMES:]) if self.learns else None
+        experience = ForecastHistory(lengths, taught)
         found = {f.session_id: f for f in forecast(snapshot, self.policy, experience)}
         self.took_s += time.perf_counter() - began
         for i in new:
@@ -90,19 +90,19 @@ class Watch:
         if session_id not in self.told:
             return
         told_at_s, f = self.told.pop(session_id)
-        if f.told is not None and f.planned is not None:
-            self.scores.append(Told(told_at_s, f.told, f.planned, at_s))
+        if f.shown is not None and f.planned is not None:
+            self.scores.append(ForecastOutcome(told_at_s, f.shown, f.planned, at_s))
 
 
-def figures(scores: Sequence[Told]) -> dict[str, float]:
+def figures(scores: Sequence[ForecastOutcome]) -> dict[str, float]:
     """Return the figures of what was told from `NOT_BEFORE_S` on. Waits are medians in hours."""
     own = [s for s in scores if s.told_at_s >= NOT_BEFORE_S]
-    found = hindsight(own)
+    found = forecast_accuracy(own)
     if found is None:
         return {"forecasts": 0}
-    widths = sorted(s.told.late_at_s - s.told.early_at_s for s in own)
-    later = sum(s.at_s > s.told.middle_at_s for s in own)
-    twice = sum(s.at_s - s.told_at_s > 2 * (s.told.middle_at_s - s.told_at_s) for s in own)
+    widths = sorted(s.shown.late_at_s - s.shown.early_at_s for s in own)
+    later = sum(s.at_s > s.shown.middle_at_s for s in own)
+    twice = sum(s.at_s - s.told_at_s > 2 * (s.shown.middle_at_s - s.told_at_s) for s in own)
     return {
         "forecasts": found.starts,
         "inside": round(found.inside, 3),

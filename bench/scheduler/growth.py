@@ -46,7 +46,7 @@ from fgpu_scheduler import (  # noqa: E402
     plan,
 )
 from fgpu_scheduler.core.forecast import outlook  # noqa: E402
-from fgpu_scheduler.core.planner import Place, Plan  # noqa: E402
+from fgpu_scheduler.core.planner import Plan, StartDecision  # noqa: E402
 from fgpu_scheduler.service import scheduler as service  # noqa: E402
 
 S = SessionState
@@ -80,7 +80,7 @@ def lab(gpus: int, live: int, waiting: int) -> Iterator[tuple[Store, Scheduler]]
             node = there[n % len(there)]
             device = node.devices[n // len(there)]
             where[session.id] = Placement(node.id, (Share.of(device, 1000),))
-        placed = tuple(Place(i, one) for i, one in where.items())
+        placed = tuple(StartDecision(i, one) for i, one in where.items())
         store.commit(Plan(store.version(), placed), now_s=now_s)
         store.submit([ask(f"w{n % 50}-{n}", 1000 * GPUS_PER_NODE) for n in range(waiting)], now_s=now_s)
         caps = Caps(250, max_pending_per_user=100)

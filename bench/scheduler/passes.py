@@ -25,12 +25,12 @@ import lab  # noqa: E402
 from fgpu_scheduler import (  # noqa: E402
     NEWEST_RUNS,
     Caps,
-    Experience,
-    Lengths,
+    ForecastHistory,
     Node,
     PastRun,
     Policy,
     Request,
+    RunLengths,
     Session,
     SessionState,
     Snapshot,
@@ -101,11 +101,11 @@ def world(asked: list[Request], waiting: int, *, limits: bool, gpus: int = 8) ->
     return Snapshot(NOW_S, 1, empty.nodes, (*running, *queue), usage)
 
 
-def experience() -> Experience:
+def experience() -> ForecastHistory:
     """Return what 500 sessions of the lab's generator teach."""
     jobs = lab.jobs(1000)[:NEWEST_RUNS]
-    return Experience(
-        Lengths("default", [PastRun("default", j.request.user, j.request.image, j.length_s) for j in jobs])
+    return ForecastHistory(
+        RunLengths("default", [PastRun("default", j.request.user, j.request.image, j.length_s) for j in jobs])
     )
 
 

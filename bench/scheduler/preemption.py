@@ -27,10 +27,10 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench"), str(ROOT / "bench"
 from machine import load, machine, source  # noqa: E402
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, Snapshot  # noqa: E402
-from fgpu_scheduler.core.clearing import Clearings  # noqa: E402
 from fgpu_scheduler.core.model import WaitReason  # noqa: E402
-from fgpu_scheduler.core.planner import Plan, Wait  # noqa: E402
-from fgpu_scheduler.core.preempt import victims  # noqa: E402
+from fgpu_scheduler.core.planner import Plan, WaitDecision  # noqa: E402
+from fgpu_scheduler.core.preemption import victims  # noqa: E402
+from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates  # noqa: E402
 from fgpu_scheduler.core.quota import Ledger  # noqa: E402
 from fgpu_scheduler.core.reclaim import AllRules, Reclaim, Rules, reclaims  # noqa: E402
 
@@ -93,7 +93,7 @@ def world(gpus: int, which: str) -> tuple[Snapshot, Plan]:
     for number in range(running + 1, running + 1 + WAITING):
         asked = asks(ASKED[number % len(ASKED)], 3, number)
         sessions.append(Session(number, asked, SessionState.PENDING, NOW_S - 60))
-    waits = tuple(Wait(s.id, WaitReason.RESOURCES) for s in sessions[running:])
+    waits = tuple(WaitDecision(s.id, WaitReason.RESOURCES) for s in sessions[running:])
     return Snapshot(NOW_S, 1, tuple(nodes), tuple(sessions)), Plan(1, waits)
 
 
@@ -102,7 +102,7 @@ def a_round_later(snapshot: Snapshot, rng: Random) -> Snapshot:
     runs = [s for s in snapshot.sessions if s.state is SessionState.RUNNING]
     new = {s.id: replace(s, started_at_s=NOW_S - 1) for s in rng.sample(runs, min(CHANGED, len(runs)))}
     sessions = tuple(new.get(s.id, s) for s in snapshot.sessions)
-    groups = snapshot.groups.then([(s, new[s.id]) for s in snapshot.sessions if s.id in new])
+    groups = snapshot.index.then([(s, new[s.id]) for s in snapshot.sessions if s.id in new])
     return replace(snapshot, sessions=sessions, known=(sessions, groups))
 
 
@@ -137,13 +137,15 @@ def main() -> int:
             rng, later = Random(1), [snapshot]
             for _ in range(options.rounds):
                 later.append(a_round_later(later[-1], rng))
-            carried, of_rounds = Clearings(), Clearings()
+            carried, of_rounds = PreemptionCandidates(), PreemptionCandidates()
 
-            def choose(s: Snapshot, c: Clearings | None = None, p: Plan = plan) -> tuple[int, ...]:
+            def choose(s: Snapshot, c: PreemptionCandidates | None = None, p: Plan = plan) -> tuple[int, ...]:
                 return victims(s, p, Ledger(s), groups=["default"], ending=(), clearings=c)
 
-            def a_round(s: Snapshot, c: Clearings = of_rounds, p: Plan = plan) -> tuple[Reclaim, ...]:
-                return reclaims(s, p, rules, stood_s={}, clearings=c)
+            def a_round(
+                s: Snapshot, c: PreemptionCandidates = of_rounds, p: Plan = plan
+            ) -> tuple[Reclaim, ...]:
+                return reclaims(s, p, rules, warned_for_s={}, clearings=c)
 
             choose(snapshot, carried)
             a_round(snapshot)

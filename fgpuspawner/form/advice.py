@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler import Device, EndCause, Past, format_milli
+from fgpu_scheduler import Device, EndCause, PastSession, format_milli
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli
 
@@ -89,7 +89,7 @@ def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
     return max(milli, run.fgpu_milli) if run.ran_out else milli
 
 
-def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
+def runs_of(past: Iterable[PastSession]) -> dict[str, list[Run]]:
     """Return the runs to advise from, by image, in the order given.
 
     Runs without measurements are left out, and runs on several GPUs, since those cannot become smaller.
@@ -108,7 +108,7 @@ def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
 
 
 def advice_by_image(
-    past: Iterable[Past], *, step_milli: int, images: Iterable[Image], devices: Sequence[Device]
+    past: Iterable[PastSession], *, step_milli: int, images: Iterable[Image], devices: Sequence[Device]
 ) -> dict[str, Advice]:
     """Return what would have been enough for a user's runs, by image, where there is advice to give.
 

@@ -15,7 +15,7 @@ from fgpu_scheduler import (
     Refusal,
     Request,
     amounts_that_fit,
-    counted_as,
+    counted_names,
     format_milli,
 )
 from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities
@@ -161,7 +161,7 @@ class Offer:
         """Return, ascending, each fGPU amount in milli that this user could ever hold in a resource group."""
         asker = replace(self.default, resource_group=group)
         limits = [
-            q.max_fgpu_milli for q in self.quotas if q.max_fgpu_milli is not None and counted_as(q, asker)
+            q.max_fgpu_milli for q in self.quotas if q.max_fgpu_milli is not None and counted_names(q, asker)
         ]
         fit = amounts_that_fit(self.nodes_of(group), self.caps)
         return tuple(a for a in fit if not limits or a <= min(limits))

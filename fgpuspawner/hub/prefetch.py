@@ -18,8 +18,8 @@ from fgpu_scheduler import (
     Queue,
     Session,
     SessionState,
+    accepts_model,
     could_ever_fit,
-    takes_model,
 )
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import Engine, EngineSilent, PullFailed
@@ -192,6 +192,6 @@ def nodes_for(session: Session, nodes: Iterable[Node]) -> list[Node]:
         node
         for node in nodes
         if node.state is NodeState.READY
-        and (not asked.gpu_models or any(takes_model(asked, d.model) for d in node.devices))
+        and (not asked.gpu_models or any(accepts_model(asked, d.model) for d in node.devices))
         and could_ever_fit(asked, [node])
     ]

@@ -12,9 +12,9 @@ from fgpu_scheduler import (
     Node,
     Refusal,
     Request,
+    accepts_model,
     format_milli,
     share_memory_mib,
-    takes_model,
 )
 from fgpuspawner.images.entry import amount_text, amounts_of
 from fgpuspawner.images.model import Image
@@ -94,7 +94,7 @@ def refusals(image: Image, request: Request, nodes: Sequence[Node], *, step_mill
     found = [
         _below(image, "cpu", request.cpu_milli, image.min_cpu_milli),
         _below(image, "memory_mib", request.memory_mib, image.min_memory_mib),
-        _gpu(image, request, [d for d in devices if takes_model(request, d.model)], step_milli),
+        _gpu(image, request, [d for d in devices if accepts_model(request, d.model)], step_milli),
         _model(image, request, devices),
     ]
     return [refusal for refusal in found if refusal is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fgpu_scheduler import Spent
+from fgpu_scheduler import HeldShares
 from fgpuspawner.meter.usage_report import DAY_S, p95
 
 HOUR_S = 3600
@@ -34,7 +34,7 @@ class Lately:
     days: tuple[float, ...]
 
 
-def lately(spent: Iterable[Spent], now_s: int) -> Lately:
+def lately(spent: Iterable[HeldShares], now_s: int) -> Lately:
     hours, days = [0.0] * HOURS, [0.0] * DAYS
     waits: list[tuple[int, int]] = []
     for one in spent:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState, compute_of
+from fgpu_scheduler import Clock, Meters, Session, SessionMeasurements, SessionState, compute_of
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, LONGEST_SNAPSHOT_S, GpuSnapshot, running_on
@@ -72,7 +72,7 @@ class Sampler:
         self._longest_gap_s = int(LONGEST_PAUSE * poll_every_s + LONGEST_SNAPSHOT_S)
         self._energy: dict[str, tuple[int, int]] = {}
         self._tallies: dict[int, Tally] = {}
-        self._unsaved: dict[int, Measured] = {}
+        self._unsaved: dict[int, SessionMeasurements] = {}
         self._live: dict[int, Live] = {}
         self._recent: dict[int, tuple[tuple[int, float | None, Lent | None], ...]] = {}
         #: Limits by session and device, from the limits files.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
-from fgpu_scheduler import Measured
+from fgpu_scheduler import SessionMeasurements
 from fgpuspawner.meter.lent import Lent
 
 HIGHEST_MEMORY = 200
@@ -98,8 +98,8 @@ class Tally:
             else min(self.peak_mib, percent * self.limit_mib // 100)
         )
 
-    def measured(self) -> Measured:
-        return Measured(
+    def measured(self) -> SessionMeasurements:
+        return SessionMeasurements(
             self.session_id,
             self.at_s,
             self.gpu_millionths,
@@ -115,7 +115,7 @@ class Tally:
         )
 
 
-def restored(measured: Measured) -> Tally:
+def restored(measured: SessionMeasurements) -> Tally:
     try:
         counts = _COUNTS.validate_json(measured.counts)
         memory, sm = counts["memory"], counts["sm"]
@@ -136,7 +136,7 @@ def restored(measured: Measured) -> Tally:
     )
 
 
-def mean_lent(measured: Measured) -> Lent | None:
+def mean_lent(measured: SessionMeasurements) -> Lent | None:
     """Return the means of what a session received and lent; None without lending or readings."""
     if '"lent"' not in measured.counts:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
-from fgpu_scheduler import Spent
+from fgpu_scheduler import HeldShares
 
 DAY_S = 24 * 3600
 MOST_DAYS = 366
@@ -68,7 +68,7 @@ class Report:
     total: Line
 
 
-def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: int) -> Report:
+def report(spent: Iterable[HeldShares], by: By, *, first: date, last: date, now_s: int) -> Report:
     """Return the use from the first to the last day, both included, with a line for each ``by``.
 
     Days come in order, even empty ones; other lines by GPU-hours, highest first. With ``HUB_GROUP`` a session counts in
@@ -121,7 +121,7 @@ Piece = tuple[int, int, int, int]
 """Begin and end of holding an amount, in thousandths of an fGPU and millionths of a GPU."""
 
 
-def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
+def _pieces(one: HeldShares, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
     """Return what a session held in the span: a piece for each amount, and for each day if asked by day."""
     until_s = end_s if one.ended_at_s is None else min(one.ended_at_s, end_s)
     for from_s, held_until_s, fgpu_milli, gpu_millionths in one.held(until_s):
@@ -133,7 +133,7 @@ def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
             at_s = to_s
 
 
-def _names(one: Spent, by: By, at_s: int) -> tuple[str, ...]:
+def _names(one: HeldShares, by: By, at_s: int) -> tuple[str, ...]:
     match by:
         case By.DAY:
             return (day_of(at_s).isoformat(),)
@@ -147,7 +147,7 @@ def _names(one: Spent, by: By, at_s: int) -> tuple[str, ...]:
             return (one.image,)
 
 
-def _add(found: _Sum, one: Spent, piece: Piece) -> None:
+def _add(found: _Sum, one: HeldShares, piece: Piece) -> None:
     from_s, to_s, fgpu_milli, gpu_millionths = piece
     found.ids.add(one.session_id)
     found.gpu_millionths_s += gpu_millionths * (to_s - from_s)

@@ -445,7 +445,7 @@ class Reader:
         against = not_extended(session, allowed)
         if against is not None:
             return against
-        if self._queue.delays_a_promise(session, allowed.by_s, snapshot):
+        if self._queue.delays_promised_start(session, allowed.by_s, snapshot):
             return NotExtended.PROMISED
         return self._changing(
             lambda store, now_s: store.extend(session_id, allowed.by_s, snapshot.version, now_s=now_s)

@@ -11,8 +11,8 @@ from fgpu_scheduler import (
     Session,
     Share,
     Snapshot,
+    available_to,
     format_milli,
-    left_for,
     memory_words,
     resized,
 )
@@ -26,7 +26,7 @@ def amounts(world: Snapshot, session: Session, step_milli: int, *, used_mib: int
 
     Within its user's quotas, and enough for what it uses. Waiting requests are not considered.
     """
-    left = left_for(world, session)
+    left = available_to(world, session)
     if left is None or session.request.gpu_memory_mib is not None or step_milli <= 0:
         return ()
     candidates = range(step_milli, left.device.capacity_milli + 1, step_milli)
@@ -46,7 +46,7 @@ def most_memory_mib(world: Snapshot, session: Session) -> int | None:
 
     Quotas are not considered.
     """
-    left = left_for(world, session)
+    left = available_to(world, session)
     if left is None or session.request.gpu_memory_mib is None:
         return None
     return left.memory_mib - left.memory_mib % MEMORY_GRAIN_MIB
@@ -57,7 +57,7 @@ def most_words(world: Snapshot, session: Session, step_milli: int) -> str:
     if session.request.gpu_memory_mib is None:
         found = amounts(world, session, step_milli)
         return format_milli(found[-1]) if found else ""
-    left, most = left_for(world, session), most_memory_mib(world, session)
+    left, most = available_to(world, session), most_memory_mib(world, session)
     if left is None or most is None:
         return ""
     memory = memory_words(most)
@@ -107,7 +107,7 @@ def not_resized_words(
 
 
 def _free_words(world: Snapshot, session: Session) -> str:
-    left, share = left_for(world, session), _share(session)
+    left, share = available_to(world, session), _share(session)
     if left is None or share is None:
         return "Nothing is"
     if session.request.gpu_memory_mib is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fgpu_scheduler import (
     BASIS_LIMITS,
-    Ahead,
+    BlockingSessions,
     EndCause,
     Request,
     Session,
@@ -90,7 +90,7 @@ def about_words(basis: str) -> str:
     return "at the latest" if basis == BASIS_LIMITS else "about"
 
 
-def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
+def ahead_words(ahead: BlockingSessions | None, names: Sequence[str] = ()) -> str | None:
     """Return the ends with which a session starts: "starts when 2 sessions end (1.5 fGPU)"; None if none are needed.
 
     ``names`` are those that the reader may know.

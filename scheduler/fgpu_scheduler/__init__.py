@@ -18,19 +18,19 @@ if TYPE_CHECKING:
         amounts_that_fit,
         pending_refusals,
     )
+    from fgpu_scheduler.core.expected_starts import BASIS_LIMITS, BlockingSessions
     from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
     from fgpu_scheduler.core.forecast import Forecast, Outlook, forecast, outlook
-    from fgpu_scheduler.core.hindsight import (
-        NEWEST_TOLD,
-        Experience,
-        Hindsight,
-        Range,
-        Stretch,
-        Told,
-        hindsight,
-        stretch_of,
+    from fgpu_scheduler.core.forecast_accuracy import (
+        NEWEST_OUTCOMES,
+        Calibration,
+        ForecastAccuracy,
+        ForecastHistory,
+        ForecastOutcome,
+        StartRange,
+        calibrated,
+        forecast_accuracy,
     )
-    from fgpu_scheduler.core.lengths import NEWEST_RUNS, Lengths, PastRun
     from fgpu_scheduler.core.lifecycle import (
         ENDED,
         FAILURES,
@@ -71,29 +71,29 @@ if TYPE_CHECKING:
         could_ever_fit,
         free,
         placements,
-        returned,
+        released,
         untouched,
     )
     from fgpu_scheduler.core.placer import Placer
     from fgpu_scheduler.core.planner import Plan, plan
     from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
     from fgpu_scheduler.core.quota import (
-        Counted,
         Ledger,
-        Left,
-        counted_as,
-        counted_of_each,
+        QuotaRemaining,
+        QuotaUsage,
+        counted_names,
         least_milli,
         quota_words,
+        usage_of_quotas,
     )
     from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
     from fgpu_scheduler.core.reconcile import Observed
-    from fgpu_scheduler.core.records import Event, Measured, Past, Spent, held_between
+    from fgpu_scheduler.core.records import Event, HeldShares, PastSession, SessionMeasurements, held_between
     from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
     from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
-    from fgpu_scheduler.core.resizing import Amount, NotResized, fixed, grows, left_for, resized
-    from fgpu_scheduler.core.shares import takes_model as takes_model
-    from fgpu_scheduler.core.starts import BASIS_LIMITS, Ahead
+    from fgpu_scheduler.core.resizing import Amount, NotResized, available_to, fixed, grows, resized
+    from fgpu_scheduler.core.run_lengths import NEWEST_RUNS, PastRun, RunLengths
+    from fgpu_scheduler.core.shares import accepts_model as accepts_model
     from fgpu_scheduler.core.unblocking import Unblocking
     from fgpu_scheduler.core.units import (
         LARGEST_MILLI,

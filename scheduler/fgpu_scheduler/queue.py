@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
-from fgpu_scheduler.core.records import Event, Past, Spent
+from fgpu_scheduler.core.records import Event, HeldShares, PastSession
 from fgpu_scheduler.core.request_forecast import RequestForecast
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.errors import FGPUError
@@ -238,7 +238,7 @@ class QueueReader(Protocol):
     def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
         """Return the largest of these requests of a resource group that would start at once, or None."""
 
-    def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
+    def delays_promised_start(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
         """Return whether a session would start later than promised if this one's time limit were ``by_s`` longer."""
 
     # -- sessions -------------------------------------------------------------------------------------
@@ -260,14 +260,14 @@ class QueueReader(Protocol):
     def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
         """Return the oldest events after an id, in commit order."""
 
-    def past(self, session_id: int) -> Past | None:
+    def past(self, session_id: int) -> PastSession | None:
         """Return one session, live or ended, with its measurements."""
 
-    def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+    def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[PastSession, ...]:
         """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
 
-    def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
+    def measured_runs(self, user: str, *, limit: int) -> tuple[PastSession, ...]:
         """Return a user's newest ended sessions that were measured."""
 
-    def spent(self, from_s: int, to_s: int) -> Iterator[Spent]:
+    def spent(self, from_s: int, to_s: int) -> Iterator[HeldShares]:
         """Yield by id every session that held shares at any time in ``from_s <= t < to_s``."""

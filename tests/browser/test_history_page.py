@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
-from fgpu_scheduler import EndCause, Measured, Meters, SessionState
+from fgpu_scheduler import EndCause, Meters, SessionMeasurements, SessionState
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,7 +27,7 @@ def ran(service: Standing, user: str, server: str, *, ago_s: int, message: str |
     (session,) = service.run([asked(user, server, 1000)], started_at_s=began_s)
     assert session.placement is not None
     limit_mib = session.placement.shares[0].memory_mib
-    measured = Measured(
+    measured = SessionMeasurements(
         session.id,
         began_s + 3600,
         500_000,

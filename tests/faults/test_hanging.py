@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Experience, Observed, Session, SessionState, StaleVersion, Store, StoreUnavailable
+from fgpu_scheduler import (
+    ForecastHistory,
+    Observed,
+    Session,
+    SessionState,
+    StaleVersion,
+    Store,
+    StoreUnavailable,
+)
 from fgpu_scheduler.service import store_thread
 from lab import NODE, Lab, Standing
 
@@ -50,7 +58,7 @@ class Slow(Store):
         self.signs.release()
         return found
 
-    def experience(self, *args: Any, **kwargs: Any) -> Experience:
+    def experience(self, *args: Any, **kwargs: Any) -> ForecastHistory:
         if self.is_away:
             self.asked.set()
             assert self.fails.wait(60)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fgpu_scheduler import Experience, FirstForecasts, Policy, Snapshot, Store
+from fgpu_scheduler import FirstForecasts, ForecastHistory, Policy, Snapshot, Store
 from fgpu_scheduler.core.forecast import Outlook, outlook
 from fgpu_scheduler.service import forecasts, store_thread
 from lab import BEGAN_S, HOUR_S, NODE, Lab
@@ -21,7 +21,7 @@ class Long:
         self.made = 0
 
     def __call__(
-        self, snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]
+        self, snapshot: Snapshot, policy: Policy, experience: Callable[[str], ForecastHistory]
     ) -> Outlook:
         self.made += 1
         self.begun.release()

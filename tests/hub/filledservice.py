@@ -6,7 +6,7 @@ from pathlib import Path
 
 from test_service import World, end, now_s, place, run, submit
 
-from fgpu_scheduler import ImageQuota, Measured, Meters, PrivateImages
+from fgpu_scheduler import ImageQuota, Meters, PrivateImages, SessionMeasurements
 from fgpuspawner.meter.model import METERS, Live, Meter, MeterState, Point, Process
 
 SECRET = "s3cret"
@@ -28,7 +28,7 @@ class Filled(World):
         place(store)
         Meters(store).save(
             [
-                Measured(
+                SessionMeasurements(
                     s.id,
                     now_s(),
                     50_000,

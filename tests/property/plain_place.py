@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fgpu_scheduler.core.model import Device, Placement, Request
-from fgpu_scheduler.core.placement import DeviceFree, Free, NodeFree, Room, Score, after, claimed
-from fgpu_scheduler.core.shares import devices_needed, liked, shares_of
+from fgpu_scheduler.core.placement import DeviceFree, Free, NodeAmounts, NodeFree, Score, after, claimed
+from fgpu_scheduler.core.shares import devices_needed, per_preferred_model, shares_of
 
 
 def plain_place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
     """Return what `placement.place` must return."""
-    for asked in liked(request):
+    for asked in per_preferred_model(request):
         found = [
             (score(_room(node), _room(leaves), taken), node.node.id, taken, at, where, leaves)
             for at, node in enumerate(left)
@@ -47,7 +47,7 @@ def _in_order(node: NodeFree) -> list[DeviceFree]:
     return sorted(node.devices, key=lambda d: d.device.uuid)
 
 
-def _room(node: NodeFree) -> Room:
+def _room(node: NodeFree) -> NodeAmounts:
     devices = _in_order(node)
     free, whole = (tuple(d.fgpu_milli for d in devices), tuple(d.device.capacity_milli for d in devices))
-    return Room(node.cpu_milli, node.memory_mib, free, whole, tuple(d.device.model for d in devices))
+    return NodeAmounts(node.cpu_milli, node.memory_mib, free, whole, tuple(d.device.model for d in devices))

@@ -10,7 +10,7 @@ from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
-from fgpu_scheduler.core.preempt import SERVED
+from fgpu_scheduler.core.preemption import SERVED
 from fgpu_scheduler.core.quota import Ledger
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from simulator import World, world
 from simulator.world import request
 
-from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place
-from fgpu_scheduler.core.planner import Place, Policy, Reserve, plan
+from fgpu_scheduler.core.planner import Policy, ReserveDecision, StartDecision, plan
 from fgpu_scheduler.core.policies import ORDERS, group_policy
+from fgpu_scheduler.core.reservations import ENDING_S, LAUNCH_S
 
 AMOUNTS = ("0.1", "0.3", "0.5", "0.5", "0.7", "1", "1", "2")
 HOUR_S = 3600
@@ -59,11 +59,11 @@ def history(lab: World, arrivals: list[tuple[int, Request]], policy: Policy, las
         snapshot = Snapshot(now_s, 1, lab.nodes, tuple(live.values()))
         for decision in plan(snapshot, policy).decisions:
             old = live[decision.session_id]
-            if isinstance(decision, Place):
+            if isinstance(decision, StartDecision):
                 live[old.id] = replace(
                     old, state=SessionState.PULLING, placement=decision.placement, scheduled_at_s=now_s
                 )
-            elif isinstance(decision, Reserve) and old.promised_at_s is None:
+            elif isinstance(decision, ReserveDecision) and old.promised_at_s is None:
                 live[old.id] = replace(old, promised_at_s=decision.starts_at_s)
         ends = {
             s.id: s.scheduled_at_s + lasts

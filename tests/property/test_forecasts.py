@@ -10,15 +10,15 @@ from property_worlds import STATES
 from simulator import lasting, world
 from simulator.world import request
 
-from fgpu_scheduler.core.backfill import SURE_ENDS
+from fgpu_scheduler.core.expected_starts import SOON_S
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import EndCause, Placement, Session, SessionState, Snapshot, Usage
-from fgpu_scheduler.core.orders import Line, lines
+from fgpu_scheduler.core.orders import QueueSnapshot, queue_snapshots
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import ORDERS, Policy, group_policy
-from fgpu_scheduler.core.starts import SOON_S
+from fgpu_scheduler.core.reservations import SURE_ENDS
 
 LONGEST_WAIT_S = 3 * 3600
 AMOUNTS = ("0.1", "0.3", "0.5", "0.5", "0.7", "1", "1", "2", "3")
@@ -121,11 +121,11 @@ def waits(world: Snapshot, session: Session) -> bool:
 def with_ranks(policy: Policy, world: Snapshot) -> Policy:
     """Return the policy with the ranks that its order gives now, because forecasts ignore future usage."""
     ranks: dict[int, float] = {}
-    for line in lines(world).values():
+    for line in queue_snapshots(world).values():
         for session, rank in zip(line.waiting, policy.default.order(line), strict=True):
             ranks[session.id] = rank
 
-    def order(line: Line) -> list[float]:
+    def order(line: QueueSnapshot) -> list[float]:
         return [ranks[s.id] for s in line.waiting]
 
     return Policy(replace(policy.default, order=order))

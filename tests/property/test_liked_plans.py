@@ -11,14 +11,14 @@ from simulator import World
 from simulator.order_checks import less_liked
 from simulator.world import decided, request, world
 
-from fgpu_scheduler.core.backfill import gather
 from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place, placements
 from fgpu_scheduler.core.placer import Placer
-from fgpu_scheduler.core.planner import Reserve, plan
+from fgpu_scheduler.core.planner import ReserveDecision, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
-from fgpu_scheduler.core.preempt import victims
+from fgpu_scheduler.core.preemption import victims
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reservations import least_missing_place
 from fgpu_scheduler.core.shares import shares_of
 from fgpu_scheduler.core.shortage import shortage
 
@@ -128,7 +128,9 @@ def test_reservation_is_on_the_model_that_is_free_first() -> None:
     for a_s, b_s, kept_on in ((9000, 600, "b"), (600, 9000, "a"), (600, 600, "a")):
         lab = on(on(LAB, "x", "2", "A", a_s), "y", "2", "B", b_s)
         (kept,) = (
-            d for d in plan(asking(lab, "head", "2", *A_B), policy).decisions if isinstance(d, Reserve)
+            d
+            for d in plan(asking(lab, "head", "2", *A_B), policy).decisions
+            if isinstance(d, ReserveDecision)
         )
         assert kept.node_id == kept_on
 
@@ -137,7 +139,7 @@ def test_reservation_prefers_the_preferred_model_when_equal_capacity_is_missing(
     lab = on(on(LAB, "x", "2", "A"), "y", "2", "B")
     left = {node.node.id: node for node in free(lab)}
     for models, kept_on in ((A_B, "a"), (B_A, "b")):
-        kept = gather(asking(lab, "head", "2", *models).sessions[-1], left)
+        kept = least_missing_place(asking(lab, "head", "2", *models).sessions[-1], left)
         assert kept is not None
         assert kept.placement.node_id == kept_on
 

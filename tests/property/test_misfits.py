@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.lanes import Misfits
 from fgpu_scheduler.core.model import Device, Node, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.pending_queue import UnschedulableRequests
 from fgpu_scheduler.core.placement import best_fit
 
 SHAPE = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_models")
@@ -69,7 +69,7 @@ def kinds_of(left: placement.Free) -> set[tuple[int, int]]:
 @given(worlds(), st.lists(requests(), min_size=6, max_size=16))
 def test_request_ruled_out_by_a_failed_one_does_not_fit(world: Snapshot, tried: list[Request]) -> None:
     left = placement.free(world)
-    misfits = Misfits(kinds_of(left))
+    misfits = UnschedulableRequests(kinds_of(left))
     for asked in tried:
         if placement.place(asked, left, score=best_fit) is None:
             misfits.add(SHAPE(asked))
@@ -80,7 +80,7 @@ def test_request_ruled_out_by_a_failed_one_does_not_fit(world: Snapshot, tried: 
 
 def test_smaller_failed_request_rules_out_larger_ones_only() -> None:
     node = Node("n", "default", 8000, 16384, (Device("d", "n", 0, "A", 8192, 2000),))
-    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
+    misfits = UnschedulableRequests(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ()))
     assert misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
     assert misfits.rule_out((2000, 4000, 1024, None, None, ()))
@@ -92,19 +92,19 @@ def test_smaller_failed_request_rules_out_larger_ones_only() -> None:
     ):
         assert not misfits.rule_out(other)
     # A failed request for one model rules out none for any model or another model.
-    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
+    misfits = UnschedulableRequests(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B",)))
     assert misfits.rule_out((500, 1000, 1024, None, None, ("B",)))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
     # A failed request for several models rules out each of them, and all of them in any order.
-    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
+    misfits = UnschedulableRequests(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((500, 1000, 1024, None, None, ("B", "C")))
     for models in (("B",), ("C",), ("C", "B")):
         assert misfits.rule_out((500, 1000, 1024, None, None, models))
     for models in ((), ("A",), ("A", "B"), ("A", "B", "C")):
         assert not misfits.rule_out((500, 1000, 1024, None, None, models))
     # A request so small that it gets no memory fits nowhere, and rules out no other.
-    misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
+    misfits = UnschedulableRequests(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
     misfits.add((1, 100, 128, None, None, ()))
     assert not misfits.rule_out((500, 1000, 1024, None, None, ()))

@@ -15,7 +15,7 @@ from simulator import World
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Score, after, free, place, placements, untouched
-from fgpu_scheduler.core.scores import Cluster, Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.scores import ClusterTotals, Workload, best_fit, fgd, first_fit, spread, worth
 
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 NAMES = ("first_fit", "best_fit", "spread", "fgd", "worth")
@@ -25,7 +25,7 @@ def made(name: str, typical: list[Request], lab: World) -> Score:
     """Return the score of this name."""
     workload = Workload.of(typical)
     simple: dict[str, Score] = {"first_fit": first_fit, "best_fit": best_fit, "spread": spread}
-    made_of = {"fgd": fgd(workload), "worth": worth(workload, Cluster.of(lab.nodes))}
+    made_of = {"fgd": fgd(workload), "worth": worth(workload, ClusterTotals.of(lab.nodes))}
     return {**simple, **made_of}[name]
 
 
@@ -107,13 +107,13 @@ def test_placer_agrees_with_single_placements_and_column_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
-    real = placer.Columns.takes
+    real = placer.NodeTable.takes
 
-    def counted(self: placer.Columns, *of: object) -> object:
+    def counted(self: placer.NodeTable, *of: object) -> object:
         looks.append(1)
         return real(self, *of)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(placer.Columns, "takes", counted)
+    monkeypatch.setattr(placer.NodeTable, "takes", counted)
     placer_agrees_with_single_placements()
     # A lower bound only: hypothesis draws other examples when other modules are loaded.
     assert len(looks) > 100

@@ -10,9 +10,9 @@ from simulator import MemoryStore, drawn
 from simulator.order_checks import less_liked
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
-from fgpu_scheduler.core.model import Device, EndCause, Groups, Node, NodeState, SessionState
-from fgpu_scheduler.core.planner import Memory, plan
-from fgpu_scheduler.core.scores.chosen import LEAST_ASKED
+from fgpu_scheduler.core.model import Device, EndCause, Node, NodeState, SessionIndex, SessionState
+from fgpu_scheduler.core.planner import PlanCache, plan
+from fgpu_scheduler.core.scores.placements import LEAST_ASKED
 from fgpu_scheduler.errors import FGPUError
 
 S = SessionState
@@ -39,7 +39,7 @@ class History:
         self.rng = Random(seed)
         self.nodes = cluster(self.rng)
         self.store = MemoryStore(self.nodes)
-        self.memory = Memory()
+        self.memory = PlanCache()
         self.policy = drawn.policy(self.rng)
         self.now_s = 1000
         self.servers = 0
@@ -88,7 +88,7 @@ class History:
         self.store.set_quotas(drawn.quotas(self.rng), now_s=self.now_s)
 
     def forget(self) -> None:
-        self.memory = Memory()
+        self.memory = PlanCache()
 
     def time(self) -> None:
         self.now_s += self.rng.choice((1, 60, 600, -30))
@@ -103,7 +103,7 @@ class History:
         except (FGPUError, IndexError):
             return False
         snapshot = self.store.snapshot(self.now_s)
-        assert snapshot.groups == Groups.of(snapshot.sessions)
+        assert snapshot.groups == SessionIndex.of(snapshot.sessions)
         from_nothing = plan(replace(snapshot, known=None), self.policy)
         assert plan(snapshot, self.policy, self.memory) == from_nothing
         assert not list(less_liked(snapshot, from_nothing))

@@ -12,14 +12,14 @@ from simulator import World, lasting
 from simulator.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_that_fit
+from fgpu_scheduler.core.expected_starts import SOON_S
 from fgpu_scheduler.core.forecast import forecast, outlook
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
-from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, returned, untouched
+from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, released, untouched
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.request_forecast import forecast_request, largest_now
 from fgpu_scheduler.core.shares import shape
-from fgpu_scheduler.core.starts import SOON_S
 
 POLICY = Policy()
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -90,7 +90,7 @@ def test_session_is_never_passed_by_a_later_one_of_the_same_shape(lab: World) ->
 def test_ended_session_returns_its_capacity(lab: World, asked: Request) -> None:
     for left in free(lab):
         for where, leaves in placements(left, asked):
-            assert returned(leaves, asked, where) == left
+            assert released(leaves, asked, where) == left
 
 
 def run_forward(lab: Snapshot, typical_length_s: int) -> dict[int, int]:

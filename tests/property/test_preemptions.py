@@ -9,13 +9,13 @@ import pytest
 from plain_preempt import plain_victims
 from simulator import drawn
 
-from fgpu_scheduler.core import preempt
-from fgpu_scheduler.core.clearing import Clearings
-from fgpu_scheduler.core.model import EndCause, Groups, NodeState, Session, SessionState, Snapshot
-from fgpu_scheduler.core.parts import Parts, by_id
+from fgpu_scheduler.core import preemption
+from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionIndex, SessionState, Snapshot
+from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.policies import ORDERS, group_policy
+from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.store.snapshot_cache import Contents
 
@@ -63,11 +63,11 @@ def contested(rng: Random) -> Snapshot:
     return lab
 
 
-@pytest.mark.parametrize("tries", [preempt.TRIES, 4])
+@pytest.mark.parametrize("tries", [preemption.TRIES, 4])
 def test_preemption_victims_match_the_reference_algorithm(
     monkeypatch: pytest.MonkeyPatch, tries: int
 ) -> None:
-    monkeypatch.setattr(preempt, "TRIES", tries)
+    monkeypatch.setattr(preemption, "TRIES", tries)
     chosen = several = 0
     for seed in range(250):
         rng = Random(seed)
@@ -75,7 +75,7 @@ def test_preemption_victims_match_the_reference_algorithm(
         policy = Policy(group_policy(order=rng.choice(sorted(ORDERS))))
         spared = rng.sample(range(1, 34), rng.choice((0, 0, 3)))
         step = plan(lab, policy)
-        found = preempt.victims(lab, step, Ledger(lab), groups=drawn.GROUPS, ending=(), spared=spared)
+        found = preemption.victims(lab, step, Ledger(lab), groups=drawn.GROUPS, ending=(), spared=spared)
         assert found == plain_victims(lab, step, tries=tries, spared=spared), f"seed {seed}"
         chosen += len(found) > 0
         several += len(found) > 2
@@ -88,16 +88,16 @@ def test_cached_preemption_state_chooses_the_same_victims() -> None:
     chosen = changes = 0
     for seed in range(60):
         rng = Random(seed)
-        lab, clearings = contested(rng), Clearings()
-        kept = Contents(1, lab.nodes, _sessions(lab), {}, (), (), 99, Groups.of(lab.sessions))
+        lab, clearings = contested(rng), PreemptionCandidates()
+        kept = Contents(1, lab.nodes, _sessions(lab), {}, (), (), 99, SessionIndex.of(lab.sessions))
         for _ in range(8):
             now = kept.snapshot(NOW_S)
             step = plan(now, Policy(group_policy()))
             spared = rng.sample(range(1, 34), rng.choice((0, 0, 3)))
             ending = rng.sample(range(1, 34), rng.choice((0, 0, 2)))
             about = {"groups": drawn.GROUPS, "ending": ending, "spared": spared}
-            found = preempt.victims(now, step, Ledger(now), **about, clearings=clearings)
-            assert found == preempt.victims(now, step, Ledger(now), **about), f"seed {seed}"
+            found = preemption.victims(now, step, Ledger(now), **about, clearings=clearings)
+            assert found == preemption.victims(now, step, Ledger(now), **about), f"seed {seed}"
             chosen += len(found) > 0
             kept, changed = _a_moment_later(rng, kept, found)
             changes += changed
@@ -105,8 +105,8 @@ def test_cached_preemption_state_chooses_the_same_victims() -> None:
     assert changes > 150, "too little changes between these rounds"
 
 
-def _sessions(lab: Snapshot) -> Parts[int, Session]:
-    return Parts[int, Session](by_id).then({s.id: s for s in lab.sessions})
+def _sessions(lab: Snapshot) -> PersistentMap[int, Session]:
+    return PersistentMap[int, Session](part_of_id).then({s.id: s for s in lab.sessions})
 
 
 def _a_moment_later(rng: Random, kept: Contents, found: tuple[int, ...]) -> tuple[Contents, bool]:

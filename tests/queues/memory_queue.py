@@ -16,8 +16,8 @@ from fgpu_scheduler.core.lifecycle import (
     LIVE,
     SERVING,
     final_state,
-    given_back,
     moved,
+    returned_to_queue,
 )
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -130,7 +130,7 @@ class MemoryQueue(Queue):
         session = await self.session(session_id)
         if session.state in ENDED or session.state is S.TERMINATING:
             raise SessionEnded(session)
-        return self._put(given_back(session, why, now_s=self._now_s()))
+        return self._put(returned_to_queue(session, why, now_s=self._now_s()))
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         return self._put(replace(self._move(await self.session(session_id), S.RUNNING), launched=launched))

@@ -9,20 +9,20 @@ from simulator.lab import CALM
 from sqlalchemy import text
 
 from fgpu_scheduler.core import (
-    backfill,
+    group_scheduler,
     lifecycle,
     orders,
-    passes,
     placement,
     planner,
     quota,
     reclaim,
     reconcile,
+    reservations,
 )
 from fgpu_scheduler.core.model import Device, Session, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
-from fgpu_scheduler.core.shares import liked
+from fgpu_scheduler.core.shares import per_preferred_model
 from fgpu_scheduler.service import healing, reclaiming, scheduler
 from fgpu_scheduler.service.scheduler import Scheduler
 from fgpu_scheduler.store import quotas as accounts
@@ -54,7 +54,7 @@ def test_no_check_fails_on_the_unchanged_product():
 
 
 def test_a_fit_check_that_ignores_held_shares_is_noticed(monkeypatch):
-    monkeypatch.setattr(placement, "left_beside", lambda node, there: placement.untouched(node))
+    monkeypatch.setattr(placement, "free_on_node", lambda node, there: placement.untouched(node))
     assert fires("are held")
 
 
@@ -64,7 +64,9 @@ def test_a_fit_check_that_ignores_cordoned_gpus_is_noticed(monkeypatch):
 
 
 def test_a_plan_with_reversed_model_preferences_is_noticed(monkeypatch):
-    monkeypatch.setattr(passes, "liked", lambda asked: liked(asked)[::-1])
+    monkeypatch.setattr(
+        group_scheduler, "per_preferred_model", lambda asked: per_preferred_model(asked)[::-1]
+    )
     assert fires("which it likes more, is free")
 
 
@@ -75,7 +77,7 @@ def test_a_fit_check_that_ignores_share_modes_is_noticed(monkeypatch):
         left = real(node, there)
         return replace(left, devices=tuple(replace(device, mode=None) for device in left.devices))
 
-    monkeypatch.setattr(placement, "left_beside", forgetful)
+    monkeypatch.setattr(placement, "free_on_node", forgetful)
     assert fires("the modes of the shares of")
 
 
@@ -95,10 +97,10 @@ def test_a_planner_that_ignores_refused_nodes_is_noticed(monkeypatch):
 
 
 def test_a_returned_placement_that_is_kept_is_noticed(monkeypatch):
-    real = lifecycle.given_back
+    real = lifecycle.returned_to_queue
     monkeypatch.setattr(
         lifecycle,
-        "given_back",
+        "returned_to_queue",
         lambda s, words, *, now_s: replace(real(s, words, now_s=now_s), placement=s.placement),
     )
     assert fires("is PENDING and holds")
@@ -110,8 +112,8 @@ def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):
 
 
 def test_a_queue_in_the_wrong_order_is_noticed(monkeypatch):
-    real = passes.in_order
-    monkeypatch.setattr(passes, "in_order", lambda *line_and_order: real(*line_and_order)[::-1])
+    real = group_scheduler.in_order
+    monkeypatch.setattr(group_scheduler, "in_order", lambda *line_and_order: real(*line_and_order)[::-1])
     assert fires("which asked for the same earlier", policy=policy("fifo-skip"))
 
 
@@ -124,18 +126,18 @@ def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
 
 
 def test_a_strict_order_that_lets_others_pass_is_noticed(monkeypatch):
-    monkeypatch.setattr(passes.Floor, "_blocked", lambda self, session: None)
+    monkeypatch.setattr(group_scheduler.GroupScheduler, "_blocked", lambda self, session: None)
     assert fires("which is ahead in strict order", policy=policy("fifo"))
 
 
 def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
-    monkeypatch.setattr(backfill.Kept, "ends_before", lambda self, free_at_s: True)
+    monkeypatch.setattr(reservations.Reservation, "ends_before", lambda self, free_at_s: True)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
     assert fires("was promised a start at", policy=policy("fifo-skip"), **calm)
 
 
 def test_a_promise_without_a_reservation_is_noticed(monkeypatch):
-    monkeypatch.setattr(passes.Floor, "_keep_promised", lambda self, session: None)
+    monkeypatch.setattr(group_scheduler.GroupScheduler, "_keep_promised", lambda self, session: None)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
     assert fires("was promised a start at", policy=policy("lifo"), **calm)
 
@@ -196,7 +198,7 @@ def test_an_end_without_a_warning_is_noticed(monkeypatch):
 def test_a_grace_period_shortened_by_a_clock_jump_is_noticed(monkeypatch):
     """The announced time of an end is not enough: the clock may jump past it before the grace period is over."""
     monkeypatch.setattr(
-        reclaim.Warnings, "stood_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
+        reclaim.WarningAges, "warned_for_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
     )
     assert fires("s after its warning; the grace is")
 
@@ -217,7 +219,7 @@ def test_a_pre_emption_before_the_least_run_time_is_noticed(monkeypatch):
 
 
 def test_queueing_again_at_the_end_is_noticed(monkeypatch):
-    real = reclaim.again
+    real = reclaim.requeued
     monkeypatch.setattr(reclaim, "again", lambda session, **at: replace(real(session, **at), place_of=None))
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
 

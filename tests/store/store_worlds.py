@@ -23,7 +23,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Share,
 )
-from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
+from fgpu_scheduler.core.planner import Plan, Policy, StartDecision, plan
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
@@ -96,7 +96,7 @@ def ask(
 def placing(store: SessionStore, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
     """Return a handmade plan of the current version; everything else in it may be wrong."""
     where = Placement(on[0].node_id, tuple(Share.of(d, fgpu_milli) for d in on))
-    return Plan(store.version(), tuple(Place(session_id, where) for session_id in session_ids))
+    return Plan(store.version(), tuple(StartDecision(session_id, where) for session_id in session_ids))
 
 
 def schedule(store: SessionStore, *, now_s: int = 0) -> tuple[Session, ...]:

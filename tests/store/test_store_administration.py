@@ -279,6 +279,6 @@ def test_end_message_is_ignored_for_another_end_cause(store: Store) -> None:
 def test_session_queued_again_keeps_its_changed_priority() -> None:
     given = Session(7, ask(), S.RUNNING, 1, asked_priority=0)
     given = replace(given, request=replace(given.request, priority=9))
-    again = reclaim.again(given, now_s=60)
+    again = reclaim.requeued(given, now_s=60)
     assert (again.request.priority, again.own_request) == (9, ask())
     assert (again.submitted_at_s, again.waits_since_s) == (1, 60), "it ran meanwhile"

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from store_worlds import ask, node, opened
 
-from fgpu_scheduler.core import asked
-from fgpu_scheduler.core.model import Asked
+from fgpu_scheduler.core import request_counts
+from fgpu_scheduler.core.model import RequestCount
 from fgpu_scheduler.store.sessions import SessionStore
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "EVERY", 4)
-    monkeypatch.setattr(asked, "NEWEST", 8)
+    monkeypatch.setattr(request_counts, "EVERY", 4)
+    monkeypatch.setattr(request_counts, "NEWEST", 8)
 
 
-def lately(milli: int, count: int, group: str = "lab") -> Asked:
-    return Asked(group, milli, 1000, 1024, None, None, (), count)
+def lately(milli: int, count: int, group: str = "lab") -> RequestCount:
+    return RequestCount(group, milli, 1000, 1024, None, None, (), count)
 
 
 def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 500) -> None:
@@ -30,15 +30,17 @@ def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 50
 def test_requested_amounts_are_recounted_every_few_requests(any_store: SessionStore) -> None:
     any_store.set_nodes([node()], now_s=0)
     submit(any_store, 1, 3)
-    assert any_store.snapshot(1).asked == ()
+    assert any_store.snapshot(1).request_counts == ()
     submit(any_store, 4, 1)
-    assert any_store.snapshot(1).asked == (lately(500, 4),)
+    assert any_store.snapshot(1).request_counts == (lately(500, 4),)
     submit(any_store, 5, 3, fgpu_milli=250)
-    assert any_store.snapshot(1).asked == (lately(500, 4),), "not with each one"
+    assert any_store.snapshot(1).request_counts == (lately(500, 4),), "not with each one"
     submit(any_store, 8, 1)
-    assert any_store.snapshot(1).asked == (lately(250, 3), lately(500, 5))
+    assert any_store.snapshot(1).request_counts == (lately(250, 3), lately(500, 5))
     submit(any_store, 9, 4, fgpu_milli=1000)
-    assert any_store.snapshot(1).asked == (lately(250, 3), lately(500, 1), lately(1000, 4)), "the newest 8"
+    assert any_store.snapshot(1).request_counts == (lately(250, 3), lately(500, 1), lately(1000, 4)), (
+        "the newest 8"
+    )
 
 
 def test_requests_are_counted_by_every_amount_and_group(any_store: SessionStore) -> None:
@@ -48,7 +50,7 @@ def test_requests_are_counted_by_every_amount_and_group(any_store: SessionStore)
     model = replace(ask("d", group="a"), gpu_models=("T4",))
     several = [replace(model, user=user, gpu_models=("T4", "A,1")) for user in "efgh"]
     any_store.submit([first, memory, both, model, *several], now_s=1)
-    assert any_store.snapshot(1).asked == (
+    assert any_store.snapshot(1).request_counts == (
         replace(lately(0, 1, "a"), gpu_memory_mib=2048),
         replace(lately(0, 1, "a"), gpu_memory_mib=2048, compute_percent=25),
         replace(lately(500, 1, "a"), gpu_models=("T4",)),
@@ -61,5 +63,5 @@ def test_another_process_counts_the_same_requests(url: str) -> None:
     with opened(url) as store, opened(url) as other:
         for n in range(1, 14):
             submit(store, n, 1, fgpu_milli=100 * n)
-            assert other.snapshot(1).asked == store.snapshot(1).asked
-        assert len(store.snapshot(1).asked) == 8
+            assert other.snapshot(1).request_counts == store.snapshot(1).request_counts
+        assert len(store.snapshot(1).request_counts) == 8

@@ -19,7 +19,7 @@ from fgpu_scheduler.core.model import (
     Share,
     WaitReason,
 )
-from fgpu_scheduler.core.planner import Place, Plan, Policy, Reserve, Wait, plan
+from fgpu_scheduler.core.planner import Plan, Policy, ReserveDecision, StartDecision, WaitDecision, plan
 from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
@@ -48,7 +48,7 @@ def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
     store.set_nodes([node(devices=3)], now_s=0)
     session = store.submit([ask(fgpu_milli=3000)], now_s=1)[0]
     where = Placement("n1", tuple(Share.of(device(number), 1000) for number in (2, 0, 1)))
-    placed = store.commit(Plan(store.version(), (Place(session.id, where),)), now_s=2)
+    placed = store.commit(Plan(store.version(), (StartDecision(session.id, where),)), now_s=2)
     assert placed[0].placement == where
     assert store.session(session.id) == placed[0]
 
@@ -159,7 +159,7 @@ def test_plan_with_an_unknown_node_device_or_session_is_refused(store: Store) ->
     assert_refused(store, placing(store, 999, on=[device(0)]))
     assert_refused(store, placing(store, running.id, on=[device(0)]))
     assert_refused(store, placing(store, waiting.id, waiting.id, on=[device(1)]))
-    assert_refused(store, Plan(store.version(), (Wait(running.id, WaitReason.QUOTA),)))
+    assert_refused(store, Plan(store.version(), (WaitDecision(running.id, WaitReason.QUOTA),)))
 
 
 def test_a_held_session_is_not_placed(store: Store) -> None:
@@ -183,7 +183,7 @@ def test_wait_reason_is_written_only_when_it_changes(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     session = store.submit([ask(fgpu_milli=3000)], now_s=1)[0]
     for reason in (WaitReason.RESOURCES, WaitReason.RESOURCES, WaitReason.QUOTA):
-        store.commit(Plan(store.version(), (Wait(session.id, reason),)), now_s=2)
+        store.commit(Plan(store.version(), (WaitDecision(session.id, reason),)), now_s=2)
         waits = store.session(session.id)
         assert waits is not None
         assert waits.wait_reason is reason
@@ -204,7 +204,7 @@ def test_first_reserved_start_becomes_the_promise(
     session = any_store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
 
     def reserve(starts_at_s: int | None) -> Session:
-        decision = Reserve(session.id, starts_at_s, "n1", ("GPU-n1-0", "GPU-n1-1"))
+        decision = ReserveDecision(session.id, starts_at_s, "n1", ("GPU-n1-0", "GPU-n1-1"))
         assert any_store.commit(Plan(any_store.version(), (decision,)), now_s=2) == ()
         found = any_store.session(session.id)
         assert found is not None
@@ -223,7 +223,7 @@ def test_first_reserved_start_becomes_the_promise(
 def test_promise_is_logged_once(store: Store) -> None:
     session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
     for at_s in (500, 600):
-        decision = Reserve(session.id, at_s, "n1", ())
+        decision = ReserveDecision(session.id, at_s, "n1", ())
         store.commit(Plan(store.version(), (decision,)), now_s=2)
     assert [(e.kind, e.reason) for e in store.events()] == [
         ("submitted", None),

@@ -7,16 +7,22 @@ from dataclasses import replace
 from store_worlds import S, ask, end, node, schedule
 
 from fgpu_scheduler.core.forecast import Forecast
-from fgpu_scheduler.core.hindsight import LEAST_WAIT_S, TAUGHT_BY, Range, Stretch, Told
+from fgpu_scheduler.core.forecast_accuracy import (
+    LEAST_WAIT_S,
+    TAUGHT_BY,
+    Calibration,
+    ForecastOutcome,
+    StartRange,
+)
 from fgpu_scheduler.core.model import EndCause, WaitReason
 from fgpu_scheduler.store.first_forecasts import FirstForecasts
 from fgpu_scheduler.store.retention import Retention
 from fgpu_scheduler.store.store import Store
 
-PLANNED = Range(100, 200, 300)
+PLANNED = StartRange(100, 200, 300)
 
 
-def told(session_id: int, planned: Range = PLANNED) -> Forecast:
+def told(session_id: int, planned: StartRange = PLANNED) -> Forecast:
     range_s = planned.early_at_s, planned.middle_at_s, planned.late_at_s
     early_s, middle_s, late_s = range_s
     return Forecast(
@@ -33,10 +39,10 @@ def test_first_forecast_is_compared_with_the_start(store: Store) -> None:
     forecasts = FirstForecasts(store)
     session_id = waiting(store, "alice")
     forecasts.record([told(session_id)], now_s=10)
-    forecasts.record([told(session_id, Range(900, 901, 902))], now_s=20)
+    forecasts.record([told(session_id, StartRange(900, 901, 902))], now_s=20)
     assert forecasts.newest() == ()
     schedule(store, now_s=250)
-    assert forecasts.newest() == (Told(10, PLANNED, PLANNED, 250),)
+    assert forecasts.newest() == (ForecastOutcome(10, PLANNED, PLANNED, 250),)
 
 
 def test_cancelled_session_counts_as_not_started(store: Store) -> None:
@@ -45,7 +51,7 @@ def test_cancelled_session_counts_as_not_started(store: Store) -> None:
     session_id = waiting(store, "alice")
     forecasts.record([told(session_id)], now_s=10)
     store.move(session_id, S.CANCELLED, now_s=400, cause=EndCause.USER)
-    assert forecasts.newest() == (Told(10, PLANNED, PLANNED, 400, started=False),)
+    assert forecasts.newest() == (ForecastOutcome(10, PLANNED, PLANNED, 400, started=False),)
 
 
 def test_unknown_start_is_not_stored_and_changes_no_version(store: Store) -> None:
@@ -66,7 +72,7 @@ def test_late_starts_move_the_next_forecasts_of_their_group(store: Store) -> Non
         store.move(session_id, S.PREPARING, now_s=400)
         end(store, session_id, now_s=401)
     part = (400 - 200) / (200 - 10 + LEAST_WAIT_S)
-    assert store.experience("lab").stretch == Stretch(part, part, part)
+    assert store.experience("lab").stretch == Calibration(part, part, part)
     assert store.experience("other").stretch is None
 
 

@@ -15,8 +15,8 @@ from store_worlds import ask, database, end, node, opened, run
 
 from fgpu_scheduler.core import quota as counting
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
-from fgpu_scheduler.core.quota import Ledger, counted_of_each
-from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.core.quota import Ledger, usage_of_quotas
+from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.first_forecasts import read_experience
 from fgpu_scheduler.store.history import _MEASURED_OF, History
@@ -119,7 +119,9 @@ def test_run_lengths_of_a_small_group_are_read_without_scanning_other_groups(fil
 def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: Store) -> None:
     filed.set_nodes([node()], now_s=0)
     measured, other = (end(filed, run(filed, ask(), now_s=1).id, now_s=9) for _ in range(2))
-    Meters(filed).save([Measured(measured.id, 9, 1, 1, samples=3), Measured(other.id, 9, 1, 1)])
+    Meters(filed).save(
+        [SessionMeasurements(measured.id, 9, 1, 1, samples=3), SessionMeasurements(other.id, 9, 1, 1)]
+    )
 
     def read(connection: Connection) -> object:
         return _MEASURED_OF.read(connection, user="alice", limit=5)
@@ -179,8 +181,8 @@ def test_session_is_checked_only_against_quotas_that_can_count_it(
     snapshot = Snapshot(10, 1, (node(),), waiting, quotas=quotas)
     ledger = Ledger(snapshot)
     assert {ledger.room_milli(s.request) for s in waiting} == {700}
-    held = counted_of_each(quotas, snapshot)
+    held = usage_of_quotas(quotas, snapshot)
     # For each session the user's own quota, and the three for all users.
     assert asked == 2 * 4 * len(waiting)
     assert [sum(who.waiting for who in one) for one in held] == [1] * 300 + [300] * 3
-    assert held[:1] == counted_of_each(quotas[:1], snapshot)
+    assert held[:1] == usage_of_quotas(quotas[:1], snapshot)

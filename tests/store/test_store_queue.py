@@ -7,8 +7,8 @@ from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 from store_worlds import S, ask, end, node, opened, run, schedule
 
-from fgpu_scheduler.core.lengths import Rest, Source
 from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.core.run_lengths import LengthSource, RemainingTime
 from fgpu_scheduler.errors import SessionExists, TooManyPending
 from fgpu_scheduler.store.rows import life_values, request_values
 from fgpu_scheduler.store.schema import sessions
@@ -220,10 +220,10 @@ def test_run_lengths_count_only_sessions_that_ran(store: Store) -> None:
     lengths = sorted((1000, 2010 - 1, 4020 - 2, 6030 - 3, 8060 - 4))
     asked = ask()
     found = store.experience("lab").lengths.rest(asked.user, asked.image, 0)
-    assert found == Rest(Source.USER_IMAGE, 0, lengths)
+    assert found == RemainingTime(LengthSource.USER_IMAGE, 0, lengths)
     # A group without runs uses the runs of all groups.
     found = store.experience("other").lengths.rest(asked.user, asked.image, 0)
-    assert found == Rest(Source.ALL, 0, lengths)
+    assert found == RemainingTime(LengthSource.ALL, 0, lengths)
 
 
 def test_an_unknown_session_or_server_is_none(store: Store) -> None:

@@ -23,8 +23,8 @@ from store_worlds import (
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL, SERVING
 from fgpu_scheduler.core.model import EndCause, Placement, Quota, QuotaScope, Session, Share
-from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
-from fgpu_scheduler.core.reclaim import End, Reclaim, Spare, Warn
+from fgpu_scheduler.core.planner import Plan, Policy, StartDecision, plan
+from fgpu_scheduler.core.reclaim import End, Reclaim, Warn, WithdrawWarning
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, UnknownSession
 from fgpu_scheduler.store.snapshot_cache import Contents
@@ -70,7 +70,7 @@ class World:
         decided = plan(self.store.snapshot(self.now_s), Policy())
         self.put(*self.store.commit(decided, now_s=self.now_s))
         for wait in decided.decisions:
-            if not isinstance(wait, Place):
+            if not isinstance(wait, StartDecision):
                 self.put(replace(self.model[wait.session_id], wait_reason=wait.reason))
 
     def stale(self, *_: int) -> None:
@@ -83,7 +83,7 @@ class World:
         session = self.model.get(session_id)
         amount = session.request.fgpu_milli if session else 500
         where = Placement("n1", (Share.of(device(number), amount),))
-        decided = Plan(self.store.version(), (Place(session_id, where),))
+        decided = Plan(self.store.version(), (StartDecision(session_id, where),))
         try:
             self.put(*self.store.commit(decided, now_s=self.now_s))
         except StaleVersion:
@@ -110,7 +110,7 @@ class World:
         self.reclaimed(session_id, Warn(session_id, cause, self.now_s + 1))
 
     def spare(self, session_id: int, _: int) -> None:
-        self.reclaimed(session_id, Spare(session_id))
+        self.reclaimed(session_id, WithdrawWarning(session_id))
 
     def reclaim(self, session_id: int, requeue: bool) -> None:
         session = self.model.get(session_id)

@@ -6,7 +6,7 @@ import pytest
 from store_worlds import S, ask, node, opened, run, schedule
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session
-from fgpu_scheduler.core.reclaim import End, Spare, Warn
+from fgpu_scheduler.core.reclaim import End, Warn, WithdrawWarning
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion, UnknownSession
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
@@ -28,7 +28,7 @@ def test_warning_is_stored_and_withdrawn(any_store: SessionStore) -> None:
     session = warned(any_store)
     assert (session.ends_at_s, session.ends_cause) == (100, IDLE)
     assert any_store.session(session.id) == session
-    (spared,) = any_store.reclaim([Spare(session.id)], any_store.version(), now_s=11)
+    (spared,) = any_store.reclaim([WithdrawWarning(session.id)], any_store.version(), now_s=11)
     assert (spared.ends_at_s, spared.ends_cause, spared.state) == (None, None, S.RUNNING)
     assert any_store.session(session.id) == spared
 
@@ -81,7 +81,7 @@ def test_reclaim_round_is_written_whole_or_not_at_all(any_store: SessionStore) -
     other = any_store.submit([ask("bob")], now_s=11)[0]
     version = any_store.version()
     with pytest.raises(StaleVersion, match="does not run"):
-        any_store.reclaim([Spare(session.id), Warn(other.id, IDLE, 50)], version, now_s=12)
+        any_store.reclaim([WithdrawWarning(session.id), Warn(other.id, IDLE, 50)], version, now_s=12)
     assert any_store.session(session.id) == session
     assert any_store.version() == version
     assert any_store.reclaim([], version, now_s=12) == ()
@@ -212,7 +212,7 @@ def test_every_reclaim_step_is_logged(store: Store) -> None:
     store.note_idle(session.id, None, now_s=12)
     store.extend(session.id, 60, store.version(), now_s=12)
     store.reclaim([Warn(session.id, LIMIT, 100)], store.version(), now_s=13)
-    store.reclaim([Spare(session.id)], store.version(), now_s=14)
+    store.reclaim([WithdrawWarning(session.id)], store.version(), now_s=14)
     store.reclaim([Warn(session.id, PREEMPTED, 100)], store.version(), now_s=15)
     store.reclaim([End(session.id, PREEMPTED, "why", True)], store.version(), now_s=100)
     log = store.events(after_id=before)

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import func, insert, select
 from store_worlds import S, ask, end, node, run
 
-from fgpu_scheduler.core.asked import NEWEST
 from fgpu_scheduler.core.model import EndCause, SessionState
-from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.core.records import SessionMeasurements
+from fgpu_scheduler.core.request_counts import NEWEST
 from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Retention
@@ -67,7 +67,7 @@ def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: 
         connection.execute(insert(events), log)
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT setval('fgpu_sessions_id_seq', {ids[-1]})")
-    Meters(store).save([Measured(i, 1, 500, 4096, samples=1, peak_mib=5) for i in ids])
+    Meters(store).save([SessionMeasurements(i, 1, 500, 4096, samples=1, peak_mib=5) for i in ids])
     return ids
 
 
@@ -172,11 +172,11 @@ def test_all_processes_count_the_same_requests_after_deletion(store: Store) -> N
     ended_long_ago(store, 400)
     store.submit([ask("bob")], now_s=NOW_S)
     before = store.snapshot(NOW_S)
-    assert sum(one.count for one in before.asked) == 400
+    assert sum(one.count for one in before.request_counts) == 400
     forget_all(store)
     after = store.snapshot(NOW_S)
     assert after.version > before.version
-    assert sum(one.count for one in after.asked) == TYPICAL_RUNS
+    assert sum(one.count for one in after.request_counts) == TYPICAL_RUNS
 
 
 def test_events_of_live_sessions_and_newest_events_are_kept(store: Store) -> None:
@@ -260,13 +260,13 @@ def test_history_pages_are_newest_first_and_complete(store: Store, user: str | N
 
 
 def test_measurement_is_read_back_and_replaced(store: Store) -> None:
-    full = Measured(3, 2**33, 250, 2048, 9, 90, 700, 650, 21, 2**40, True, '{"memory":{"5":9}}')
-    other = Measured(4, 1, 500, 4096)
+    full = SessionMeasurements(3, 2**33, 250, 2048, 9, 90, 700, 650, 21, 2**40, True, '{"memory":{"5":9}}')
+    other = SessionMeasurements(4, 1, 500, 4096)
     saved = Meters(store)
     version = store.version()
     saved.save([full, other])
     assert saved.of([3, 4, 5]) == {3: full, 4: other}
-    newer = Measured(3, 2**33 + 60, 250, 2048, 15)
+    newer = SessionMeasurements(3, 2**33 + 60, 250, 2048, 15)
     saved.save([newer])
     assert saved.of([3]) == {3: newer}
     saved.save([])
@@ -276,7 +276,7 @@ def test_measurement_is_read_back_and_replaced(store: Store) -> None:
 
 def test_measured_runs_leave_out_sessions_without_samples(store: Store) -> None:
     ids = ended_long_ago(store, 4)
-    Meters(store).save([Measured(ids[1], 1, 500, 4096, samples=0)])
+    Meters(store).save([SessionMeasurements(ids[1], 1, 500, 4096, samples=0)])
     found = History(store).measured_runs("alice", limit=2)
     assert [past.session.id for past in found] == [ids[3], ids[2]]
     assert [past.session.id for past in History(store).measured_runs("alice", limit=9)] == [

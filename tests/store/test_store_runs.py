@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from store_worlds import ask, end, node, opened, run
 
-from fgpu_scheduler.core.lengths import PastRun, PastRuns
 from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.core.run_lengths import PastRun, PastRuns
 from fgpu_scheduler.store.sessions import SessionStore
 
 

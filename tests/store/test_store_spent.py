@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from store_worlds import ask, end, node, run
 
-from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store import spent
 from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.spent import spent_between
@@ -47,7 +47,7 @@ def test_share_of_a_removed_gpu_comes_from_the_meter_or_its_compute_percent(stor
     end(store, noted.id, now_s=20)
     other = run(store, ask("bob", fgpu_milli=300), now_s=30)
     end(store, other.id, now_s=40)
-    Meters(store).save([Measured(noted.id, 20, gpu_millionths=480_000, limit_mib=4096)])
+    Meters(store).save([SessionMeasurements(noted.id, 20, gpu_millionths=480_000, limit_mib=4096)])
     store.set_nodes([], now_s=50)
     assert [one.gpu_millionths for one in spent_between(store, 0, 100)] == [480_000, 300_000]
 

@@ -11,15 +11,15 @@ from fgpu_scheduler import (
     Audit,
     AuditLine,
     FirstForecasts,
-    Hindsight,
+    ForecastAccuracy,
     NodeState,
     Session,
     SessionState,
     Store,
     StoreUnavailable,
     SystemClock,
+    forecast_accuracy,
     format_milli,
-    hindsight,
 )
 from fgpuspawner.isolation.choice import VERDICTS, Verdict
 from fgpuspawner.meter.lately import Lately
@@ -44,7 +44,7 @@ def overview_object(
     *,
     now_s: int,
     lately: Lately | None,
-    foretold: Hindsight | None = None,
+    foretold: ForecastAccuracy | None = None,
     verdicts: Iterable[Verdict] = (),
     strikes: Sequence[AuditLine] = (),
     others: Iterable[Trouble] = (),
@@ -80,7 +80,7 @@ def _use(lately: Lately, world: World) -> objects.Use:
     )
 
 
-def _forecasts(foretold: Hindsight) -> objects.PastForecasts:
+def _forecasts(foretold: ForecastAccuracy) -> objects.PastForecasts:
     return objects.PastForecasts(
         starts=foretold.starts,
         inside_percent=round(100 * foretold.inside),
@@ -207,11 +207,11 @@ async def overview(handler: Handler) -> Overview:
     others: list[Trouble] = []
     strikes: tuple[AuditLine, ...] = ()
     lately: Lately | None = None
-    foretold: Hindsight | None = None
+    foretold: ForecastAccuracy | None = None
     try:
         world = await reader.world()
         strikes = await reader.read(lambda store: _strikes(store, now_s))
-        foretold = await reader.read(lambda store: hindsight(FirstForecasts(store).newest()))
+        foretold = await reader.read(lambda store: forecast_accuracy(FirstForecasts(store).newest()))
         lately = await reader.lately()
     except TimeoutError:
         pass

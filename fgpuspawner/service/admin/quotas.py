@@ -10,20 +10,20 @@ from fgpu_scheduler import (
     MIN_TIME_LIMIT_S,
     MOST_EDITS,
     BadSettings,
-    Counted,
     ListedQuota,
     Quota,
     QuotaEdit,
     QuotaEdits,
     QuotaScope,
     QuotaSource,
-    counted_of_each,
+    QuotaUsage,
     duration,
     format_milli,
     in_force,
     limits_words,
     listed_quotas,
     quota_words,
+    usage_of_quotas,
 )
 from fgpuspawner import scopes
 from fgpuspawner.service.admin import objects
@@ -50,7 +50,7 @@ SOURCE_WORDS = {
 def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> objects.Quotas:
     """Return every quota, in force or removed. For administrators only."""
     found = listed_quotas(file, edits)
-    counts = counted_of_each([one.quota for one in found], world.snapshot)
+    counts = usage_of_quotas([one.quota for one in found], world.snapshot)
     quotas = [_quota(one, own) for one, own in zip(found, counts, strict=True)]
     return objects.Quotas.of(world, quotas=quotas, simulated=world.simulated())
 
@@ -111,7 +111,7 @@ def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tupl
     return None
 
 
-def _quota(one: ListedQuota, counted: Sequence[Counted]) -> objects.Quota:
+def _quota(one: ListedQuota, counted: Sequence[QuotaUsage]) -> objects.Quota:
     quota, edit = one.quota, one.edit
     in_force = one.source is not QuotaSource.REMOVED
     held = counted if in_force else ()

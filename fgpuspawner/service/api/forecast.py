@@ -8,8 +8,8 @@ from dataclasses import replace
 from fgpu_scheduler import (
     Caps,
     Ledger,
-    Left,
     Quota,
+    QuotaRemaining,
     QuotaScope,
     Refusal,
     Request,
@@ -103,7 +103,7 @@ def quota_object(snapshot: Snapshot, request: Request) -> objects.QuotaLeft:
     return objects.QuotaLeft(fgpu_left=fgpu_left, sessions_left=left.sessions, text=_words(left))
 
 
-def _words(left: Left) -> str | None:
+def _words(left: QuotaRemaining) -> str | None:
     parts: list[tuple[str, str]] = []
     if left.fgpu_milli is not None and left.fgpu_of is not None:
         parts.append((f"{format_milli(left.fgpu_milli)} fGPU", _whose(left.fgpu_of)))

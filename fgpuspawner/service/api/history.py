@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fgpu_scheduler import Past, Request, Size, format_milli
+from fgpu_scheduler import PastSession, Request, Size, format_milli
 from fgpuspawner.form.advice import LOOKED_THROUGH, advice_by_image
 from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.service import objects
@@ -54,7 +54,7 @@ INSTANTS = ("submitted", "started", "ended")
 """Columns with instants, in UTC, as in the file of live sessions."""
 
 
-def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Receipt:
+def receipt(past: PastSession, world: World, viewer: Viewer, site: Site) -> Receipt:
     """Return a session's receipt, of a running one up to now. The viewer must be allowed to see it."""
     session, measured = past.session, past.measured
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
@@ -95,7 +95,7 @@ Held = Sequence[tuple[int, Size]]
 """Seconds for which a session held each amount, in order."""
 
 
-def _held(past: Past, world: World, until_s: int) -> Held:
+def _held(past: PastSession, world: World, until_s: int) -> Held:
     """Return the amounts that a session held, from its placement to its end; empty if it never had a share."""
     session = past.session
     if session.placement is None or session.scheduled_at_s is None:
@@ -141,7 +141,7 @@ def _of_size(asked: Request, size: Size) -> Request:
     return replace(asked, gpu_memory_mib=size.memory_mib, compute_percent=size.compute_percent or None)
 
 
-def gpus_of(past: Past, world: World) -> float:
+def gpus_of(past: PastSession, world: World) -> float:
     """Return the number of GPUs that a session's shares come to.
 
     As measured while it ran; if unmeasured, by its GPUs' current worth, or else by its compute.

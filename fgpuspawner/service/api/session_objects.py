@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fgpu_scheduler import (
     LAUNCHING,
-    Ahead,
+    BlockingSessions,
     EndCause,
     ImageState,
     PrivateImage,
@@ -126,7 +126,7 @@ def _saving(session: Session, world: World) -> PrivateImage | None:
     return next((i for i in world.private if i.session_id == session.id and i.state in making), None)
 
 
-def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> objects.WaitsFor | None:
+def waits_for(ahead: BlockingSessions | None, world: World, viewer: Viewer) -> objects.WaitsFor | None:
     """Return the sessions that must end before this one starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]

@@ -22,11 +22,11 @@ from fgpu_scheduler import (
     ShareMode,
     StoreUnavailable,
     SystemClock,
+    accepts_model,
     claimed,
     format_milli,
     free,
     placements,
-    takes_model,
 )
 from fgpuspawner.service.api.session_objects import starts_with
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
@@ -325,7 +325,7 @@ def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[No
 
 def _gpus_of(asked: Request, devices: Sequence[Device]) -> int:
     """Return the GPUs x 1000 that a request comes to, by the first GPU that it may have."""
-    device = next((d for d in devices if takes_model(asked, d.model)), None)
+    device = next((d for d in devices if accepts_model(asked, d.model)), None)
     if device is None:
         return 1000
     if asked.gpu_memory_mib is not None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import Device, Node, Quota, Request
-from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, quota_words
-from fgpu_scheduler.core.shares import explicit
+from fgpu_scheduler.core.quota import counted_names, least_milli, over_pending, quota_words
+from fgpu_scheduler.core.shares import is_explicit
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB, format_milli, share_memory_mib
 
 MIN_TIME_LIMIT_S = 60
@@ -63,7 +63,7 @@ def admit(
     unknown = _models(request, own)
     if unknown is None:
         own = _of_models(request.gpu_models, own)
-    asks = explicit(request)
+    asks = is_explicit(request)
     cpu, memory = max(n.cpu_milli for n in own), max(n.memory_mib for n in own)
     checks = (
         *(_explicit(request, own, caps) if asks else (_fgpu(request.fgpu_milli, own, caps),)),
@@ -132,7 +132,7 @@ def quota_refusals(
     request: Request, count: int, nodes: Sequence[Node], caps: Caps, quotas: Iterable[Quota]
 ) -> list[Refusal]:
     """Return what could never be inside these quotas, however long it waited; the strictest of each limit."""
-    own = [quota for quota in quotas if counted_as(quota, request)]
+    own = [quota for quota in quotas if counted_names(quota, request)]
     return [
         refusal
         for refusal in (
@@ -158,7 +158,7 @@ def _over_fgpu(
     if strictest is None or asked <= strictest[0]:
         return None
     most, whose = strictest
-    if explicit(request):
+    if is_explicit(request):
         field, nearest = "gpu_memory_mib", _most_gpu_memory_mib(request, nodes, milli=most)
     else:
         field = "fgpu"

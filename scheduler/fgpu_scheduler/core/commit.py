@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from fgpu_scheduler.core import lifecycle, placement
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Decision, Place, Plan, Reserve
+from fgpu_scheduler.core.planner import Decision, Plan, ReserveDecision, StartDecision
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.errors import StaleVersion
 
@@ -24,7 +24,7 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
     Raises:
         StaleVersion: a decision does not hold.
     """
-    waiting = {number: s for line in world.groups.waiting.values() for number, s in line.items()}
+    waiting = {number: s for line in world.index.waiting.values() for number, s in line.items()}
     left = _left_on(world, plan)
     ledger = Ledger(world)
     found = []
@@ -32,7 +32,7 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
         session = waiting.pop(decision.session_id, None)
         if session is None:
             raise StaleVersion(f"session {decision.session_id} does not wait")
-        if isinstance(decision, Place):
+        if isinstance(decision, StartDecision):
             new = _placed(session, decision, left, ledger, now_s=now_s)
         else:
             new = _waits(session, decision)
@@ -42,7 +42,7 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
 
 
 def _placed(
-    session: Session, place: Place, left: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
+    session: Session, place: StartDecision, left: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
 ) -> Session:
     node_id = place.placement.node_id
     leaves = (
@@ -61,9 +61,9 @@ def _placed(
 
 
 def _waits(session: Session, decision: Decision) -> Session:
-    assert not isinstance(decision, Place)
+    assert not isinstance(decision, StartDecision)
     promised_at_s = session.promised_at_s
-    if promised_at_s is None and isinstance(decision, Reserve):
+    if promised_at_s is None and isinstance(decision, ReserveDecision):
         # What was promised first is what is held against the scheduler.
         promised_at_s = decision.starts_at_s
     if (session.wait_reason, session.promised_at_s) == (decision.reason, promised_at_s):
@@ -78,12 +78,12 @@ def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
     """
     node_ids = {place.placement.node_id for place in plan.placed}
     uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
-    on_node = world.groups.on_node
+    on_node = world.index.on_node
     left = {}
     for node_id in node_ids:
         at = bisect_left(world.nodes, node_id, key=attrgetter("id"))
         if at < len(world.nodes) and world.nodes[at].id == node_id:
             node = world.nodes[at]
             taken = replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
-            left[node_id] = placement.left_beside(taken, on_node.get(node_id, {}))
+            left[node_id] = placement.free_on_node(taken, on_node.get(node_id, {}))
     return left

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Reserve, plan
+from fgpu_scheduler.core.planner import ReserveDecision, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import extended
 
@@ -50,7 +50,7 @@ def not_extended(session: Session, allowed: Extension) -> NotExtended | None:
     return None
 
 
-def delays_a_promise(snapshot: Snapshot, session: Session, by_s: int, policy: Policy) -> bool:
+def delays_promised_start(snapshot: Snapshot, session: Session, by_s: int, policy: Policy) -> bool:
     """Return whether somebody to whom a start is promised would start later if the session were extended.
 
     A promise is what the planner makes of a known end; who only hopes for one is promised nothing.
@@ -66,5 +66,5 @@ def delays_a_promise(snapshot: Snapshot, session: Session, by_s: int, policy: Po
 
 def _promised(snapshot: Snapshot, policy: Policy) -> dict[int, int]:
     """Return the latest start of each to whom one is promised, by session."""
-    reserves = (d for d in plan(snapshot, policy).decisions if isinstance(d, Reserve))
+    reserves = (d for d in plan(snapshot, policy).decisions if isinstance(d, ReserveDecision))
     return {d.session_id: d.starts_at_s for d in reserves if d.starts_at_s is not None}

@@ -6,25 +6,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from fgpu_scheduler.core.hindsight import Experience, Range
-from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Memory, Place, Reserve, Wait, applied, plan
-from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.quota import Ledger, quota_words
-from fgpu_scheduler.core.shares import Shape, shape
-from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import (
+from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
     BASIS_NOW,
     BASIS_TYPICAL,
     NOT_LOOKED_AT,
-    Ahead,
-    Future,
-    Start,
-    Starts,
+    BlockingSessions,
+    ExpectedStart,
+    ExpectedStarts,
+    SimulatedQueue,
     expected_starts,
     start_behind,
 )
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
+from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
+from fgpu_scheduler.core.planner import PlanCache, ReserveDecision, StartDecision, WaitDecision, applied, plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.quota import Ledger, quota_words
+from fgpu_scheduler.core.shares import RequestShape, shape
+from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 
 STARTS_NOW = "starts now"
@@ -50,18 +50,18 @@ class Forecast:
     expected_start_at_s: int | None
     basis: str
     promised_at_s: int | None = None
-    ahead: Ahead | None = None
+    ahead: BlockingSessions | None = None
     early_at_s: int | None = None
     late_at_s: int | None = None
-    planned: Range | None = None
+    planned: StartRange | None = None
 
     @property
-    def told(self) -> Range | None:
+    def shown(self) -> StartRange | None:
         """The range that is told, with the expected start in its middle; None where no start is expected."""
         early_s, middle_s, late_s = self.early_at_s, self.expected_start_at_s, self.late_at_s
         if early_s is None or middle_s is None or late_s is None:
             return None
-        return Range(early_s, middle_s, late_s)
+        return StartRange(early_s, middle_s, late_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ class Outlook:
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast]
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
-    futures: Mapping[str, tuple[Future, ...]] = field(default_factory=dict, repr=False)
+    futures: Mapping[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict, repr=False)
     """By resource group, for `forecast_new`."""
 
 
-def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
+def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], ForecastHistory]) -> Outlook:
     """Return what is expected of every queue; ``experience`` is asked once of each resource group."""
     found: dict[int, Forecast] = {}
     heads: dict[str, Unblocking] = {}
-    futures: dict[str, tuple[Future, ...]] = {}
+    futures: dict[str, tuple[SimulatedQueue, ...]] = {}
     for group in snapshot.resource_groups:
         own = snapshot.of_group(group)
         told, starts = _forecast(own, policy, experience(group))
@@ -94,7 +94,7 @@ def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Expe
 
 
 def forecast(
-    snapshot: Snapshot, policy: Policy, experience: Experience, only: Collection[int] | None = None
+    snapshot: Snapshot, policy: Policy, experience: ForecastHistory, only: Collection[int] | None = None
 ) -> tuple[Forecast, ...]:
     """Return a forecast for every waiting session, or of ``only`` these, in queue order.
 
@@ -105,9 +105,9 @@ def forecast(
 
 
 def _forecast(
-    snapshot: Snapshot, policy: Policy, experience: Experience, only: Collection[int] | None = None
-) -> tuple[tuple[Forecast, ...], Starts]:
-    memory = Memory()
+    snapshot: Snapshot, policy: Policy, experience: ForecastHistory, only: Collection[int] | None = None
+) -> tuple[tuple[Forecast, ...], ExpectedStarts]:
+    memory = PlanCache()
     now = plan(snapshot, policy, memory)
     # What starts in this very pass is not free for those who wait on.
     world = applied(snapshot, now)
@@ -119,7 +119,7 @@ def _forecast(
     for decision in now.decisions:
         session = sessions[decision.session_id]
         told = only is None or session.id in only
-        if isinstance(decision, Place):
+        if isinstance(decision, StartDecision):
             if told:
                 found.append(_starts_now(session.id, snapshot.now_s))
             continue
@@ -141,9 +141,9 @@ def forecast_new(
     snapshot: Snapshot,
     session_id: int,
     policy: Policy,
-    experience: Experience,
+    experience: ForecastHistory,
     known: Outlook,
-    memory: Memory,
+    memory: PlanCache,
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, by what is ``known`` without it.
 
@@ -159,7 +159,7 @@ def forecast_new(
         if decision.session_id == session_id:
             break
         ahead[decision.session_id] = None
-    if isinstance(decision, Place):
+    if isinstance(decision, StartDecision):
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
     is_strict = policy.of(group).strict
@@ -173,8 +173,8 @@ def forecast_new(
         if futures[0].queue_is_empty or not ranges:
             return None
         last = max(ranges, key=lambda one: one.middle_at_s)
-        start = Start(last.middle_at_s, BASIS_TYPICAL, NOT_LOOKED_AT, last)
-    position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, Place))
+        start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_LOOKED_AT, last)
+    position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
     words = _Words(snapshot, memory)
     waits = words.forecast(session, decision, position, start, start.basis)
     return _ranged(waits, start, snapshot.now_s, experience)
@@ -188,19 +188,24 @@ def _starts_now(session_id: int, now_s: int) -> Forecast:
 class _Words:
     """Why sessions wait, in a world in which all have started who start now."""
 
-    def __init__(self, world: Snapshot, memory: Memory) -> None:
+    def __init__(self, world: Snapshot, memory: PlanCache) -> None:
         """Take the ``memory`` of the plan that has placed them."""
         self._memory = memory
         self._ledger = Ledger(world)
-        self._shortages: dict[Shape, str] = {}
+        self._shortages: dict[RequestShape, str] = {}
 
     def forecast(
-        self, session: Session, waits: Reserve | Wait, position: int, start: Start | None, basis: str
+        self,
+        session: Session,
+        waits: ReserveDecision | WaitDecision,
+        position: int,
+        start: ExpectedStart | None,
+        basis: str,
     ) -> Forecast:
         """Return the forecast of one who waits, yet without its start."""
         # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
         ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
-        promised_at_s = waits.starts_at_s if isinstance(waits, Reserve) else None
+        promised_at_s = waits.starts_at_s if isinstance(waits, ReserveDecision) else None
         words = self.of(session, waits.reason)
         return Forecast(
             session.id, position, waits.reason, words, None, basis, promised_at_s=promised_at_s, ahead=ahead
@@ -232,7 +237,7 @@ class _Words:
                 assert_never(reason)
 
 
-def _ranged(told: Forecast, start: Start, now_s: int, experience: Experience) -> Forecast:
+def _ranged(told: Forecast, start: ExpectedStart, now_s: int, experience: ForecastHistory) -> Forecast:
     """Return a forecast with the start and its range, which begins no sooner than now and keeps what was promised."""
     stretch, found = experience.stretch, start.planned
     if stretch is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fgpu_scheduler.core.lengths import PastRun
 from fgpu_scheduler.core.model import EndCause, RefusedNode, Session, SessionState, WaitReason
+from fgpu_scheduler.core.run_lengths import PastRun
 from fgpu_scheduler.errors import InvalidTransition
 
 S = SessionState
@@ -125,7 +125,7 @@ def moved(
     )
 
 
-def given_back(session: Session, words: str, *, now_s: int) -> Session:
+def returned_to_queue(session: Session, words: str, *, now_s: int) -> Session:
     """Return a session that was launching back at its place in the queue: its engine refused it its node, in words.
 
     Raises:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fgpu_scheduler.core.lengths import PastRuns
-from fgpu_scheduler.core.parts import Parts, by_id, by_name
+from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id, part_of_name
+from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
 MAX_SHARES = 20
@@ -308,7 +308,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestCount:
     """How often a resource group was lately asked for just these amounts; the fields are those of a `Request`."""
 
     resource_group: str
@@ -353,32 +353,34 @@ Change = tuple[Session | None, Session | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class SessionIndex:
     """The live sessions as decisions look them up: by the node they have a place on, by the queue they wait in, by user.
 
     A change makes only those groups anew that it touches; the others stay the same objects. No group is empty, and none
     is in any order.
     """
 
-    on_node: Parts[str, Mapping[int, Session]]
-    waiting: Parts[str, Parts[int, Session]]
+    on_node: PersistentMap[str, Mapping[int, Session]]
+    waiting: PersistentMap[str, PersistentMap[int, Session]]
     """By resource group."""
-    of_user: Parts[str, Mapping[int, Session]]
+    of_user: PersistentMap[str, Mapping[int, Session]]
 
     @classmethod
-    def of(cls, sessions: Iterable[Session]) -> Groups:
+    def of(cls, sessions: Iterable[Session]) -> SessionIndex:
         """Group sessions."""
-        return cls(Parts(by_name), Parts(by_name), Parts(by_name)).then([(None, s) for s in sessions])
+        return cls(
+            PersistentMap(part_of_name), PersistentMap(part_of_name), PersistentMap(part_of_name)
+        ).then([(None, s) for s in sessions])
 
-    def then(self, changes: Sequence[Change]) -> Groups:
+    def then(self, changes: Sequence[Change]) -> SessionIndex:
         """Return the groups after changes."""
         on_node = _by(changes, lambda s: s.placement.node_id if s.placement else None)
         waiting = _by(
             changes, lambda s: s.request.resource_group if s.state is SessionState.PENDING else None
         )
         of_user = _by(changes, lambda s: s.request.user)
-        nobody = Parts[int, Session](by_id)
-        return Groups(
+        nobody = PersistentMap[int, Session](part_of_id)
+        return SessionIndex(
             self.on_node.then({k: _small(self.on_node.get(k), own) for k, own in on_node.items()}),
             # The only ones that grow large.
             self.waiting.then(
@@ -421,18 +423,18 @@ class Snapshot:
     sessions: tuple[Session, ...] = field(default=())
     usage: tuple[Usage, ...] = ()
     quotas: tuple[Quota, ...] = ()
-    asked: tuple[Asked, ...] = ()
-    """What people have asked for lately; `core.asked` says which requests are counted."""
+    request_counts: tuple[RequestCount, ...] = ()
+    """What people have asked for lately; `core.request_counts` says which requests are counted."""
     runs: PastRuns = field(default_factory=PastRuns)
     """How long the newest sessions ran that have ended: what lengths are guessed from."""
-    known: tuple[tuple[Session, ...], Groups] | None = field(default=None, compare=False, repr=False)
+    known: tuple[tuple[Session, ...], SessionIndex] | None = field(default=None, compare=False, repr=False)
     """The groups of the very sessions that are beside them, once somebody knows them: no part of the value."""
 
     @property
-    def groups(self) -> Groups:
-        """Its sessions in groups."""
+    def index(self) -> SessionIndex:
+        """The sessions by node, by queue and by user."""
         if self.known is None or self.known[0] is not self.sessions:
-            object.__setattr__(self, "known", (self.sessions, Groups.of(self.sessions)))
+            object.__setattr__(self, "known", (self.sessions, SessionIndex.of(self.sessions)))
         assert self.known is not None
         return self.known[1]
 
@@ -473,7 +475,7 @@ class Snapshot:
         gone = {old.id for old, _ in changes if old is not None}
         new = [session for _, session in changes if session is not None]
         there = tuple(sorted((*(s for s in self.sessions if s.id not in gone), *new), key=lambda s: s.id))
-        return replace(self, sessions=there, known=(there, self.groups.then(changes)))
+        return replace(self, sessions=there, known=(there, self.index.then(changes)))
 
     def with_sessions(self, sessions: Iterable[Session]) -> Snapshot:
         """Return this snapshot with other sessions, put in order of their ids."""

@@ -19,7 +19,7 @@ LEAST_GUESS_S = 900
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueSnapshot:
     """Those who wait in one resource group, in the order of their places, and what an order may look at.
 
     ``waited_s`` is for each how long it has waited: nobody less than somebody behind, however the clock was set, but for
@@ -32,20 +32,20 @@ class Line:
     waited_s: Sequence[int]
 
 
-Order = Callable[[Line], Sequence[float]]
+Order = Callable[[QueueSnapshot], Sequence[float]]
 """A rank for each in the line; lower comes first, and who has the earlier place where ranks are equal."""
 
 
-def lines(snapshot: Snapshot) -> dict[str, Line]:
+def queue_snapshots(snapshot: Snapshot) -> dict[str, QueueSnapshot]:
     """Return the line of each resource group in which somebody waits, by name."""
-    waiting = snapshot.groups.waiting
+    waiting = snapshot.index.waiting
     return {group: line(snapshot, group, waiting[group].values()) for group in sorted(waiting)}
 
 
-def line(snapshot: Snapshot, resource_group: str, waiting: Iterable[Session]) -> Line:
+def line(snapshot: Snapshot, resource_group: str, waiting: Iterable[Session]) -> QueueSnapshot:
     """Return the line of these sessions of a resource group."""
     own = by_place(waiting)
-    return Line(snapshot, resource_group, own, waited_s(own, snapshot.now_s))
+    return QueueSnapshot(snapshot, resource_group, own, waited_s(own, snapshot.now_s))
 
 
 def by_place(waiting: Iterable[Session]) -> list[Session]:
@@ -76,7 +76,7 @@ def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
     return found
 
 
-def aged_from_s(line: Line, longest_wait_s: int) -> dict[int, int]:
+def aged_from_s(line: QueueSnapshot, longest_wait_s: int) -> dict[int, int]:
     """Return the instant from which each request for several GPUs comes before all others of its priority, by id.
 
     A request for n GPUs may wait for an n-th of ``longest_wait_s``. It needs the rest of its time in the queue until
@@ -90,14 +90,14 @@ def aged_from_s(line: Line, longest_wait_s: int) -> dict[int, int]:
     }
 
 
-def _gpus(session: Session, line: Line) -> int:
+def _gpus(session: Session, line: QueueSnapshot) -> int:
     """Return how many GPUs a request needs, counted by the first GPU of the resource group."""
     nodes = (node for node in line.snapshot.nodes if node.resource_group == line.resource_group)
     whole = next((d.capacity_milli for node in nodes for d in node.devices), 1)
     return session.request.fgpu_milli // whole
 
 
-def in_order(line: Line, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
+def in_order(line: QueueSnapshot, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
     """Return the indexes of the waiting requests, next one first.
 
     Higher priority comes first, then the ``aged``: the largest first, of equal ones by their places.
@@ -111,7 +111,7 @@ def in_order(line: Line, ranks: Sequence[float], aged: Collection[int] = ()) -> 
     return found
 
 
-def lengths_s(line: Line) -> list[float]:
+def lengths_s(line: QueueSnapshot) -> list[float]:
     """Return how long each in the line is taken to run: its time limit, or a guess.
 
     The guess is the mean of those sessions that a forecast would go by: of the same user and image, if enough ended. It
@@ -133,7 +133,7 @@ def lengths_s(line: Line) -> list[float]:
     return found
 
 
-def asked_milli(line: Line) -> list[int]:
+def asked_milli(line: QueueSnapshot) -> list[int]:
     """Return the fGPU x 1000 that each in the line asks for; of GPU memory and compute the least they are worth."""
     found = [s.request.fgpu_milli for s in line.waiting]
     if 0 not in found:
@@ -150,7 +150,7 @@ def asked_milli(line: Line) -> list[int]:
     return found
 
 
-def fifo(line: Line) -> Sequence[float]:
+def fifo(line: QueueSnapshot) -> Sequence[float]:
     """First come, first served: in the order of their places.
 
     A session that is queued again has the place of the one that it replaces.
@@ -158,12 +158,12 @@ def fifo(line: Line) -> Sequence[float]:
     return [0] * len(line.waiting)
 
 
-def lifo(line: Line) -> Sequence[float]:
+def lifo(line: QueueSnapshot) -> Sequence[float]:
     """Last come, first served."""
     return range(len(line.waiting), 0, -1)
 
 
-def fair_share(line: Line) -> Sequence[float]:
+def fair_share(line: QueueSnapshot) -> Sequence[float]:
     """Rank by what a user has used, decayed, and what their own requests ahead would use: fGPU x 1000 x seconds.
 
     So a user's second request stands behind the first of all who have used as little.
@@ -187,7 +187,7 @@ PATIENCE_S = 3600
 """Who has waited for that long counts as half the size."""
 
 
-def usage_size_age(line: Line) -> Sequence[float]:
+def usage_size_age(line: QueueSnapshot) -> Sequence[float]:
     """Rank by size, more with the user's usage, and less with the time waited.
 
     The size is the square of the time limit, times the root of the fGPU: limits tell more of the wait that a session
@@ -225,7 +225,7 @@ def usage_size_age(line: Line) -> Sequence[float]:
 MILLION = 10**6
 
 
-def drf(line: Line) -> Sequence[float]:
+def drf(line: QueueSnapshot) -> Sequence[float]:
     """Rank by the user's dominant share, in millionths of the resource group: of fGPU, CPU or memory the largest.
 
     It counts what the user holds now and their own requests ahead (dominant resource fairness: Ghodsi et al., NSDI 2011).

@@ -1,6 +1,6 @@
 """What is free, what fits, and which of the fitting placements is taken.
 
-`ways` and `best_way` are the search: of one node here, of many nodes by `place`, of many requests by `placer`.
+`feasible_device_sets` and `best_device_set` search one node, `place` many nodes, and `placer` places many requests.
 `after` checks a placement again, whoever found it, before it is committed.
 """
 
@@ -23,7 +23,14 @@ from fgpu_scheduler.core.model import (
     ShareMode,
     Snapshot,
 )
-from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, liked, shares_of, takes_model
+from fgpu_scheduler.core.shares import (
+    RequestShape,
+    accepts_model,
+    devices_needed,
+    is_explicit,
+    per_preferred_model,
+    shares_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +80,14 @@ def free(snapshot: Snapshot) -> Free:
 
     Amounts can be below zero where an administrator has made a node smaller than what runs on it.
     """
-    on_node = snapshot.groups.on_node
+    on_node = snapshot.index.on_node
     return tuple(
-        left_beside(node, on_node[node.id]) if node.id in on_node else untouched(node)
+        free_on_node(node, on_node[node.id]) if node.id in on_node else untouched(node)
         for node in snapshot.nodes
     )
 
 
-def left_beside(node: Node, there: Mapping[int, Session]) -> NodeFree:
+def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
     """Return what those who have a place on a node leave of it, all at once: one after the other takes long."""
     held = [
         (session.request, session.placement)
@@ -129,17 +136,17 @@ def by_uuid(left: NodeFree) -> tuple[DeviceFree, ...]:
 _UUID = attrgetter("device.uuid")
 
 
-def claimed(left: NodeFree, request: Request | Shape, placement: Placement) -> NodeFree:
+def claimed(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree:
     """Return what ``placement`` would leave of a node, below zero where others still hold what it needs."""
     return _changed(left, request, placement, -1)
 
 
-def returned(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
+def released(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
     """Return what is left of a node once a session that `free` or `after` counted has ended."""
     return _changed(left, request, placement, 1)
 
 
-def _changed(left: NodeFree, request: Request | Shape, placement: Placement, sign: int) -> NodeFree:
+def _changed(left: NodeFree, request: Request | RequestShape, placement: Placement, sign: int) -> NodeFree:
     by_uuid = {share.device_uuid: share for share in placement.shares}
     devices = tuple(
         d
@@ -162,7 +169,7 @@ def _changed(left: NodeFree, request: Request | Shape, placement: Placement, sig
     )
 
 
-def after(left: NodeFree, request: Request | Shape, placement: Placement) -> NodeFree | None:
+def after(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree | None:
     """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
 
     The shares must be what the request is worth on the devices (`shares_of`). Memory and compute are
@@ -184,7 +191,7 @@ def after(left: NodeFree, request: Request | Shape, placement: Placement) -> Nod
     return claimed(left, request, placement)
 
 
-def fitted(left: NodeFree, session: Session, where: Placement) -> NodeFree | None:
+def claimed_shares(left: NodeFree, session: Session, where: Placement) -> NodeFree | None:
     """Return what is left of a node once a session has these shares there, or None if they do not fit."""
     wanted = {share.device_uuid: share for share in where.shares}
     own = [d for d in left.devices if d.device.uuid in wanted]
@@ -206,24 +213,24 @@ def _holds(free: DeviceFree, share: Share) -> bool:
     )
 
 
-Parts = dict[tuple[int, int, str], Share | None]
+ShareOfKind = dict[tuple[int, int, str], Share | None]
 """What a request takes of a part of a device, once for each kind of device: capacity, memory and model."""
 
 
-def ways(
-    left: NodeFree, asked: Request | Shape, devices: Sequence[DeviceFree], parts: Parts
+def feasible_device_sets(
+    left: NodeFree, asked: Request | RequestShape, devices: Sequence[DeviceFree], share_of_kind: ShareOfKind
 ) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield each way that ``asked`` fits on a node: which of its ``devices`` it takes, and the fGPU x 1000 of each.
 
-    ``devices`` are those of `by_uuid`, ``parts`` is kept from node to node. All models that are asked for are liked
-    alike here. For whole devices there is one way for each capacity: the first ones, being untouched and so alike.
+    ``devices`` are those of `by_uuid`, ``share_of_kind`` is kept from node to node. All models that are asked for count
+    the same here. For whole devices there is one way for each capacity: the first ones, being untouched and so alike.
     """
     node, fgpu = left.node, asked.fgpu_milli
     if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
         return
     if node.state is not NodeState.READY or node.resource_group != asked.resource_group:
         return
-    if fgpu == 0 and not explicit(asked):
+    if fgpu == 0 and not is_explicit(asked):
         yield (), 0
         return
     whole: dict[int, list[int]] = {}
@@ -234,13 +241,13 @@ def ways(
             continue
         if fgpu <= capacity:
             kind = capacity, device.memory_mib, device.model
-            if kind not in parts:
+            if kind not in share_of_kind:
                 shares = shares_of(asked, (device,))
-                parts[kind] = shares[0] if shares else None
-            share = parts[kind]
+                share_of_kind[kind] = shares[0] if shares else None
+            share = share_of_kind[kind]
             if share is not None and _holds(free, share):
                 yield (at,), share.fgpu_milli
-        elif free.untouched and takes_model(asked, device.model):
+        elif free.untouched and accepts_model(asked, device.model):
             group = whole.setdefault(capacity, [])
             group.append(at)
             if len(group) == devices_needed(fgpu, capacity_milli=capacity) and shares_of(
@@ -249,8 +256,8 @@ def ways(
                 yield tuple(group), capacity
 
 
-def placement_of(left: NodeFree, asked: Request | Shape, taken: Iterable[int]) -> Placement:
-    """Return one of the `ways` as a placement."""
+def placement_of(left: NodeFree, asked: Request | RequestShape, taken: Iterable[int]) -> Placement:
+    """Return one of the `feasible_device_sets` as a placement."""
     devices = by_uuid(left)
     shares = shares_of(asked, [devices[at].device for at in taken])
     assert shares is not None
@@ -259,13 +266,13 @@ def placement_of(left: NodeFree, asked: Request | Shape, taken: Iterable[int]) -
 
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
     """Yield each way that ``request`` fits on a node, with what that leaves: by liked model, then by device uuid."""
-    for asked in liked(request):
-        for taken, _ in ways(left, asked, by_uuid(left), {}):
+    for asked in per_preferred_model(request):
+        for taken, _ in feasible_device_sets(left, asked, by_uuid(left), {}):
             placement = placement_of(left, asked, taken)
             yield placement, claimed(left, asked, placement)
 
 
-class Room(NamedTuple):
+class NodeAmounts(NamedTuple):
     """What a score sees of one node: what is free, and each device's capacity and model, in order of their uuids."""
 
     cpu_milli: int
@@ -275,7 +282,7 @@ class Room(NamedTuple):
     models: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, left: NodeFree, devices: Sequence[DeviceFree]) -> Room:
+    def of(cls, left: NodeFree, devices: Sequence[DeviceFree]) -> NodeAmounts:
         """Return what a score sees of a node with these devices."""
         free = tuple([d.fgpu_milli for d in devices])
         capacities = tuple([d.device.capacity_milli for d in devices])
@@ -284,12 +291,12 @@ class Room(NamedTuple):
         )
 
 
-Score = Callable[[Room, Room, tuple[int, ...]], tuple[int, ...]]
+Score = Callable[[NodeAmounts, NodeAmounts, tuple[int, ...]], tuple[int, ...]]
 """Of a node before and after, and the places of the devices taken in it. Lower is better; compared before
 the node's id and the uuids, which break ties. Equal arguments must give equal scores: they are kept."""
 
 
-def best_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+def best_fit(before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
     """Score by the share of its devices that a placement leaves free, in millionths: [0, 10^6 x n].
 
     For whole devices that is 0 everywhere, so the node's untouched devices decide: fewer is better.
@@ -299,22 +306,27 @@ def best_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ..
     return rest, sum(1 for i, own in enumerate(capacity) if free[i] == own)
 
 
-def best_way(
-    left: NodeFree, asked: Request | Shape, *, score: Score, parts: Parts, beside: NodeFree | None = None
+def best_device_set(
+    left: NodeFree,
+    asked: Request | RequestShape,
+    *,
+    score: Score,
+    share_of_kind: ShareOfKind,
+    beside: NodeFree | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the score of the best of the `ways`, and which devices it takes; None where there is none.
+    """Return the score of the best of the `feasible_device_sets`, and which devices it takes; None where there is none.
 
     With ``beside``, it must fit into that as well.
     """
     devices = by_uuid(left)
-    before: Room | None = None
+    before: NodeAmounts | None = None
     found: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     tried: list[tuple[int, int, int, str]] = []
-    for taken, each in ways(left, asked, devices, parts):
+    for taken, each in feasible_device_sets(left, asked, devices, share_of_kind):
         if beside is not None and after(beside, asked, placement_of(left, asked, taken)) is None:
             continue
         if before is None:
-            before = Room.of(left, devices)
+            before = NodeAmounts.of(left, devices)
         _, _, free, capacities, models = before
         if taken:
             # Of devices that no score can tell apart the first will do.
@@ -326,7 +338,7 @@ def best_way(
         for at in taken:
             rest[at] -= each
         cpu_milli, memory_mib = left.cpu_milli - asked.cpu_milli, left.memory_mib - asked.memory_mib
-        own = score(before, Room(cpu_milli, memory_mib, tuple(rest), capacities, models), taken)
+        own = score(before, NodeAmounts(cpu_milli, memory_mib, tuple(rest), capacities, models), taken)
         if found is None or own < found[0]:
             found = own, taken
     return found
@@ -336,12 +348,13 @@ def place(
     request: Request, left: Free, *, score: Score, beside: NodeFree | None = None
 ) -> tuple[Placement, Free] | None:
     """Return the best placement of ``request`` and what it leaves, or None if none fits, also into ``beside``."""
-    for asked in liked(request):
-        parts: Parts = {}
+    for asked in per_preferred_model(request):
+        share_of_kind: ShareOfKind = {}
         found = [
             (best[0], node.node.id, at, best[1])
             for at, node in enumerate(left)
-            if (best := best_way(node, asked, score=score, parts=parts, beside=beside)) is not None
+            if (best := best_device_set(node, asked, score=score, share_of_kind=share_of_kind, beside=beside))
+            is not None
         ]
         if found:
             *_, at, taken = min(found)

@@ -13,21 +13,21 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Columns, Ints, Many
 from fgpu_scheduler.core.model import NodeState, Placement, Request
+from fgpu_scheduler.core.node_table import BatchScore, Ints, NodeTable
 from fgpu_scheduler.core.placement import (
     Free,
     NodeFree,
-    Parts,
     Score,
-    best_way,
+    ShareOfKind,
+    best_device_set,
     by_uuid,
     claimed,
+    feasible_device_sets,
     placement_of,
-    ways,
 )
-from fgpu_scheduler.core.scores.many import many_of
-from fgpu_scheduler.core.shares import Shape, liked, shape
+from fgpu_scheduler.core.scores.batch import batch_form
+from fgpu_scheduler.core.shares import RequestShape, per_preferred_model, shape
 
 KEPT_SHAPES = 2000
 KEPT_CHANGES = 1 << 17
@@ -49,7 +49,7 @@ _Bound = tuple[tuple[int, ...], int]
 """Score and node of the last one that a ranking has: those of equal score are in order of their nodes."""
 
 
-class _Alike:
+class _EmptyNodes:
     """Nodes that are alike while nobody is on them: the first of those stands for them all."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Alike:
 class _Ranking:
     """The nodes that fit one shape, best first; entries of nodes that changed since are stale."""
 
-    __slots__ = ("heap", "most", "parts", "seen")
+    __slots__ = ("heap", "most", "seen", "share_of_kind")
 
     def __init__(self) -> None:
         self.heap: list[_Entry] = []
@@ -89,7 +89,7 @@ class _Ranking:
         """How much of the changes is taken in; -1 where none is."""
         self.most: _Bound | None = None
         """Nodes are left out that come after this."""
-        self.parts: Parts = {}
+        self.share_of_kind: ShareOfKind = {}
 
     def copy(self) -> _Ranking:
         other = copy(self)
@@ -108,18 +108,18 @@ class Placer:
         # Between nodes that the score finds equal, the first by id is taken: the order handed in decides nothing.
         left = tuple(sorted(left, key=lambda each: each.node.id))
         self._score = score
-        self._many = many_of(score)
+        self._many = batch_form(score)
         self._nodes = list(left)
         self._at = {node.node.id: at for at, node in enumerate(left)}
         self._changes: list[int] = []
         self._changed = [0] * len(left)
         """For each node the number of its last change, so that only that entry counts."""
-        self._rankings: dict[Shape, _Ranking] = {}
-        self._columns: dict[str, list[Columns]] | None = None
-        self._column_of: list[Columns | None] = []
+        self._rankings: dict[RequestShape, _Ranking] = {}
+        self._columns: dict[str, list[NodeTable]] | None = None
+        self._column_of: list[NodeTable | None] = []
         self._single: list[int] = []
         """The nodes that are in no columns, once there are any."""
-        self._alike: dict[int, _Alike] = {}
+        self._empty_nodes: dict[int, _EmptyNodes] = {}
         """For each node in columns, those that it is like while nobody is on it."""
 
     def copy(self) -> Placer:
@@ -145,12 +145,15 @@ class Placer:
 
     def place(self, request: Request) -> Placement | None:
         """Take the best placement of ``request``, or return None if none fits."""
-        for asked in liked(shape(request)):
+        for asked in per_preferred_model(shape(request)):
             ranking = self._ranked(asked)
             if ranking.heap:
                 _, at, _, first = ranking.heap[0]
                 left = self._nodes[at]
-                found = (taken for taken, _ in ways(left, asked, by_uuid(left), ranking.parts))
+                found = (
+                    taken
+                    for taken, _ in feasible_device_sets(left, asked, by_uuid(left), ranking.share_of_kind)
+                )
                 where = placement_of(left, asked, next(t for t in found if not t or t[0] == first))
                 self._change(at, claimed(left, asked, where))
                 return where
@@ -158,7 +161,7 @@ class Placer:
 
     def fits(self, request: Request) -> bool:
         """Return whether ``request`` would be placed now."""
-        return any(self._ranked(asked).heap for asked in liked(shape(request)))
+        return any(self._ranked(asked).heap for asked in per_preferred_model(shape(request)))
 
     def update(self, node: NodeFree) -> None:
         """Put in what is left of a node that was handed in at first.
@@ -176,10 +179,10 @@ class Placer:
     def score_by(self, score: Score) -> None:
         """Go by this score from now on."""
         if score is not self._score:
-            self._score, self._many = score, many_of(score)
+            self._score, self._many = score, batch_form(score)
             # Not all dropped at once: that takes longer than the ranking of one.
             for ranking in self._rankings.values():
-                ranking.seen, ranking.parts = -1, {}
+                ranking.seen, ranking.share_of_kind = -1, {}
 
     @property
     def left(self) -> Free:
@@ -197,7 +200,7 @@ class Placer:
         if columns is not None:
             columns.put(at, left)
             columns.stand(at)
-            first = self._alike[at].changed(at, _nobody_on(left))
+            first = self._empty_nodes[at].changed(at, _nobody_on(left))
             if first is not None:
                 columns.stand(first)
                 self._note(first)
@@ -206,7 +209,7 @@ class Placer:
         self._changes.append(at)
         self._changed[at] = len(self._changes)
 
-    def _ranked(self, asked: Shape) -> _Ranking:
+    def _ranked(self, asked: RequestShape) -> _Ranking:
         """Return the ranking for a shape, with every change taken in and its best entry valid."""
         ranking = self._rankings.get(asked)
         if ranking is None:
@@ -233,7 +236,7 @@ class Placer:
             heappop(heap)
         return ranking.most is None or (bool(heap) and heap[0][:2] <= ranking.most)
 
-    def _rank(self, ranking: _Ranking, asked: Shape) -> None:
+    def _rank(self, ranking: _Ranking, asked: RequestShape) -> None:
         """Rank all nodes; the worse ones are left out where they are many."""
         ranking.most = None
         if self._many is None or len(self._nodes) <= FEW:
@@ -249,7 +252,7 @@ class Placer:
                     ranking.most = most if ranking.most is None else min(most, ranking.most)
         heapify(ranking.heap)
 
-    def _looked_at(self, ranking: _Ranking, asked: Shape, nodes: list[int]) -> list[_Entry]:
+    def _looked_at(self, ranking: _Ranking, asked: RequestShape, nodes: list[int]) -> list[_Entry]:
         """Return an entry for each of the nodes that fits; those that the ranking leaves out may be left out."""
         if self._many is None or self._columns is None or len(nodes) <= FEW:
             return self._one_by_one(ranking, asked, nodes)
@@ -263,10 +266,10 @@ class Placer:
 
     def _at_once(
         self,
-        asked: Shape,
-        columns: Columns,
+        asked: RequestShape,
+        columns: NodeTable,
         nodes: Sequence[int] | None,
-        many: Many,
+        batch: BatchScore,
         *,
         most: _Bound | None = None,
     ) -> tuple[list[_Entry], _Bound | None]:
@@ -278,7 +281,7 @@ class Placer:
         if found is None:
             return [], None
         fitting, takes = found
-        scores, places = many(takes), takes.place
+        scores, places = batch(takes), takes.place
         kept: Ints | None = None
         if nodes is None and fitting.size > 2 * RANKED:
             # Many are equal in the first score, where nodes are alike.
@@ -295,16 +298,18 @@ class Placer:
         listed = zip(*(score.tolist() for score in scores), strict=True)
         return list(zip(listed, numbers, changes, places.tolist(), strict=True)), most
 
-    def _one_by_one(self, ranking: _Ranking, asked: Shape, nodes: Iterable[int]) -> list[_Entry]:
+    def _one_by_one(self, ranking: _Ranking, asked: RequestShape, nodes: Iterable[int]) -> list[_Entry]:
         found: list[_Entry] = []
         for at in nodes:
-            best = best_way(self._nodes[at], asked, score=self._score, parts=ranking.parts)
+            best = best_device_set(
+                self._nodes[at], asked, score=self._score, share_of_kind=ranking.share_of_kind
+            )
             if best is not None:
                 score, taken = best
                 found.append((score, at, self._changed[at], taken[0] if taken else 0))
         return found
 
-    def _in_columns(self) -> dict[str, list[Columns]]:
+    def _in_columns(self) -> dict[str, list[NodeTable]]:
         """Put the nodes into columns, except those that none can hold; they are looked at one by one."""
         groups: dict[tuple[str, int], list[int]] = {}
         self._single, self._column_of = [], [None] * len(self._nodes)
@@ -316,14 +321,14 @@ class Placer:
                 groups.setdefault((left.node.resource_group, capacities.pop()), []).append(at)
             else:
                 self._single.append(at)
-        found: dict[str, list[Columns]] = {}
+        found: dict[str, list[NodeTable]] = {}
         for (group, _), nodes in groups.items():
-            columns = Columns({at: self._nodes[at] for at in nodes})
-            likes: dict[object, _Alike] = {}
+            columns = NodeTable({at: self._nodes[at] for at in nodes})
+            likes: dict[object, _EmptyNodes] = {}
             for at in nodes:
                 left = self._nodes[at]
                 self._column_of[at] = columns
-                alike = self._alike[at] = likes.setdefault(_as_it_is(left), _Alike())
+                alike = self._empty_nodes[at] = likes.setdefault(_as_it_is(left), _EmptyNodes())
                 columns.stand(at, stands=not _nobody_on(left) or alike.add(at))
             found.setdefault(group, []).append(columns)
         return found

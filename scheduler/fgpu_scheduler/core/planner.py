@@ -2,11 +2,11 @@
 
 `plan` works on one snapshot, and on each resource group in turn:
 
-1. Bring the group's free capacity to the snapshot (`Memory.ground`). Only nodes that changed since the last plan are
+1. Bring the group's free capacity to the snapshot (`PlanCache.ground`). Only nodes that changed since the last plan are
    counted again, since a plan is made after every event.
-2. Sort the waiting sessions by the group's policy (`Floor.in_order`).
-3. Put sessions with identical requests together (`Lanes`): when the first of them does not fit, the others cannot.
-4. Start what fits, and reserve a place for the first session that does not (`Floor.fill`; passes.py has the steps).
+2. Sort the waiting sessions by the group's policy (`GroupScheduler.in_order`).
+3. Put sessions with identical requests together (`PendingQueue`): when the first of them does not fit, the others cannot.
+4. Start what fits, and reserve a place for the first session that does not (`GroupScheduler.fill` has the steps).
 5. Give each session its decision. A reserved start is promised only while no session of higher priority waits, since
    that session could take the place.
 
@@ -18,17 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import orders
-from fgpu_scheduler.core.ground import Memory as Memory
-from fgpu_scheduler.core.lanes import Lanes
+from fgpu_scheduler.core.free_capacity import PlanCache as PlanCache
+from fgpu_scheduler.core.group_scheduler import GroupScheduler
 from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.passes import Floor
+from fgpu_scheduler.core.pending_queue import PendingQueue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StartDecision:
     """The decision to start a session on these shares."""
 
     session_id: int
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class ReserveDecision:
     """The decision to leave a session PENDING and to reserve a place for it from the sessions behind it.
 
     ``starts_at_s`` is the latest start that can be promised. It is None where the sessions in its place have no known
@@ -51,19 +51,19 @@ class Reserve:
 
     @property
     def reason(self) -> WaitReason:
-        """Why the session waits, as in `Wait`."""
+        """Why the session waits, as in `WaitDecision`."""
         return WaitReason.RESERVED
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitDecision:
     """The decision to leave a session PENDING, and why."""
 
     session_id: int
     reason: WaitReason
 
 
-Decision = Place | Reserve | Wait
+Decision = StartDecision | ReserveDecision | WaitDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class Plan:
     decisions: tuple[Decision, ...]
 
     @property
-    def placed(self) -> tuple[Place, ...]:
+    def placed(self) -> tuple[StartDecision, ...]:
         """The decisions that start a session."""
-        return tuple(d for d in self.decisions if isinstance(d, Place))
+        return tuple(d for d in self.decisions if isinstance(d, StartDecision))
 
 
-def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
+def plan(snapshot: Snapshot, policy: Policy, memory: PlanCache | None = None) -> Plan:
     """Return a decision for every waiting session, by the order and the backfill of its resource group's policy.
 
     A held session keeps its place in the queue and is not started. A session over a quota waits and does not block the
@@ -87,29 +87,33 @@ def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Pl
     plan faster; it does not change it.
     """
     decisions: list[Decision] = []
-    memory, ledger = memory or Memory(), Ledger(snapshot)
-    for group, line in orders.lines(snapshot).items():
+    memory, ledger = memory or PlanCache(), Ledger(snapshot)
+    for group, line in orders.queue_snapshots(snapshot).items():
         own = policy.of(group)
         with memory.ground(snapshot, group, own.placing) as ground:
-            floor = Floor(snapshot, ground, own, ledger)
+            floor = GroupScheduler(snapshot, ground, own, ledger)
             decisions += _decided(line, floor, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions))
 
 
-def _decided(line: orders.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
+def _decided(line: orders.QueueSnapshot, floor: GroupScheduler, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
-    queue = Lanes(floor.in_order(line), by_user=by_user)
+    queue = PendingQueue(floor.in_order(line), by_user=by_user)
     special: dict[int, Decision] = {
-        session.id: Place(session.id, where) for session, where in floor.fill(queue)
+        session.id: StartDecision(session.id, where) for session, where in floor.fill(queue)
     }
     kept = floor.kept
     if kept is not None:
         uuids = tuple(share.device_uuid for share in kept.placement.shares)
         starts_at_s = kept.starts_at_s if floor.promises(kept.session_id, queue, special) else None
-        special[kept.session_id] = Reserve(kept.session_id, starts_at_s, kept.placement.node_id, uuids)
+        special[kept.session_id] = ReserveDecision(
+            kept.session_id, starts_at_s, kept.placement.node_id, uuids
+        )
     # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
-        special[s.id] if s.id in special else Wait(s.id, WaitReason.HELD if lane is None else lane.reason)
+        special[s.id]
+        if s.id in special
+        else WaitDecision(s.id, WaitReason.HELD if lane is None else lane.reason)
         for s, lane in zip(queue.sessions, queue.lane_of, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.orders import Order
-from fgpu_scheduler.core.scores.chosen import PLACEMENTS, Placing
+from fgpu_scheduler.core.scores.placements import PLACEMENTS, ScoreFactory
 from fgpu_scheduler.errors import BadSettings
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class GroupPolicy:
     """
 
     order: Order = orders.fifo
-    placing: Placing = PLACEMENTS["default"]
+    placing: ScoreFactory = PLACEMENTS["default"]
     strict: bool = False
     longest_wait_s: int | None = None
     half_life_s: int = 7 * DAY_S

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fgpu_scheduler.core.lifecycle import HOLDING, WAITING
 from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
-from fgpu_scheduler.core.shares import Shape, explicit, shape, shares_of
+from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape, shares_of
 
 ANY = "*"
 """The name of a quota for each user, or for each Hub group, or for everybody."""
@@ -31,7 +31,7 @@ class Ledger:
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
         self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Count, ...]] = {}
-        self._least: dict[Shape, int] = {}
+        self._least: dict[RequestShape, int] = {}
         self._shared_counted = False
 
     def allows(self, session: Session, where: Placement | None = None) -> bool:
@@ -80,7 +80,7 @@ class Ledger:
                 rooms.append(max(0, quota.max_fgpu_milli - tally.fgpu_milli))
         return min(rooms, default=None)
 
-    def left(self, request: Request) -> Left:
+    def left(self, request: Request) -> QuotaRemaining:
         """Return how much the quotas leave whoever makes a request, and whose quota leaves the least of each."""
         fgpu: tuple[int, Quota] | None = None
         sessions: tuple[int, Quota] | None = None
@@ -92,7 +92,7 @@ class Ledger:
             if quota.max_sessions is not None:
                 room = max(0, quota.max_sessions - tally.sessions)
                 sessions = (room, quota) if sessions is None or room < sessions[0] else sessions
-        return Left(*(fgpu or (None, None)), *(sessions or (None, None)))
+        return QuotaRemaining(*(fgpu or (None, None)), *(sessions or (None, None)))
 
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
@@ -125,8 +125,8 @@ class Ledger:
         found = self._tallies.get((at, counted))
         if found is None:
             found = self._tallies[at, counted] = _Tally()
-            for session in self._snapshot.groups.of_user.get(counted, {}).values():
-                if session.state in HOLDING and counted_as(quota, session.request):
+            for session in self._snapshot.index.of_user.get(counted, {}).values():
+                if session.state in HOLDING and counted_names(quota, session.request):
                     found.add(self._milli(session, None))
         return found
 
@@ -154,7 +154,7 @@ class Ledger:
         if placement is not None:
             return sum(share.fgpu_milli for share in placement.shares)
         asked = session.request
-        if not explicit(asked):
+        if not is_explicit(asked):
             return asked.fgpu_milli
         own = shape(asked)
         if own not in self._least:
@@ -163,7 +163,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class QuotaRemaining:
     """What quotas leave somebody of fGPU x 1000 and of sessions at a time, and whose they are; None is no limit."""
 
     fgpu_milli: int | None
@@ -190,7 +190,7 @@ class _Count:
     tally: _Tally
 
 
-def counted_as(quota: Quota, request: Request) -> tuple[str, ...]:
+def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:
     """Return under which names a quota counts the sessions of a request; none where it is not for them.
 
     All with the same name share the quota: a user's, a Hub group's members', or everybody's.
@@ -226,12 +226,12 @@ class _Counting:
         }
         for at in sorted(at for named in wanted for at in self._named.get(named, ())):
             quota = self._quotas[at]
-            for counted in counted_as(quota, request):
+            for counted in counted_names(quota, request):
                 yield at, quota, counted
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class QuotaUsage:
     """What one user, group or everybody has of a quota: what it takes in fGPU x 1000 and in sessions, and has waiting."""
 
     name: str
@@ -240,7 +240,7 @@ class Counted:
     waiting: int
 
 
-def counted_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Counted, ...], ...]:
+def usage_of_quotas(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[QuotaUsage, ...], ...]:
     """Return for each quota what everybody whom it counts has of it, with one look at each session.
 
     Who takes most comes first; those without anything are left out.
@@ -256,7 +256,7 @@ def counted_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[
             tally = found[at].setdefault(name, [0, 0, 0])
             tally[0] += sum(share.fgpu_milli for share in shares)
             tally[1 if holds else 2] += 1
-    counts = ([Counted(name, *tally) for name, tally in one.items()] for one in found)
+    counts = ([QuotaUsage(name, *tally) for name, tally in one.items()] for one in found)
     return tuple(
         tuple(sorted(one, key=lambda who: (-who.fgpu_milli, -who.sessions, -who.waiting, who.name)))
         for one in counts
@@ -317,7 +317,7 @@ def over_pending(
 def _numbers(quota: Quota, requests: Iterable[Request]) -> dict[str, int]:
     found: dict[str, int] = {}
     for request in requests:
-        for counted in counted_as(quota, request):
+        for counted in counted_names(quota, request):
             found[counted] = found.get(counted, 0) + 1
     return found
 
@@ -327,7 +327,7 @@ def least_milli(request: Request, nodes: Iterable[Node]) -> int:
 
     0 where no device there could hold it.
     """
-    if not explicit(request):
+    if not is_explicit(request):
         return request.fgpu_milli
     found = (
         shares_of(request, (device,))

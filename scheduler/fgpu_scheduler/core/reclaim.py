@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fgpu_scheduler.core.clearing import Clearings
 from fgpu_scheduler.core.lifecycle import moved
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
-from fgpu_scheduler.core.preempt import victims
+from fgpu_scheduler.core.preemption import victims
+from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.errors import StaleVersion
 
@@ -64,7 +64,7 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class WithdrawWarning:
     """Take the warning back: there is no reason to end the session any more."""
 
     session_id: int
@@ -80,7 +80,7 @@ class End:
     requeue: bool = False
 
 
-Reclaim = Warn | Spare | End
+Reclaim = Warn | WithdrawWarning | End
 
 
 def reclaims(
@@ -88,13 +88,13 @@ def reclaims(
     plan: Plan,
     rules: AllRules,
     *,
-    stood_s: Mapping[int, int],
-    clearings: Clearings | None = None,
+    warned_for_s: Mapping[int, int],
+    clearings: PreemptionCandidates | None = None,
 ) -> tuple[Reclaim, ...]:
     """Decide of every running session whether it is warned, spared or ended, in the order of their ids.
 
-    ``plan`` is the one made on this snapshot. ``stood_s`` is for how many seconds each session's warning has stood,
-    by `Warnings`; of one that is missing, not at all. With the ``clearings`` of earlier rounds it is the same, sooner.
+    ``plan`` is the one made on this snapshot. ``warned_for_s`` is for how many seconds each session's warning has stood,
+    by `WarningAges`; of one that is missing, not at all. With the ``clearings`` of earlier rounds it is the same, sooner.
     """
     ledger = Ledger(snapshot)
     running = [s for s in snapshot.sessions if s.state is SessionState.RUNNING]
@@ -120,7 +120,7 @@ def reclaims(
         ):
             due[session_id] = _Due(EndCause.PREEMPTED, max(snapshot.now_s, from_s[session_id]), None)
     found = (
-        _decision(s, due[s.id], rules.of(s.request.resource_group), snapshot.now_s, stood_s.get(s.id, 0))
+        _decision(s, due[s.id], rules.of(s.request.resource_group), snapshot.now_s, warned_for_s.get(s.id, 0))
         for s in running
     )
     return tuple(one for one in found if one is not None)
@@ -175,25 +175,27 @@ def preemptible_from_s(session: Session, rules: Rules) -> int:
     return (session.started_at_s or 0) + (rules.min_runtime_s or 0)
 
 
-def _decision(session: Session, due: _Due | None, rules: Rules, now_s: int, stood_s: int) -> Reclaim | None:
+def _decision(
+    session: Session, due: _Due | None, rules: Rules, now_s: int, warned_for_s: int
+) -> Reclaim | None:
     warned = session.ends_cause
     if due is None:
-        return None if warned is None else Spare(session.id)
+        return None if warned is None else WithdrawWarning(session.id)
     grace_s = due.grace_s(rules)
     if warned is not due.cause or session.ends_at_s is None:
         return Warn(session.id, due.cause, max(due.at_s, now_s + grace_s))
-    missing_s = max(0, grace_s - stood_s)
+    missing_s = max(0, grace_s - warned_for_s)
     past = session.ends_at_s <= now_s
     if past and now_s >= due.at_s and not missing_s:
         requeue = rules.requeue and due.cause is EndCause.PREEMPTED
-        return End(session.id, due.cause, said(due.cause, requeued=requeue), requeue)
+        return End(session.id, due.cause, end_message(due.cause, requeued=requeue), requeue)
     # Past, with some of its grace missing or its lifetime longer now; or far off, since the clock was set back.
     if past or session.ends_at_s > max(due.at_s, now_s + grace_s):
         return Warn(session.id, due.cause, max(due.at_s, now_s + missing_s))
     return None
 
 
-def said(cause: EndCause, *, requeued: bool = False) -> str:
+def end_message(cause: EndCause, *, requeued: bool = False) -> str:
     """Return what the owner is told of a session that was ended."""
     match cause:
         case EndCause.TIME_LIMIT:
@@ -205,19 +207,19 @@ def said(cause: EndCause, *, requeued: bool = False) -> str:
             return f"a session of higher priority needed the place, as its owner was warned{again}"
 
 
-def told(session: Session, decision: Warn | Spare) -> Session:
+def warned(session: Session, decision: Warn | WithdrawWarning) -> Session:
     """Return the session with its owner warned, or not any more.
 
     Raises:
         StaleVersion: it does not run.
     """
     _check_running(session)
-    if isinstance(decision, Spare):
+    if isinstance(decision, WithdrawWarning):
         return replace(session, ends_at_s=None, ends_cause=None)
     return replace(session, ends_at_s=decision.ends_at_s, ends_cause=decision.cause)
 
 
-def ended(session: Session, decision: End, *, now_s: int) -> Session:
+def terminating(session: Session, decision: End, *, now_s: int) -> Session:
     """Return the session TERMINATING.
 
     Raises:
@@ -230,7 +232,7 @@ def ended(session: Session, decision: End, *, now_s: int) -> Session:
     return moved(session, to, now_s=now_s, cause=decision.cause, message=decision.message)
 
 
-def again(session: Session, *, now_s: int) -> Session:
+def requeued(session: Session, *, now_s: int) -> Session:
     """Return the session that takes the old one's place in the queue; the store gives it its id.
 
     It is held: nobody waits to launch it yet. Its submission is the old one's.
@@ -248,7 +250,7 @@ def again(session: Session, *, now_s: int) -> Session:
     )
 
 
-def kept(session: Session, until_s: int) -> Session:
+def kept_while_idle(session: Session, until_s: int) -> Session:
     """Return the session with the owner's answer to a warning for being idle. A later instant is not taken back."""
     idle = session.ends_cause is EndCause.IDLE
     return replace(
@@ -276,13 +278,13 @@ def _check_running(session: Session) -> None:
         raise StaleVersion(f"session {session.id} is {session.state}, and does not run")
 
 
-class Warnings:
+class WarningAges:
     """For how long each warning has stood, measured on a clock that nobody sets."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, EndCause], float] = {}
 
-    def stood_s(self, sessions: Sequence[Session], steady_s: float) -> Mapping[int, int]:
+    def warned_for_s(self, sessions: Sequence[Session], steady_s: float) -> Mapping[int, int]:
         """Return for how many whole seconds the warning of each session was seen to stand, at an instant of that clock.
 
         To be asked on every snapshot: a warning that one lacks begins anew. After a restart all of them do.

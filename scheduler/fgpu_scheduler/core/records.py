@@ -43,7 +43,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SessionMeasurements:
     """What was measured of a session until ``at_s``. What could not be is None.
 
     ``gpu_millionths`` are millionths of a GPU that it held; ``samples`` are those with a known amount of memory, and
@@ -65,15 +65,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastSession:
     """A session with what was measured of it; None where nothing was."""
 
     session: Session
-    measured: Measured | None
+    measured: SessionMeasurements | None
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class HeldShares:
     """A session that held shares: of what it was, when, and how much, in thousandths of a GPU and of an fGPU.
 
     It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still. ``sizes`` are what it held
@@ -101,7 +101,7 @@ class Spent:
 def held_between(
     since_s: int, until_s: int, sizes: Iterable[Size], fgpu_milli: int, gpu_millionths: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the stretches in which a session held one amount each, and last the one that it has; see `Spent.held`."""
+    """Yield the periods in which a session held one amount each, the present one last; see `HeldShares.held`."""
     for size in sizes:
         to_s = min(size.until_s, until_s)
         if to_s > since_s:

@@ -15,22 +15,22 @@ from statistics import median
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.admission import Caps, quota_refusals
-from fgpu_scheduler.core.asked import asked_of, counted_ids
-from fgpu_scheduler.core.lengths import PastRuns
 from fgpu_scheduler.core.lifecycle import past_runs
 from fgpu_scheduler.core.model import (
-    Asked,
     Node,
     Placement,
     Quota,
     Request,
+    RequestCount,
     Session,
     SessionState,
     Snapshot,
     Usage,
 )
-from fgpu_scheduler.core.planner import Place, Policy, Reserve, plan
+from fgpu_scheduler.core.planner import Policy, ReserveDecision, StartDecision, plan
 from fgpu_scheduler.core.quota import Ledger, over_pending
+from fgpu_scheduler.core.request_counts import count_requests, counted_ids
+from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.units import MILLI
 from fgpu_scheduler.core.usage import decayed, fgpu_seconds
 
@@ -85,13 +85,13 @@ def replay(
     ``seen`` is called with what the planner is asked about, each time before it decides; a session's id is its place
     in the order of submission, from 1.
     """
-    return _Run(jobs, nodes, policy, quotas, seen).outcomes()
+    return _Replay(jobs, nodes, policy, quotas, seen).outcomes()
 
 
 _END, _GIVE_UP = 0, 1
 
 
-class _Run:
+class _Replay:
     def __init__(
         self,
         jobs: Iterable[Job],
@@ -116,7 +116,7 @@ class _Run:
         self._fits: dict[Request, bool] = {}
         self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
-        self._asked: tuple[Asked, ...] = ()
+        self._asked: tuple[RequestCount, ...] = ()
         self._runs = PastRuns()
 
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -134,7 +134,7 @@ class _Run:
             while coming < len(self._jobs) and self._jobs[coming].submitted_at_s == now_s:
                 coming += 1
                 if (ids := counted_ids(coming)) != counted_ids(coming - 1):
-                    self._asked = asked_of(self._job(i).request for i in ids)
+                    self._asked = count_requests(self._job(i).request for i in ids)
                 self._comes(coming, now_s)
             if self._waiting:
                 self._plan(now_s)
@@ -212,11 +212,11 @@ class _Run:
             self._seen(snapshot)
         for decision in plan(snapshot, self._policy).decisions:
             session = self._live[decision.session_id]
-            if isinstance(decision, Place):
+            if isinstance(decision, StartDecision):
                 self._starts(session, decision.placement, now_s)
                 continue
             promised_at_s = session.promised_at_s
-            if isinstance(decision, Reserve) and promised_at_s is None:
+            if isinstance(decision, ReserveDecision) and promised_at_s is None:
                 promised_at_s = decision.starts_at_s
             if (session.wait_reason, session.promised_at_s) != (decision.reason, promised_at_s):
                 self._live[session.id] = replace(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB
+from fgpu_scheduler.core.expected_starts import BASIS_NOW, BlockingSessions
 from fgpu_scheduler.core.forecast import STARTS_NOW, Forecast, Outlook, forecast, forecast_new
-from fgpu_scheduler.core.ground import Ground, Memory
-from fgpu_scheduler.core.hindsight import Experience
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory
+from fgpu_scheduler.core.free_capacity import FreeCapacity, PlanCache
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.starts import BASIS_NOW, Ahead
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 
 CPU_GRAIN_MILLI = 100
@@ -41,7 +41,7 @@ class RequestForecast:
     text: str
     largest_now_milli: int | None
     reason: WaitReason | None = None
-    ahead: Ahead | None = None
+    ahead: BlockingSessions | None = None
     early_at_s: int | None = None
     late_at_s: int | None = None
     soonest_milli: int | None = None
@@ -55,7 +55,7 @@ def forecast_request(
     count: int,
     snapshot: Snapshot,
     policy: Policy,
-    experience: Experience,
+    experience: ForecastHistory,
     others: Sequence[Request] = (),
     ahead: Outlook | None = None,
 ) -> RequestForecast:
@@ -66,7 +66,7 @@ def forecast_request(
     ``position`` and the expected start are those of the last of the sessions, when all have started. ``others`` are the
     same with each amount of fGPU that could be asked for, smallest first, each with the CPU and memory of its own.
     """
-    memory = Memory()
+    memory = PlanCache()
     own = _forecasts(request, count, snapshot, policy, experience, ahead, memory)
     waiting = [f for f in own if f.basis != BASIS_NOW]
     largest = largest_now(others, count, snapshot, policy, memory)
@@ -113,17 +113,17 @@ def _forecasts(
     count: int,
     snapshot: Snapshot,
     policy: Policy,
-    experience: Experience,
+    experience: ForecastHistory,
     ahead: Outlook | None,
-    memory: Memory,
+    memory: PlanCache,
 ) -> list[Forecast]:
     submitted, ids = _submitted(snapshot, asked, count)
     if ahead is not None and count == 1:
         found = forecast_new(submitted, ids[0], policy, experience, ahead, memory)
         if found is not None:
             return [found]
-    by_id = {f.session_id: f for f in forecast(submitted, policy, experience, ids)}
-    return [by_id[i] for i in ids]
+    part_of_id = {f.session_id: f for f in forecast(submitted, policy, experience, ids)}
+    return [part_of_id[i] for i in ids]
 
 
 def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapshot, tuple[int, ...]]:
@@ -138,7 +138,7 @@ def largest_now(
     count: int,
     snapshot: Snapshot,
     policy: Policy,
-    memory: Memory | None = None,
+    memory: PlanCache | None = None,
 ) -> Request | None:
     """Return the largest of these amounts with which ``count`` would start at once, or None.
 
@@ -147,7 +147,7 @@ def largest_now(
     """
     if not others:
         return None
-    memory = memory or Memory()
+    memory = memory or PlanCache()
     group = others[0].resource_group
     with memory.ground(snapshot, group, policy.of(group).placing) as ground:
         free = [asked for asked in others if _is_free(asked, count, ground)]
@@ -156,14 +156,14 @@ def largest_now(
     )
 
 
-def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy, memory: Memory) -> bool:
+def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy, memory: PlanCache) -> bool:
     """Return whether ``count`` of a request, submitted to a copy of the world, are all placed there at once."""
     submitted, ids = _submitted(snapshot, asked, count)
     return {p.session_id for p in plan(submitted, policy, memory).placed}.issuperset(ids)
 
 
 def _beside_now(
-    request: Request, count: int, snapshot: Snapshot, policy: Policy, memory: Memory
+    request: Request, count: int, snapshot: Snapshot, policy: Policy, memory: PlanCache
 ) -> tuple[int, int] | None:
     """Return the most CPU and memory with which all would start at once with the same GPU; None where less does not help.
 
@@ -194,7 +194,7 @@ def _beside_now(
     return None if found is None else (found.cpu_milli, found.memory_mib)
 
 
-def _is_free(asked: Request, count: int, ground: Ground) -> bool:
+def _is_free(asked: Request, count: int, ground: FreeCapacity) -> bool:
     """Return whether ``count`` of a request fit beside each other, placed one after the other."""
     if not ground.has_room(asked) or not ground.placer.fits(asked):
         return False

@@ -20,10 +20,10 @@ from fgpu_scheduler.core.model import (
     Size,
     Snapshot,
 )
-from fgpu_scheduler.core.planner import Place, Reserve, Wait, plan
+from fgpu_scheduler.core.planner import ReserveDecision, StartDecision, WaitDecision, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import explicit, shares_of
+from fgpu_scheduler.core.shares import is_explicit, shares_of
 
 MOST_SIZES = 100
 """So often a session may be resized: each amount that it had is kept with it."""
@@ -49,7 +49,7 @@ class Amount:
         if not session.sizes:
             return None
         size, asked = session.sizes[-1], session.request
-        if not explicit(asked):
+        if not is_explicit(asked):
             return cls(size.fgpu_milli)
         return cls(0, size.memory_mib, None if asked.compute_percent is None else size.compute_percent)
 
@@ -94,7 +94,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
     )
     # Not the models that were liked: it has its GPU.
     shares = shares_of(replace(asked, gpu_models=()), (device,))
-    if explicit(asked) is not explicit(session.request):
+    if is_explicit(asked) is not is_explicit(session.request):
         return NotResized.OTHER_KIND
     if not shares:
         return NotResized.IMPOSSIBLE
@@ -148,7 +148,7 @@ def shrinks(had: Share, share: Share) -> bool:
     return grows(share, had)
 
 
-def left_for(world: Snapshot, session: Session) -> placement.DeviceFree | None:
+def available_to(world: Snapshot, session: Session) -> placement.DeviceFree | None:
     """Return what a session may have of its GPU now, with what it has; None where its GPU is not there any more."""
     node, device = _where(world, session)
     if node is None or device is None:
@@ -157,33 +157,33 @@ def left_for(world: Snapshot, session: Session) -> placement.DeviceFree | None:
     return next((d for d in left.devices if d.device.uuid == device.uuid), None)
 
 
-def takes_what_is_kept(world: Snapshot, session: Session, policy: Policy) -> bool:
+def harms_pending(world: Snapshot, session: Session, policy: Policy) -> bool:
     """Return whether somebody who waits would lose their place, or start later, if a session were as it is here.
 
     It is not asked whether the same could not happen to somebody behind them.
     """
     group = session.request.resource_group
     own = world.of_group(group)
-    if not own.groups.waiting.get(group):
+    if not own.index.waiting.get(group):
         return False
     before = plan(own, policy)
-    if policy.of(group).strict and any(isinstance(d, Wait) for d in before.decisions):
+    if policy.of(group).strict and any(isinstance(d, WaitDecision) for d in before.decisions):
         return True
     grown = own.with_sessions(session if s.id == session.id else s for s in own.sessions)
     after = plan(grown, policy)
     placed = {d.session_id for d in after.placed}
-    late = {d.session_id: d.starts_at_s for d in after.decisions if isinstance(d, Reserve)}
+    late = {d.session_id: d.starts_at_s for d in after.decisions if isinstance(d, ReserveDecision)}
     return any(
         _harmed(decision, placed, late, session)
         for decision in before.decisions
-        if not isinstance(decision, Wait)
+        if not isinstance(decision, WaitDecision)
     )
 
 
 def _harmed(
-    decision: Place | Reserve, placed: set[int], late: dict[int, int | None], session: Session
+    decision: StartDecision | ReserveDecision, placed: set[int], late: dict[int, int | None], session: Session
 ) -> bool:
-    if isinstance(decision, Place):
+    if isinstance(decision, StartDecision):
         return decision.session_id not in placed
     if decision.starts_at_s is None:
         # Nobody knows when: nothing of that place is given to anybody else.
@@ -203,8 +203,8 @@ def _where(world: Snapshot, session: Session) -> tuple[Node | None, Device | Non
 
 
 def _beside(world: Snapshot, node: Node, session: Session) -> placement.NodeFree:
-    there = {i: s for i, s in world.groups.on_node.get(node.id, {}).items() if i != session.id}
-    return placement.left_beside(node, there)
+    there = {i: s for i, s in world.index.on_node.get(node.id, {}).items() if i != session.id}
+    return placement.free_on_node(node, there)
 
 
 def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> NotResized | None:
@@ -218,7 +218,7 @@ def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> No
     left = replace(
         _beside(world, node, new), cpu_milli=new.request.cpu_milli, memory_mib=new.request.memory_mib
     )
-    if placement.fitted(left, new, where) is None:
+    if placement.claimed_shares(left, new, where) is None:
         return NotResized.NO_ROOM
     room = Ledger(world).left(new.request).fgpu_milli
     return NotResized.QUOTA if room is not None and more_milli > room else None

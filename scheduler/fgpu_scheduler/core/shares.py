@@ -11,7 +11,7 @@ from fgpu_scheduler.core.model import Device, Request, Share, ShareMode
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """What decides where a request fits: two of one shape fit exactly alike."""
 
     resource_group: str
@@ -23,32 +23,32 @@ class Shape(NamedTuple):
     gpu_models: tuple[str, ...]
 
 
-_fields_of = attrgetter(*Shape._fields)
+_fields_of = attrgetter(*RequestShape._fields)
 
 
-def shape(asked: Request) -> Shape:
+def shape(asked: Request) -> RequestShape:
     """Return the shape of a request."""
-    return Shape(*_fields_of(asked))
+    return RequestShape(*_fields_of(asked))
 
 
-AnyRequest = TypeVar("AnyRequest", Request, Shape)
+AnyRequest = TypeVar("AnyRequest", Request, RequestShape)
 
 
-def liked(asked: AnyRequest) -> tuple[AnyRequest, ...]:
+def per_preferred_model(asked: AnyRequest) -> tuple[AnyRequest, ...]:
     """Return it with each GPU model that it may be placed on, the most liked first; it alone where any will do."""
     if len(asked.gpu_models) < 2:
         return (asked,)
-    if isinstance(asked, Shape):
+    if isinstance(asked, RequestShape):
         return tuple(asked._replace(gpu_models=(model,)) for model in asked.gpu_models)
     return tuple(replace(asked, gpu_models=(model,)) for model in asked.gpu_models)
 
 
-def takes_model(asked: Request | Shape, model: str) -> bool:
+def accepts_model(asked: Request | RequestShape, model: str) -> bool:
     """Return whether a request may be placed on a GPU of this model."""
     return not asked.gpu_models or model in asked.gpu_models
 
 
-def explicit(request: Request | Shape) -> bool:
+def is_explicit(request: Request | RequestShape) -> bool:
     """Return whether a request names GPU memory or compute, and not fGPU."""
     return request.gpu_memory_mib is not None or request.compute_percent is not None
 
@@ -64,7 +64,7 @@ def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
     return None if rest else count
 
 
-def shares_of(request: Request | Shape, devices: Sequence[Device]) -> tuple[Share, ...] | None:
+def shares_of(request: Request | RequestShape, devices: Sequence[Device]) -> tuple[Share, ...] | None:
     """Return what ``request`` takes of each of exactly these devices, or None where they cannot make it up.
 
     A fraction and explicit amounts lie on one device; more is whole devices of one capacity; no fGPU is no
@@ -75,7 +75,7 @@ def shares_of(request: Request | Shape, devices: Sequence[Device]) -> tuple[Shar
         device.model in request.gpu_models and device.model == devices[0].model for device in devices
     ):
         return None
-    if explicit(request):
+    if is_explicit(request):
         share = _explicit_share(request, devices[0]) if len(devices) == 1 else None
         return None if share is None else (share,)
     if request.fgpu_milli <= 0 or not devices:
@@ -89,7 +89,7 @@ def shares_of(request: Request | Shape, devices: Sequence[Device]) -> tuple[Shar
     return None if any(share.memory_mib <= 0 for share in shares) else shares
 
 
-def _explicit_share(request: Request | Shape, device: Device) -> Share | None:
+def _explicit_share(request: Request | RequestShape, device: Device) -> Share | None:
     """Return what explicit amounts take of a device (product H2 to H5).
 
     In fGPU that is the larger of both parts, so that explicit and fractional sessions are counted alike.

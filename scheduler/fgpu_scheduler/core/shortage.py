@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import NodeState, Request, ShareMode
-from fgpu_scheduler.core.shares import devices_needed, explicit
+from fgpu_scheduler.core.shares import devices_needed, is_explicit
 from fgpu_scheduler.core.units import format_milli, memory_words
 
 
@@ -30,7 +30,7 @@ def shortage(request: Request, left: placement.Free) -> str:
         if not any(n.devices for n in own):
             models = " or ".join(map(repr, request.gpu_models))
             return f"no machine with a GPU of model {models} takes sessions now"
-    if explicit(request):
+    if is_explicit(request):
         return _explicit_shortage(request, own)
     asked = format_milli(request.fgpu_milli)
     shared = [_of_mode(n, ShareMode.MEMORY_COMPUTE) for n in own]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Memory, Place, Plan, applied, plan
+from fgpu_scheduler.core.planner import Plan, PlanCache, StartDecision, applied, plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.releases import may_hold
+from fgpu_scheduler.core.release_schedule import may_hold
 from fgpu_scheduler.core.usage import taken_milli
 
 TRIED = 16
@@ -44,7 +44,7 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     The snapshot is of that group alone (`Snapshot.of_group`); at most ``tries`` sessions are tried.
     """
     # Who starts in this very pass is nobody who could be waited for.
-    memory = Memory()
+    memory = PlanCache()
     snapshot = applied(snapshot, plan(snapshot, policy, memory))
     now = plan(snapshot, policy, memory)
     head_id = _head(now)
@@ -80,7 +80,7 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
 
 def _head(now: Plan) -> int | None:
     for decision in now.decisions:
-        if not isinstance(decision, Place) and decision.reason in BLOCKED:
+        if not isinstance(decision, StartDecision) and decision.reason in BLOCKED:
             return decision.session_id
     return None
 
@@ -96,7 +96,7 @@ def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
         free = left.get(where.node_id)
         if free is None:
             continue
-        without = placement.returned(free, session.request, where)
+        without = placement.released(free, session.request, where)
         if (
             may_hold(without, head.request)
             and next(placement.placements(without, head.request), None) is not None
@@ -105,5 +105,5 @@ def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
     return found
 
 
-def _starts(world: Snapshot, policy: Policy, head_id: int, memory: Memory) -> bool:
+def _starts(world: Snapshot, policy: Policy, head_id: int, memory: PlanCache) -> bool:
     return any(placed.session_id == head_id for placed in plan(world, policy, memory).placed)

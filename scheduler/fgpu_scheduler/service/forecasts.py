@@ -127,7 +127,7 @@ class Forecasts:
             # The forecast itself matters more than its later comparison.
             log.debug("The first forecasts of %d sessions are not stored: %s", len(new), e)
         else:
-            self._recorded |= {f.session_id for f in new if f.told is not None}
+            self._recorded |= {f.session_id for f in new if f.shown is not None}
 
     def _forecast_done(self, task: asyncio.Future[Outlook]) -> None:
         # If every caller was cancelled, none reads the exception: read it, so that asyncio does not report it.

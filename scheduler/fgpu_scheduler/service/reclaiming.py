@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fgpu_scheduler.core.clearing import Clearings
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Memory, Plan, Policy, plan
-from fgpu_scheduler.core.reclaim import AllRules, Warnings, reclaims
+from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, plan
+from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates
+from fgpu_scheduler.core.reclaim import AllRules, WarningAges, reclaims
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
 from fgpu_scheduler.store.store import Store
 
@@ -19,8 +19,8 @@ class Reclaiming:
         self._store = store
         self._policy = policy
         self._rules = rules
-        self._warnings = Warnings()
-        self._memory, self._clearings = Memory(), Clearings()
+        self._warnings = WarningAges()
+        self._memory, self._clearings = PlanCache(), PreemptionCandidates()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
         """Return the running sessions that their rules end for being idle."""
@@ -57,9 +57,11 @@ class Reclaiming:
         refused = -1
         while True:
             snapshot = self._store.snapshot(now_s)
-            stood_s = self._warnings.stood_s(snapshot.sessions, steady_s)
+            warned_for_s = self._warnings.warned_for_s(snapshot.sessions, steady_s)
             planned = self._planned(snapshot)
-            decided = reclaims(snapshot, planned, self._rules, stood_s=stood_s, clearings=self._clearings)
+            decided = reclaims(
+                snapshot, planned, self._rules, warned_for_s=warned_for_s, clearings=self._clearings
+            )
             if not decided:
                 return ()
             try:

@@ -25,7 +25,7 @@ from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Quota, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Memory, Plan, Policy, plan
+from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import duration
@@ -83,7 +83,7 @@ class Scheduler(Steps):
         self._activity = activity
         self._launcher = launcher
         self._deadlines = deadlines or Deadlines()
-        self._memory = Memory()
+        self._memory = PlanCache()
         """The planner's cache, used in the store's thread."""
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
@@ -174,7 +174,7 @@ class Scheduler(Steps):
                 # Retrying without end would block the store's thread.
                 if decided.version == refused:
                     raise
-                read, refused, self._memory = self.store.snapshot, decided.version, Memory()
+                read, refused, self._memory = self.store.snapshot, decided.version, PlanCache()
 
     async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
         found, _ = await self.call(self._resized, session_id, amount)
@@ -211,7 +211,7 @@ class Scheduler(Steps):
             assert session.placement is not None
             assert found.placement is not None
             grown = resizing.grows(session.placement.shares[0], found.placement.shares[0])
-            if grown and resizing.takes_what_is_kept(world, found, self.policy):
+            if grown and resizing.harms_pending(world, found, self.policy):
                 return NotResized.PROMISED, world.version
         return found, world.version
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, exists, select
 
 from fgpu_scheduler.core.model import Session
-from fgpu_scheduler.core.records import Past
+from fgpu_scheduler.core.records import PastSession
 from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.meters import measured_of
 from fgpu_scheduler.store.schema import meters, sessions
@@ -24,7 +24,7 @@ class History:
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
-    def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+    def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[PastSession, ...]:
         """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
         values = {"before": NEWEST if before_id is None else before_id, "limit": limit}
         with self._store.reading() as connection:
@@ -32,24 +32,24 @@ class History:
                 return _with_measured(connection, _ENDED.read(connection, **values))
             return _with_measured(connection, _ENDED_OF.read(connection, user=user, **values))
 
-    def one(self, session_id: int) -> Past | None:
+    def one(self, session_id: int) -> PastSession | None:
         """Return one session, live or ended."""
         with self._store.reading() as connection:
             found = _with_measured(connection, ONE_SESSION.read(connection, session_id=session_id))
         return next(iter(found), None)
 
-    def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
+    def measured_runs(self, user: str, *, limit: int) -> tuple[PastSession, ...]:
         """Return a user's newest ended sessions that were measured."""
         with self._store.reading() as connection:
             return _with_measured(connection, _MEASURED_OF.read(connection, user=user, limit=limit))
 
 
-def _with_measured(connection: Connection, found: Sequence[Session]) -> tuple[Past, ...]:
+def _with_measured(connection: Connection, found: Sequence[Session]) -> tuple[PastSession, ...]:
     if not found:
         return ()
     chosen = select(meters).where(meters.c.session_id.in_([s.id for s in found]))
     measured = {row.session_id: measured_of(row) for row in connection.execute(chosen)}
-    return tuple(Past(session, measured.get(session.id)) for session in found)
+    return tuple(PastSession(session, measured.get(session.id)) for session in found)
 
 
 _newest = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import meters as table
 from fgpu_scheduler.store.upsert import put
@@ -22,13 +22,13 @@ class Meters:
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
 
-    def save(self, measured: Sequence[Measured]) -> None:
+    def save(self, measured: Sequence[SessionMeasurements]) -> None:
         """Write or replace these measurements in one transaction. This changes no version."""
         if measured:
             with self._store.writing_unversioned() as connection:
                 put(connection, table, [asdict(one) for one in measured])
 
-    def of(self, session_ids: Collection[int]) -> dict[int, Measured]:
+    def of(self, session_ids: Collection[int]) -> dict[int, SessionMeasurements]:
         """Return the measurements of these sessions, by id; sessions without any are left out."""
         if not session_ids:
             return {}
@@ -37,6 +37,6 @@ class Meters:
             return {row.session_id: measured_of(row) for row in connection.execute(chosen)}
 
 
-def measured_of(row: Row[Any]) -> Measured:
+def measured_of(row: Row[Any]) -> SessionMeasurements:
     """Return the measurement of a row."""
-    return Measured(**{name: getattr(row, name) for name in ("session_id", *COLUMNS)})
+    return SessionMeasurements(**{name: getattr(row, name) for name in ("session_id", *COLUMNS)})

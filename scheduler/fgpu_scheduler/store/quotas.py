@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, insert
 
 from fgpu_scheduler.core.admission import Caps, quota_refusals
-from fgpu_scheduler.core.model import Groups, Quota, QuotaScope, Request
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, SessionIndex
 from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
@@ -91,7 +91,7 @@ def limits_words(quota: Quota) -> str:
     return ", ".join(one for one in said if one is not None)
 
 
-def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: Groups) -> None:
+def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: SessionIndex) -> None:
     """Refuse a submission that exceeds a pending quota, or could never start under a quota.
 
     ``groups`` are the live sessions that count.

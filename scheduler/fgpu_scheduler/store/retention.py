@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_, select
 
-from fgpu_scheduler.core.asked import counted_ids
+from fgpu_scheduler.core.request_counts import counted_ids
 from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import (
     end_messages,

@@ -10,15 +10,15 @@ from typing import Protocol
 
 from fgpu_scheduler.core import lifecycle, reclaim, resizing
 from fgpu_scheduler.core.commit import committed
-from fgpu_scheduler.core.hindsight import Experience
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory
 from fgpu_scheduler.core.model import (
     EndCause,
-    Groups,
     Node,
     NodeState,
     Quota,
     Request,
     Session,
+    SessionIndex,
     SessionState,
     Snapshot,
     WaitReason,
@@ -158,7 +158,7 @@ class SessionStore(ABC):
         """Return the held sessions in the order to resume them: first those with shares, then the queue."""
 
     @abstractmethod
-    def experience(self, resource_group: str) -> Experience:
+    def experience(self, resource_group: str) -> ForecastHistory:
         """Return the lengths of the newest runs of a group, and the errors of its forecasts."""
 
     # --- The queue ---
@@ -276,7 +276,7 @@ class SessionStore(ABC):
         """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
-            return self._move(write, old, lifecycle.given_back(old, words, now_s=now_s))
+            return self._move(write, old, lifecycle.returned_to_queue(old, words, now_s=now_s))
 
     def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
         """Write the warnings, withdrawals and ends decided on ``version``; return the changed sessions.
@@ -294,12 +294,12 @@ class SessionStore(ABC):
             for decision in decisions:
                 old = write.one(decision.session_id)
                 if isinstance(decision, End):
-                    new = reclaim.ended(old, decision, now_s=now_s)
+                    new = reclaim.terminating(old, decision, now_s=now_s)
                     changed.append(self._move(write, old, new))
                     if decision.requeue:
-                        changed.append(_add(write, reclaim.again(new, now_s=now_s)))
+                        changed.append(_add(write, reclaim.requeued(new, now_s=now_s)))
                 else:
-                    told = reclaim.told(old, decision)
+                    told = reclaim.warned(old, decision)
                     changed.append(_saved(write, told, "ends", told.ends_cause))
             return tuple(changed)
 
@@ -311,7 +311,7 @@ class SessionStore(ABC):
         """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), (S.RUNNING,))
-            new = reclaim.kept(old, until_s)
+            new = reclaim.kept_while_idle(old, until_s)
             if new != old:
                 _saved(write, new, "kept", EndCause.IDLE)
             if new.ends_cause is not old.ends_cause:
@@ -464,7 +464,7 @@ def server_of(request: Request) -> tuple[str, str]:
     return request.user, request.server_name
 
 
-def _refuse_twice(requests: Sequence[Request], groups: Groups) -> None:
+def _refuse_twice(requests: Sequence[Request], groups: SessionIndex) -> None:
     servers = {
         server_of(session.request)
         for user in {request.user for request in requests}
@@ -477,7 +477,7 @@ def _refuse_twice(requests: Sequence[Request], groups: Groups) -> None:
         servers.add(server_of(request))
 
 
-def _refuse_too_many(requests: Sequence[Request], groups: Groups, most: int) -> None:
+def _refuse_too_many(requests: Sequence[Request], groups: SessionIndex, most: int) -> None:
     for user in sorted({request.user for request in requests}):
         already = sum(1 for s in groups.of_user.get(user, {}).values() if s.state is S.PENDING)
         more = sum(1 for request in requests if request.user == user)

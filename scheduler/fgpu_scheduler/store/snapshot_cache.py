@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
-from fgpu_scheduler.core.asked import counted_ids
-from fgpu_scheduler.core.lengths import PastRuns
 from fgpu_scheduler.core.lifecycle import ENDED, past_runs
-from fgpu_scheduler.core.model import Asked, Groups, Node, Quota, Session, Snapshot, Usage
-from fgpu_scheduler.core.parts import Parts, by_id
+from fgpu_scheduler.core.model import Node, Quota, RequestCount, Session, SessionIndex, Snapshot, Usage
+from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id
+from fgpu_scheduler.core.request_counts import counted_ids
+from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.core.usage import HalfLife, decayed
 from fgpu_scheduler.store.rows import Used
@@ -29,7 +29,7 @@ from fgpu_scheduler.store.statements import (
     read_used,
 )
 
-CountAsked = Callable[[int], tuple[Asked, ...]]
+CountAsked = Callable[[int], tuple[RequestCount, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Contents:
 
     version: int
     nodes: tuple[Node, ...]
-    sessions: Parts[int, Session]
+    sessions: PersistentMap[int, Session]
     used: Used
     quotas: tuple[Quota, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestCount, ...]
     newest_id: int
     """The newest session's id when requested amounts were counted, or a later id that changes no count."""
-    groups: Groups
+    groups: SessionIndex
     runs: PastRuns = field(default_factory=PastRuns)
     in_order: tuple[Session, ...] | None = field(default=None, compare=False, repr=False)
     """The sessions as a tuple, cached because a plan and its commit use the same version."""
@@ -52,7 +52,9 @@ class Contents:
     @classmethod
     def read(cls, connection: Connection, version: int) -> Contents:
         """Read the contents in a transaction that sees this version."""
-        sessions = Parts[int, Session](by_id).then({s.id: s for s in LIVE_SESSIONS.read(connection)})
+        sessions = PersistentMap[int, Session](part_of_id).then(
+            {s.id: s for s in LIVE_SESSIONS.read(connection)}
+        )
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
         nodes = read_nodes(connection)
         return cls(
@@ -63,7 +65,7 @@ class Contents:
             read_quotas(connection),
             read_asked(connection, newest_id),
             newest_id,
-            Groups.of(sessions.values()),
+            SessionIndex.of(sessions.values()),
             PastRuns(read_runs(connection, sorted({node.resource_group for node in nodes}))),
         )
 

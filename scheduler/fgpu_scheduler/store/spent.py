@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import or_, select
 
-from fgpu_scheduler.core.records import Spent
+from fgpu_scheduler.core.records import HeldShares
 from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.rows import groups_of, sizes_of
 from fgpu_scheduler.store.schema import devices, meters, sessions, shares
@@ -18,7 +18,7 @@ AT_ONCE = 1000
 """How many rows are in memory at a time: a year may have hundreds of thousands."""
 
 
-def spent_between(store: StoreConnection, from_s: int, to_s: int) -> Iterator[Spent]:
+def spent_between(store: StoreConnection, from_s: int, to_s: int) -> Iterator[HeldShares]:
     """Yield by id every session that held shares at any time in ``from_s <= t < to_s``.
 
     One read transaction stays open until the last session, so all are of one instant.
@@ -72,8 +72,8 @@ _COLUMNS = (
 )
 
 
-def _spent(row: Any, parts: Sequence[Any]) -> Spent:
-    return Spent(
+def _spent(row: Any, parts: Sequence[Any]) -> HeldShares:
+    return HeldShares(
         row.id,
         row.user_name,
         row.resource_group,

@@ -20,9 +20,9 @@ from sqlalchemy import (
 )
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.asked import AMOUNTS, counted_ids, in_order
-from fgpu_scheduler.core.lengths import NEWEST_RUNS, PastRun
-from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
+from fgpu_scheduler.core.model import Node, Quota, RequestCount, Session, SessionState
+from fgpu_scheduler.core.request_counts import AMOUNTS, counted_ids, in_order
+from fgpu_scheduler.core.run_lengths import NEWEST_RUNS, PastRun
 from fgpu_scheduler.store.prepared import Prepared
 from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
@@ -181,7 +181,7 @@ def read_used(connection: Connection) -> Used:
     return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}
 
 
-def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
+def read_asked(connection: Connection, newest_id: int) -> tuple[RequestCount, ...]:
     """Return the counts of recently requested amounts, given the newest session's id."""
     ids = counted_ids(newest_id)
     if not ids:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sqlalchemy import func, select, update
 
-from fgpu_scheduler.core.hindsight import Experience
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory
 from fgpu_scheduler.core.model import Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.records import Event
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
@@ -169,7 +169,7 @@ class Store(StoreConnection, SessionStore):
         with self._database.reading() as connection:
             return HELD_SESSIONS.read(connection)
 
-    def experience(self, resource_group: str) -> Experience:
+    def experience(self, resource_group: str) -> ForecastHistory:
         with self._database.reading() as connection:
             return read_experience(connection, resource_group)
 

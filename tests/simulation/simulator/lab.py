@@ -11,12 +11,12 @@ from pathlib import Path
 from fgpu_scheduler.core import admission, planner
 from fgpu_scheduler.core.model import (
     EndCause,
-    Groups,
     Node,
     NodeState,
     Quota,
     Request,
     Session,
+    SessionIndex,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Plan, Policy
@@ -228,7 +228,7 @@ class Lab:
         complaints = [*refused_again(snapshot, plan), *less_liked(snapshot, plan)]
         if plan != planner.plan(replace(snapshot, known=None), self._policy):
             complaints.append("what earlier plans have left changes the plan")
-        if snapshot.groups != Groups.of(snapshot.sessions):
+        if snapshot.groups != SessionIndex.of(snapshot.sessions):
             complaints.append("the groups that were carried are not those of the sessions")
         self._complain(complaints)
 

@@ -7,12 +7,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.asked import asked_of, counted_ids
-from fgpu_scheduler.core.hindsight import Experience
-from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRuns
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory
 from fgpu_scheduler.core.lifecycle import past_runs
-from fgpu_scheduler.core.model import Asked, Groups, Node, NodeState, Quota, Session, SessionState, Snapshot
-from fgpu_scheduler.core.parts import Parts, by_id
+from fgpu_scheduler.core.model import (
+    Node,
+    NodeState,
+    Quota,
+    RequestCount,
+    Session,
+    SessionIndex,
+    SessionState,
+    Snapshot,
+)
+from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id
+from fgpu_scheduler.core.request_counts import count_requests, counted_ids
+from fgpu_scheduler.core.run_lengths import LEAST, NEWEST_RUNS, PastRuns, RunLengths
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.errors import BadSettings, UnknownSession
 from fgpu_scheduler.store import quotas as accounts
@@ -28,7 +37,14 @@ class MemoryStore(SessionStore):
     def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         super().__init__(half_life_s=half_life_s)
         self._world = Contents(
-            1, tuple(sorted(nodes, key=lambda n: n.id)), Parts(by_id), {}, (), (), 0, Groups.of(())
+            1,
+            tuple(sorted(nodes, key=lambda n: n.id)),
+            PersistentMap(part_of_id),
+            {},
+            (),
+            (),
+            0,
+            SessionIndex.of(()),
         )
         self._states = {node.id: node.state for node in self._world.nodes}
         """The states that were set; the nodes have whether their clusters closed them."""
@@ -108,12 +124,12 @@ class MemoryStore(SessionStore):
         held = (s for s in self._world.sessions.values() if s.held and s.state in early)
         return tuple(sorted(held, key=lambda s: (s.state is S.PENDING, s.submitted_at_s, s.id)))
 
-    def experience(self, resource_group: str) -> Experience:
+    def experience(self, resource_group: str) -> ForecastHistory:
         ran = past_runs(self._ended.values())
         own = PastRuns().then(one for one in ran if one.resource_group == resource_group)
         newest = sorted(ran, key=lambda one: (one.ended_at_s, one.session_id), reverse=True)[:NEWEST_RUNS]
         runs = own.of_group.get(resource_group, ())
-        return Experience(Lengths(resource_group, runs if len(runs) >= LEAST else newest))
+        return ForecastHistory(RunLengths(resource_group, runs if len(runs) >= LEAST else newest))
 
 
 def _as_it_is(node: Node, state: NodeState) -> Node:
@@ -147,12 +163,12 @@ class MemoryWrite:
         self.changed[new.id] = new
         return new
 
-    def asked(self, newest_id: int) -> tuple[Asked, ...]:
+    def asked(self, newest_id: int) -> tuple[RequestCount, ...]:
         """Count the recently requested amounts, including new sessions."""
         found = (
             self.changed.get(session_id) or self.one(session_id) for session_id in counted_ids(newest_id)
         )
-        return asked_of(session.request for session in found)
+        return count_requests(session.request for session in found)
 
     def save(self, changed: Sequence[Session]) -> None:
         self.changed.update((session.id, session) for session in changed)

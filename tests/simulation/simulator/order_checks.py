@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Plan, Reserve, applied
+from fgpu_scheduler.core.planner import Plan, ReserveDecision, applied
 from fgpu_scheduler.core.policies import Policy
 from simulator.quota_checks import names
 
@@ -77,7 +77,7 @@ def less_liked(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
     Reserved capacity and models over a quota may be free without being available to the session.
     """
     sessions = {s.id: s for s in snapshot.sessions}
-    kept = [one.node_id for one in decided.decisions if isinstance(one, Reserve)]
+    kept = [one.node_id for one in decided.decisions if isinstance(one, ReserveDecision)]
     model_of = {d.uuid: d.model for node in snapshot.nodes for d in node.devices}
     left = [node for node in placement.free(applied(snapshot, decided)) if node.node.id not in kept]
     for placed in decided.placed:

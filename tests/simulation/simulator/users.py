@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fgpu_scheduler.core import admission, forecast, lifecycle, placement, planner, request_forecast
-from fgpu_scheduler.core.extending import Extension, delays_a_promise, not_extended
+from fgpu_scheduler.core.extending import Extension, delays_promised_start, not_extended
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.resizing import Amount
-from fgpu_scheduler.core.shares import explicit
+from fgpu_scheduler.core.shares import is_explicit
 from fgpu_scheduler.errors import (
     InvalidTransition,
     SessionExists,
@@ -75,7 +75,7 @@ class Users(Hub):
 
     def _refused(self, asked: Request, count: int, snapshot: Snapshot) -> str:
         refusals = admission.admit(asked, count, snapshot.nodes, self._caps)
-        if explicit(asked):
+        if is_explicit(asked):
             return "" if placement.could_ever_fit(asked, snapshot.nodes) else "it could never fit"
         return "; ".join(refusal.message for refusal in refusals)
 
@@ -161,7 +161,7 @@ class Users(Hub):
             asked = session.request
             # Near the current amount: most other amounts are impossible.
             part = self._rng.choice((25, 50, 75, 125, 150, 200))
-            if explicit(asked):
+            if is_explicit(asked):
                 memory_mib = (asked.gpu_memory_mib or 0) * part // 100 // 128 * 128
                 percent = (
                     None if asked.compute_percent is None else max(5, asked.compute_percent * part // 500 * 5)
@@ -179,7 +179,9 @@ class Users(Hub):
     def _extends(self, session: Session, snapshot: Snapshot) -> bool:
         """Extend a session if that is allowed; return whether it was."""
         allowed = Extension(by_s=300, times=2)
-        if not_extended(session, allowed) or delays_a_promise(snapshot, session, allowed.by_s, self._policy):
+        if not_extended(session, allowed) or delays_promised_start(
+            snapshot, session, allowed.by_s, self._policy
+        ):
             return False
         longer = self._beside.extend(session.id, allowed.by_s, snapshot.version, now_s=self.now_s())
         self._say(f"session {session.id} may run for {longer.time_limit_s} s")

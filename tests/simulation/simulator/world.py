@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.hindsight import Experience
-from fgpu_scheduler.core.lengths import Lengths, Rest, Source
+from fgpu_scheduler.core.expected_starts import SOON_S
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
     MAX_SHARES,
@@ -19,9 +19,9 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Snapshot,
 )
-from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.planner import Plan, StartDecision
+from fgpu_scheduler.core.run_lengths import LengthSource, RemainingTime, RunLengths
 from fgpu_scheduler.core.shares import shares_of
-from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.core.units import parse_milli
 
 NOW_S = 1_000_000
@@ -244,13 +244,13 @@ def decided(snapshot: Snapshot, plan: Plan) -> list[str]:
     users = {s.id: s.request.user for s in snapshot.sessions}
     return [
         f"{users[d.session_id]}: {' + '.join(s.device_uuid for s in d.placement.shares)}"
-        if isinstance(d, Place)
+        if isinstance(d, StartDecision)
         else f"{users[d.session_id]} waits: {d.reason}"
         for d in plan.decisions
     ]
 
 
-class _Alike(Lengths):
+class _Alike(RunLengths):
     def __init__(self, length_s: int) -> None:
         super().__init__("")
         self._length_s = length_s
@@ -258,11 +258,11 @@ class _Alike(Lengths):
     def __bool__(self) -> bool:
         return True
 
-    def rest(self, user: str, image: str, ran_s: int) -> Rest:
+    def rest(self, user: str, image: str, ran_s: int) -> RemainingTime:
         left_s = self._length_s - ran_s
-        return Rest(Source.GROUP, ran_s, (ran_s + (left_s if left_s > 0 else SOON_S),))
+        return RemainingTime(LengthSource.GROUP, ran_s, (ran_s + (left_s if left_s > 0 else SOON_S),))
 
 
-def lasting(length_s: int | None) -> Experience:
+def lasting(length_s: int | None) -> ForecastHistory:
     """Return the experience that every session runs this long; None: no experience."""
-    return Experience() if length_s is None else Experience(_Alike(length_s))
+    return ForecastHistory() if length_s is None else ForecastHistory(_Alike(length_s))

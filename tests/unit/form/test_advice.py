@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler import Device, EndCause, Measured, Past, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import (
+    Device,
+    EndCause,
+    PastSession,
+    Placement,
+    Request,
+    Session,
+    SessionMeasurements,
+    SessionState,
+    Share,
+)
 from fgpuspawner.form.advice import Run, advice_by_image, advise, runs_of
 from fgpuspawner.images.model import Image
 
@@ -76,11 +86,12 @@ def test_the_images_own_minimum_is_not_gone_below() -> None:
     assert advice.enough_milli == 400
 
 
-def past(session_id: int, *shares: Share, samples: int = 5, peak_mib: int | None = 700) -> Past:
+def past(session_id: int, *shares: Share, samples: int = 5, peak_mib: int | None = 700) -> PastSession:
     asked = Request("alice", "", "torch", "default", 500, 1000, 1024)
     ended = Session(session_id, asked, SessionState.TERMINATED, 1, placement=Placement("n1", shares))
-    return Past(
-        ended, Measured(session_id, 1, 250, 2048, samples=samples, peak_mib=peak_mib, sm_p95_percent=9)
+    return PastSession(
+        ended,
+        SessionMeasurements(session_id, 1, 250, 2048, samples=samples, peak_mib=peak_mib, sm_p95_percent=9),
     )
 
 

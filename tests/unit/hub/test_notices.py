@@ -22,8 +22,8 @@ from fgpu_scheduler import (
     Share,
     Store,
 )
-from fgpu_scheduler.core.planner import Place, Plan
-from fgpu_scheduler.core.reclaim import Spare, Warn
+from fgpu_scheduler.core.planner import Plan, StartDecision
+from fgpu_scheduler.core.reclaim import Warn, WithdrawWarning
 from fgpuspawner.hub import notices
 from fgpuspawner.hub.notices import OLD_S, WAITED_S, Notices
 from fgpuspawner.settings import FGPU
@@ -76,7 +76,9 @@ class Lab:
 
     def start(self, session: Session) -> None:
         placed = Placement("lab", (Share.of(GPU, 500),))
-        self.store.commit(Plan(self.store.version(), (Place(session.id, placed),)), now_s=self.clock())
+        self.store.commit(
+            Plan(self.store.version(), (StartDecision(session.id, placed),)), now_s=self.clock()
+        )
         self.store.move(session.id, S.PREPARING, now_s=self.clock())
         self.store.move(session.id, S.RUNNING, now_s=self.clock())
 
@@ -130,9 +132,9 @@ async def test_a_warning_is_told_with_the_instant_and_one_that_was_taken_back_is
         "Your session (default session) will end soon. "
         "It is idle: use it or keep it running. It ends at 1970-01-01 00:00:10Z."
     )
-    lab.store.reclaim([Spare(session.id)], lab.store.version(), now_s=1)
+    lab.store.reclaim([WithdrawWarning(session.id)], lab.store.version(), now_s=1)
     lab.store.reclaim([Warn(session.id, EndCause.TIME_LIMIT, 700)], lab.store.version(), now_s=2)
-    lab.store.reclaim([Spare(session.id)], lab.store.version(), now_s=3)
+    lab.store.reclaim([WithdrawWarning(session.id)], lab.store.version(), now_s=3)
     await lab.hub.look()
     assert len(lab.told) == 1
 

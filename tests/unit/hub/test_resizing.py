@@ -25,7 +25,7 @@ from fgpu_scheduler import (
     SystemClock,
     resized,
 )
-from fgpu_scheduler.core.planner import Place
+from fgpu_scheduler.core.planner import StartDecision
 from fgpuspawner.hub.resizing import MIB, Resizer
 from fgpuspawner.isolation import facts, limits, native
 from fgpuspawner.isolation.limits import Limits
@@ -75,7 +75,7 @@ class Lab:
         (session,) = self.store.submit([Request("alice", "", "python", "default", 500, 1000, 1024)], now_s=0)
         self.id = session.id
         placed = Placement("lab", (Share.of(GPU, 500),))
-        self.store.commit(Plan(self.store.version(), (Place(session.id, placed),)), now_s=0)
+        self.store.commit(Plan(self.store.version(), (StartDecision(session.id, placed),)), now_s=0)
         self.store.move(session.id, SessionState.PREPARING, now_s=0)
         self.store.move(session.id, SessionState.RUNNING, now_s=0)
         self.isolation = Isolation(

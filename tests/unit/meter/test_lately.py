@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import Spent
+from fgpu_scheduler import HeldShares
 from fgpuspawner.meter.lately import DAYS, HOUR_S, HOURS, lately
 from fgpuspawner.meter.usage_report import DAY_S
 
 NOW_S = 100 * DAY_S + 1234
 
 
-def spent(from_s: int, to_s: int | None, *, waited_s: int = 0, gpu_millionths: int = 500_000) -> Spent:
+def spent(from_s: int, to_s: int | None, *, waited_s: int = 0, gpu_millionths: int = 500_000) -> HeldShares:
     """Half a GPU, between two instants before now."""
     at_s = NOW_S - from_s
     ended_at_s = None if to_s is None else NOW_S - to_s
-    return Spent(
+    return HeldShares(
         1, "ann", "default", (), "image", at_s - waited_s, at_s, at_s, ended_at_s, gpu_millionths, 1000
     )
 

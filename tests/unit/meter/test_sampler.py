@@ -12,12 +12,12 @@ import pytest
 
 from fgpu_scheduler import (
     Device,
-    Measured,
     Meters,
     Node,
     Placement,
     Request,
     Session,
+    SessionMeasurements,
     SessionState,
     Share,
     ShareMode,
@@ -134,7 +134,7 @@ class World:
         told = METERS.read(self.data).of(1, self.clock.now)
         return told.now if told else None
 
-    def kept(self) -> Measured | None:
+    def kept(self) -> SessionMeasurements | None:
         return self.meters.of([1]).get(1)
 
 
@@ -252,7 +252,7 @@ async def test_what_was_counted_is_kept_once_a_minute_and_at_the_end(
     whose: list[list[int]] = []
     save = Meters.save
 
-    def counted(self: Meters, measured: Sequence[Measured]) -> None:
+    def counted(self: Meters, measured: Sequence[SessionMeasurements]) -> None:
         writes.append(world.clock.now)
         whose.append([one.session_id for one in measured])
         save(self, measured)
@@ -293,7 +293,7 @@ async def test_a_database_that_is_away_loses_nothing_of_a_session_that_ended(
     world.scheduler.sessions = ()
     with monkeypatch.context() as away:
 
-        def fails(self: Meters, measured: Sequence[Measured]) -> None:
+        def fails(self: Meters, measured: Sequence[SessionMeasurements]) -> None:
             raise StoreUnavailable("the database is away")
 
         away.setattr(Meters, "save", fails)

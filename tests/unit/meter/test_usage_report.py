@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from fgpu_scheduler import Spent
+from fgpu_scheduler import HeldShares
 from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
 
 FIRST, LAST = date(2026, 5, 1), date(2026, 5, 3)
@@ -22,7 +22,7 @@ NOW_S = BEGIN_S + 10 * DAY_S
 HOUR_S = 3600
 
 
-ONE = Spent(
+ONE = HeldShares(
     1,
     "alice",
     "lab",
@@ -37,7 +37,7 @@ ONE = Spent(
 )
 
 
-def made(*spent: Spent, by: By, now_s: int = NOW_S) -> Report:
+def made(*spent: HeldShares, by: By, now_s: int = NOW_S) -> Report:
     return report(spent, by, first=FIRST, last=LAST, now_s=now_s)
 
 

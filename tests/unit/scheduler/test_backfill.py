@@ -8,11 +8,11 @@ from simulator import World, decided, lasting, world
 from simulator.world import request
 
 from fgpu_scheduler.core import orders
-from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S, LENT
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
-from fgpu_scheduler.core.planner import Reserve, plan
+from fgpu_scheduler.core.planner import ReserveDecision, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
+from fgpu_scheduler.core.reservations import ENDING_S, LAUNCH_S, LENT
 
 HOUR_S = 3600
 LONGEST_WAIT_S = 24 * HOUR_S
@@ -42,8 +42,8 @@ def waits(lab: World, user: str, fgpu: str, *, limit_s: int | None = None, waite
     return changed(lab.pending(user, fgpu), user, limit_s=limit_s, waited_s=waited_s)
 
 
-def reserved(lab: World, policy: Policy) -> Reserve | None:
-    found = [d for d in plan(lab, policy).decisions if isinstance(d, Reserve)]
+def reserved(lab: World, policy: Policy) -> ReserveDecision | None:
+    found = [d for d in plan(lab, policy).decisions if isinstance(d, ReserveDecision)]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -65,7 +65,9 @@ def test_a_strict_queue_waits_for_its_first_and_other_orders_do_not() -> None:
 
 def test_a_place_is_kept_for_the_first_from_when_limits_say_that_it_is_free() -> None:
     lab = half_full()
-    assert reserved(lab, EASY) == Reserve(2, lab.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert reserved(lab, EASY) == ReserveDecision(
+        2, lab.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1")
+    )
 
 
 def test_who_ends_before_the_start_that_is_promised_may_still_use_the_place() -> None:
@@ -119,7 +121,7 @@ def test_without_any_limit_easy_lets_all_pass_until_the_first_has_waited_for_as_
     assert words(lab, EASY) == ["a waits: RESOURCES", "b: GPU-n1-1"]
     aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
     assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
-    assert reserved(aged, EASY) == Reserve(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert reserved(aged, EASY) == ReserveDecision(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_who_is_aged_comes_first_whatever_the_order() -> None:
@@ -142,7 +144,9 @@ def test_nothing_uses_the_place_of_an_aged_request_not_even_what_ends_in_time() 
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
     aged = changed(lab, "a", waited_s=LONGEST_WAIT_S // 2)
     assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
-    assert reserved(aged, EASY) == Reserve(2, aged.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert reserved(aged, EASY) == ReserveDecision(
+        2, aged.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1")
+    )
 
 
 def test_what_is_gathered_is_where_least_is_missing() -> None:
@@ -184,7 +188,7 @@ def test_others_go_ahead_of_a_promised_start_only_if_they_end_within_a_part_of_t
 
 def test_a_promised_start_is_told_as_it_was_while_others_make_it_no_later() -> None:
     lab = promised_in(waits(half_full(), "b", "0.1"), "a", 2 * HOUR_S)
-    assert reserved(lab, LIFO) == Reserve(2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
+    assert reserved(lab, LIFO) == ReserveDecision(2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
 def test_who_asks_for_the_same_and_is_ahead_does_not_take_the_promised_place() -> None:

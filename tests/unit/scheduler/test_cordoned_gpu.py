@@ -7,16 +7,16 @@ from dataclasses import replace
 from simulator import World, lasting, world
 from simulator.world import request
 
-from fgpu_scheduler.core.backfill import gather
+from fgpu_scheduler.core.expected_starts import BASIS_NO_NODE, BlockingSessions
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import Snapshot
 from fgpu_scheduler.core.placement import best_fit, could_ever_fit, free, place
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.preempt import victims
+from fgpu_scheduler.core.preemption import victims
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reservations import least_missing_place
 from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import BASIS_NO_NODE, Ahead
 from fgpu_scheduler.core.unblocking import unblocking
 
 BROKEN = "GPU-n1-0"
@@ -63,7 +63,7 @@ def test_no_start_is_expected_there() -> None:
 def test_who_runs_there_has_not_to_end_for_those_who_start_beside_it() -> None:
     lab = world(devices=2).running("a", "1", on=BROKEN).running("b", "1", on="GPU-n1-1")
     (found,) = forecast(lab.cordoned_gpu(BROKEN).pending("c", "1"), Policy(), lasting(3600))
-    assert found.ahead == Ahead(1, 1000, (lab.of("b").id,))
+    assert found.ahead == BlockingSessions(1, 1000, (lab.of("b").id,))
 
 
 def test_no_place_is_kept_and_nobody_is_pre_empted_on_it() -> None:
@@ -74,6 +74,6 @@ def test_no_place_is_kept_and_nobody_is_pre_empted_on_it() -> None:
     snapshot: Snapshot = lab
     chosen = victims(snapshot, plan(lab, Policy()), Ledger(lab), groups=["default"], ending=())
     assert chosen == ()
-    assert gather(urgent, {n.node.id: n for n in free(lab)}) is None
+    assert least_missing_place(urgent, {n.node.id: n for n in free(lab)}) is None
     opened = replace(lab, nodes=tuple(node.opened() for node in lab.nodes))
     assert victims(opened, plan(opened, Policy()), Ledger(opened), groups=["default"], ending=()) == (1,)

@@ -15,9 +15,9 @@ from fgpu_scheduler.core.resizing import (
     MOST_SIZES,
     Amount,
     NotResized,
-    left_for,
+    available_to,
+    harms_pending,
     resized,
-    takes_what_is_kept,
 )
 from fgpu_scheduler.core.usage import fgpu_seconds
 
@@ -43,7 +43,7 @@ def test_a_session_grows_by_what_is_free_of_its_own_gpu() -> None:
     assert grown.request.fgpu_milli == 800
     assert grown.sizes == (Size(lab.now_s, 500, 500_000, 4096, 50),)
     assert mine(lab, Amount(900)) is NotResized.NO_ROOM
-    left = left_for(lab, lab.of("me"))
+    left = available_to(lab, lab.of("me"))
     assert left is not None
     assert left.fgpu_milli == 800
 
@@ -112,7 +112,7 @@ def test_a_session_is_resized_so_often_and_no_more() -> None:
 def takes(lab: World, milli: int, policy: Policy = EASY) -> bool:
     grown = mine(lab, Amount(milli))
     assert isinstance(grown, Session), grown
-    return takes_what_is_kept(lab, grown, policy)
+    return harms_pending(lab, grown, policy)
 
 
 def test_growth_takes_nothing_of_a_place_that_is_kept() -> None:

@@ -10,7 +10,7 @@ from simulator import world
 from simulator.world import request
 
 from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
-from fgpu_scheduler.core.placement import after, could_ever_fit, free, placements, returned
+from fgpu_scheduler.core.placement import after, could_ever_fit, free, placements, released
 from fgpu_scheduler.core.shares import shape, shares_of
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
@@ -98,7 +98,7 @@ def test_a_device_that_everybody_has_left_takes_either_mode() -> None:
     for session in lab.sessions:
         assert left.devices[0].mode is MEMORY
         assert session.placement is not None
-        left = returned(left, session.request, session.placement)
+        left = released(left, session.request, session.placement)
     assert left.devices[0].mode is None
     assert (left,) == free(world(devices=1, memory_mib=8192))
 

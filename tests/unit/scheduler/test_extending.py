@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulator import World, world
 
-from fgpu_scheduler.core.extending import Extension, NotExtended, delays_a_promise, not_extended
+from fgpu_scheduler.core.extending import Extension, NotExtended, delays_promised_start, not_extended
 from fgpu_scheduler.core.model import EndCause, Session, SessionState
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
@@ -59,16 +59,16 @@ def test_what_is_against_it_is_named(session: Session, allowed: Extension, why: 
 def test_nobody_is_made_to_wait_beyond_what_was_promised() -> None:
     lab = half_full().pending("a", "2")
     # y ends last: a was promised the instant after that.
-    assert delays_a_promise(lab, lab.of("y"), HOUR_S, EASY)
-    assert delays_a_promise(lab, lab.of("x"), HOUR_S + 1, EASY)
-    assert not delays_a_promise(lab, lab.of("x"), HOUR_S, EASY)
+    assert delays_promised_start(lab, lab.of("y"), HOUR_S, EASY)
+    assert delays_promised_start(lab, lab.of("x"), HOUR_S + 1, EASY)
+    assert not delays_promised_start(lab, lab.of("x"), HOUR_S, EASY)
 
 
 def test_who_starts_beside_a_kept_place_may_not_outlast_its_start() -> None:
     lab = limited(half_full(), "y", 3 * HOUR_S).pending("a", "1")
     # a gets the GPU of x, which is free first.
-    assert delays_a_promise(lab, lab.of("x"), 60, EASY)
-    assert not delays_a_promise(lab, lab.of("y"), 60, EASY)
+    assert delays_promised_start(lab, lab.of("x"), 60, EASY)
+    assert not delays_promised_start(lab, lab.of("y"), 60, EASY)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_who_starts_beside_a_kept_place_may_not_outlast_its_start() -> None:
     ids=["nobody waits", "no end is known"],
 )
 def test_to_whom_nothing_is_promised_nothing_is_delayed(lab: World) -> None:
-    assert not delays_a_promise(lab, lab.of("y"), HOUR_S, EASY)
+    assert not delays_promised_start(lab, lab.of("y"), HOUR_S, EASY)
 
 
 def test_who_waits_in_another_resource_group_is_not_looked_at() -> None:
@@ -87,7 +87,7 @@ def test_who_waits_in_another_resource_group_is_not_looked_at() -> None:
         .pending("a", "1", group="other")
         .pending("b", "1", group="other")
     )
-    assert not delays_a_promise(lab, lab.of("y"), HOUR_S, EASY)
+    assert not delays_promised_start(lab, lab.of("y"), HOUR_S, EASY)
 
 
 def test_a_warned_session_gets_no_more_than_it_was_extended_by() -> None:
@@ -97,4 +97,7 @@ def test_a_warned_session_gets_no_more_than_it_was_extended_by() -> None:
     assert (longer.ends_at_s, longer.ends_cause) == (end_s + 60, EndCause.TIME_LIMIT)
     then = replace(lab, sessions=(longer,), now_s=end_s - 10)
     # It is not warned once more, with a grace of its own.
-    assert reclaims(then, plan(then, Policy()), AllRules(Rules(grace_s=600)), stood_s={longer.id: 600}) == ()
+    assert (
+        reclaims(then, plan(then, Policy()), AllRules(Rules(grace_s=600)), warned_for_s={longer.id: 600})
+        == ()
+    )

@@ -10,24 +10,24 @@ from simulator import NOW_S, World, lasting, world
 from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
-from fgpu_scheduler.core.forecast import Forecast, forecast, outlook
-from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
-from fgpu_scheduler.core.lengths import Lengths, PastRun
-from fgpu_scheduler.core.model import EndCause, Request, SessionState, WaitReason
-from fgpu_scheduler.core.placement import free
-from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.policies import GroupPolicy
-from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
-from fgpu_scheduler.core.shortage import shortage
-from fgpu_scheduler.core.starts import (
+from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
     BASIS_NO_NODE,
     BASIS_NOW,
     BASIS_TYPICAL,
     BASIS_UNKNOWN,
     SOON_S,
-    Ahead,
+    BlockingSessions,
 )
+from fgpu_scheduler.core.forecast import Forecast, forecast, outlook
+from fgpu_scheduler.core.forecast_accuracy import Calibration, ForecastHistory, StartRange
+from fgpu_scheduler.core.model import EndCause, Request, SessionState, WaitReason
+from fgpu_scheduler.core.placement import free
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.policies import GroupPolicy
+from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
+from fgpu_scheduler.core.run_lengths import PastRun, RunLengths
+from fgpu_scheduler.core.shortage import shortage
 
 CAPS = Caps(fgpu_step_milli=100)
 MEMORY_ONLY = replace(request("mia", "0"), gpu_memory_mib=2048)
@@ -87,10 +87,10 @@ def test_a_whole_forecast_in_words() -> None:
             "all GPUs are busy",
             NOW_S + HOUR - 600,
             BASIS_TYPICAL,
-            ahead=Ahead(1, 1000, (lab.of("a").id,)),
+            ahead=BlockingSessions(1, 1000, (lab.of("a").id,)),
             early_at_s=NOW_S + HOUR - 600,
             late_at_s=NOW_S + HOUR - 600,
-            planned=Range(NOW_S + HOUR - 600, NOW_S + HOUR - 600, NOW_S + HOUR - 600),
+            planned=StartRange(NOW_S + HOUR - 600, NOW_S + HOUR - 600, NOW_S + HOUR - 600),
         ),
     )
 
@@ -343,8 +343,8 @@ def test_only_those_are_told_without_whose_end_it_would_not_start() -> None:
     lab = lab.running("c", "0.4", started_ago_s=600).pending("d", "0.4").pending("e", "0.2")
     found = {f.session_id: f.ahead for f in forecast(lab, Policy(), lasting(HOUR))}
     a, b = lab.of("a").id, lab.of("b").id
-    assert found[lab.of("d").id] == Ahead(1, 500, (a,))
-    assert found[lab.of("e").id] == Ahead(2, 600, (a, b)), (
+    assert found[lab.of("d").id] == BlockingSessions(1, 500, (a,))
+    assert found[lab.of("e").id] == BlockingSessions(2, 600, (a, b)), (
         "with d, who comes first, there is too little without b"
     )
 
@@ -353,7 +353,7 @@ def test_who_frees_the_cpu_that_is_missing_is_told_though_it_holds_another_gpu()
     lab = world(devices=2, cpu=8).running("a", "0.5", on="GPU-n1-0", cpu=8, started_ago_s=600)
     lab = lab.pending("b", "1", cpu=4)
     (found,) = forecast(lab, Policy(), lasting(HOUR))
-    assert found.ahead == Ahead(1, 500, (lab.of("a").id,))
+    assert found.ahead == BlockingSessions(1, 500, (lab.of("a").id,))
 
 
 def test_where_cpu_or_memory_is_short_the_amounts_that_start_now_are_told() -> None:
@@ -418,10 +418,10 @@ def took(lab: World) -> float:
     return time.process_time() - began
 
 
-def runs(*lengths_s: int, user: str = "other") -> Lengths:
+def runs(*lengths_s: int, user: str = "other") -> RunLengths:
     """Return the lengths of what ran: by default of somebody else, with the image that all have."""
     image = world().running("a", "1").of("a").request.image
-    return Lengths("default", [PastRun("default", user, image, length_s) for length_s in lengths_s])
+    return RunLengths("default", [PastRun("default", user, image, length_s) for length_s in lengths_s])
 
 
 def limited() -> World:
@@ -431,9 +431,9 @@ def limited() -> World:
 
 def test_who_has_outlived_most_is_expected_to_last_as_the_few_who_did() -> None:
     lab = world().running("a", "1", started_ago_s=2 * HOUR).pending("b", "1")
-    known = Experience(runs(*[600] * 95, 3 * HOUR, 4 * HOUR, 5 * HOUR, 6 * HOUR, 7 * HOUR))
+    known = ForecastHistory(runs(*[600] * 95, 3 * HOUR, 4 * HOUR, 5 * HOUR, 6 * HOUR, 7 * HOUR))
     (found,) = forecast(lab, Policy(), known)
-    assert found.told is not None
+    assert found.shown is not None
     # Half of those who ran for two hours ran for five.
     assert found.expected_start_at_s == NOW_S + 3 * HOUR
     assert (found.early_at_s, found.late_at_s) == (NOW_S + HOUR, NOW_S + 5 * HOUR)
@@ -441,21 +441,21 @@ def test_who_has_outlived_most_is_expected_to_last_as_the_few_who_did() -> None:
 
 def test_a_start_is_expected_before_the_time_limit_where_sessions_mostly_end_before_it() -> None:
     lab = limited().pending("b", "1")
-    (found,) = forecast(lab, Policy(), Experience(runs(*[HOUR] * 20)))
+    (found,) = forecast(lab, Policy(), ForecastHistory(runs(*[HOUR] * 20)))
     assert found.expected_start_at_s == NOW_S + HOUR
-    (late,) = forecast(lab, Policy(), Experience(runs(*[48 * HOUR] * 20)))
+    (late,) = forecast(lab, Policy(), ForecastHistory(runs(*[48 * HOUR] * 20)))
     assert late.expected_start_at_s == late.late_at_s == NOW_S + 24 * HOUR
 
 
 def test_without_any_experience_a_time_limit_alone_is_told() -> None:
     lab = limited().pending("b", "1")
-    (found,) = forecast(lab, Policy(), Experience())
+    (found,) = forecast(lab, Policy(), ForecastHistory())
     assert (found.early_at_s, found.late_at_s) == (NOW_S + 24 * HOUR, NOW_S + 24 * HOUR)
 
 
 def test_a_lifetime_of_the_resource_group_is_the_latest_end_of_each_session() -> None:
     lab = world().running("a", "1", started_ago_s=600).pending("b", "1")
-    (found,) = forecast(lab, Policy(GroupPolicy(max_lifetime_s=HOUR)), Experience())
+    (found,) = forecast(lab, Policy(GroupPolicy(max_lifetime_s=HOUR)), ForecastHistory())
     assert (found.expected_start_at_s, found.basis) == (NOW_S + HOUR - 600, BASIS_LIMITS)
 
 
@@ -465,7 +465,7 @@ def test_a_start_that_may_come_later_than_told_is_not_said_to_be_known_by_time_l
         lab = lab.running(user, "1")
     sure = replace(lab.of("a"), ends_at_s=NOW_S + HOUR, ends_cause=EndCause.TIME_LIMIT)
     lab = replace(lab, sessions=tuple(sure if s.id == sure.id else s for s in lab.sessions)).pending("z", "1")
-    (found,) = forecast(lab, Policy(), Experience(runs(*range(600, 12600, 600))))
+    (found,) = forecast(lab, Policy(), ForecastHistory(runs(*range(600, 12600, 600))))
     assert found.late_at_s == NOW_S + HOUR
     assert found.expected_start_at_s is not None
     assert (found.basis, found.expected_start_at_s < found.late_at_s) == (BASIS_TYPICAL, True)
@@ -474,9 +474,9 @@ def test_a_start_that_may_come_later_than_told_is_not_said_to_be_known_by_time_l
 def test_starts_that_were_later_than_planned_make_the_next_range_later_and_never_before_now() -> None:
     lab = world().running("a", "1", started_ago_s=60).pending("b", "1")
     lengths = runs(*range(600, 6600, 600))
-    (plain,) = forecast(lab, Policy(), Experience(lengths))
-    (taught,) = forecast(lab, Policy(), Experience(lengths, Stretch(-9.0, 1.0, 2.0)))
-    assert plain.planned == taught.planned == plain.told
+    (plain,) = forecast(lab, Policy(), ForecastHistory(lengths))
+    (taught,) = forecast(lab, Policy(), ForecastHistory(lengths, Calibration(-9.0, 1.0, 2.0)))
+    assert plain.planned == taught.planned == plain.shown
     assert taught.early_at_s == NOW_S
     assert plain.late_at_s is not None
     assert taught.expected_start_at_s is not None
@@ -485,7 +485,7 @@ def test_starts_that_were_later_than_planned_make_the_next_range_later_and_never
 
 
 def test_of_several_whose_ends_are_not_known_the_first_is_expected_sooner_than_of_one() -> None:
-    lengths = Experience(runs(*range(600, 12600, 600)))
+    lengths = ForecastHistory(runs(*range(600, 12600, 600)))
     one = world().running("a", "1").pending("z", "1")
     many = world(devices=4)
     for user in "abcd":
@@ -497,7 +497,7 @@ def test_of_several_whose_ends_are_not_known_the_first_is_expected_sooner_than_o
 
 def test_equal_worlds_have_equal_ranges() -> None:
     lab = world(devices=2).running("a", "1").running("b", "1").pending("c", "2").pending("d", "1")
-    known = Experience(runs(*range(600, 12600, 600)))
+    known = ForecastHistory(runs(*range(600, 12600, 600)))
     assert forecast(lab, Policy(), known) == forecast(lab, Policy(), known)
 
 

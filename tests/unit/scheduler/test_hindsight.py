@@ -6,43 +6,43 @@ import random
 
 import pytest
 
-from fgpu_scheduler.core.hindsight import (
+from fgpu_scheduler.core.forecast_accuracy import (
     LEAST_WAIT_S,
-    NEWEST_TOLD,
+    NEWEST_OUTCOMES,
     TAUGHT_BY,
-    Range,
-    Stretch,
-    Told,
-    hindsight,
-    stretch_of,
+    Calibration,
+    ForecastOutcome,
+    StartRange,
+    calibrated,
+    forecast_accuracy,
 )
 
-PLANNED = Range(1000, 2000, 4000)
+PLANNED = StartRange(1000, 2000, 4000)
 
 
 def told(
-    at_s: int, *, planned: Range = PLANNED, stretch: Stretch | None = None, started: bool = True
-) -> Told:
-    return Told(0, planned if stretch is None else stretch.of(planned, 0), planned, at_s, started)
+    at_s: int, *, planned: StartRange = PLANNED, stretch: Calibration | None = None, started: bool = True
+) -> ForecastOutcome:
+    return ForecastOutcome(0, planned if stretch is None else stretch.of(planned, 0), planned, at_s, started)
 
 
 def test_a_few_starts_teach_nothing() -> None:
-    assert stretch_of([told(9000)] * (TAUGHT_BY - 1)) is None
+    assert calibrated([told(9000)] * (TAUGHT_BY - 1)) is None
 
 
 def test_a_range_is_stretched_by_its_wait_and_a_start_that_was_planned_for_now_moves_too() -> None:
-    twice = Stretch(0.0, 1.0, 2.0)
-    assert twice.of(PLANNED, 0) == Range(2000, 4000 + LEAST_WAIT_S, 6000 + 2 * LEAST_WAIT_S)
-    assert twice.of(Range(50, 60, 90), 60) == Range(60, 60 + LEAST_WAIT_S, 60 + 2 * LEAST_WAIT_S)
+    twice = Calibration(0.0, 1.0, 2.0)
+    assert twice.of(PLANNED, 0) == StartRange(2000, 4000 + LEAST_WAIT_S, 6000 + 2 * LEAST_WAIT_S)
+    assert twice.of(StartRange(50, 60, 90), 60) == StartRange(60, 60 + LEAST_WAIT_S, 60 + 2 * LEAST_WAIT_S)
 
 
 def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -> None:
     draw = random.Random(7)
-    kept: list[Told] = []
+    kept: list[ForecastOutcome] = []
     for _ in range(1200):
-        taught = stretch_of(kept[-NEWEST_TOLD:])
+        taught = calibrated(kept[-NEWEST_OUTCOMES:])
         kept.append(told(round(draw.lognormvariate(8.5, 0.8)), stretch=taught))
-    found = hindsight(kept[400:])
+    found = forecast_accuracy(kept[400:])
     assert found is not None
     assert found.inside == pytest.approx(0.8, abs=0.06)
     assert found.late == pytest.approx(0.1, abs=0.05)
@@ -51,28 +51,28 @@ def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -
 
 def test_as_waits_grow_longer_and_longer_the_ranges_follow() -> None:
     draw = random.Random(7)
-    kept: list[Told] = []
+    kept: list[ForecastOutcome] = []
     for n in range(1500):
-        taught = stretch_of(kept[-NEWEST_TOLD:])
+        taught = calibrated(kept[-NEWEST_OUTCOMES:])
         kept.append(told(round(draw.lognormvariate(8 + n / 600, 0.8)), stretch=taught))
-    found = hindsight(kept[500:])
+    found = forecast_accuracy(kept[500:])
     assert found is not None
     assert found.inside > 0.78
     assert found.late < 0.16
 
 
 def test_who_gave_up_after_the_range_was_told_too_little_and_who_left_before_says_nothing() -> None:
-    assert hindsight([told(3000, started=False)]) is None
-    found = hindsight([told(5000, started=False), told(3000)])
+    assert forecast_accuracy([told(3000, started=False)]) is None
+    found = forecast_accuracy([told(5000, started=False), told(3000)])
     assert found is not None
     assert (found.starts, found.inside, found.late, found.early) == (2, 0.5, 0.5, 0.0)
 
 
 def test_a_start_that_was_certain_teaches_nothing_of_uncertain_ones() -> None:
-    certain = Range(2000, 2000, 2000)
-    assert stretch_of([told(9000, planned=certain)] * 50) is None
-    assert Stretch(-1.0, 0.0, 1.0).of(certain, 0) == certain
+    certain = StartRange(2000, 2000, 2000)
+    assert calibrated([told(9000, planned=certain)] * 50) is None
+    assert Calibration(-1.0, 0.0, 1.0).of(certain, 0) == certain
 
 
 def test_of_nothing_told_there_is_nothing_to_say() -> None:
-    assert hindsight([]) is None
+    assert forecast_accuracy([]) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpu_scheduler.core.lengths import LEAST, Lengths, PastRun, Source
+from fgpu_scheduler.core.run_lengths import LEAST, LengthSource, PastRun, RunLengths
 
 HOUR = 3600
 
@@ -14,7 +14,7 @@ def runs(*lengths_s: int, user: str = "ann", image: str = "python", group: str =
 
 
 def test_too_few_runs_tell_nothing() -> None:
-    lengths = Lengths("lab", runs(*[HOUR] * (LEAST - 1)))
+    lengths = RunLengths("lab", runs(*[HOUR] * (LEAST - 1)))
     assert not lengths
     assert lengths.rest("ann", "python", 0) is None
 
@@ -22,14 +22,14 @@ def test_too_few_runs_tell_nothing() -> None:
 @pytest.mark.parametrize(
     ("user", "image", "source"),
     [
-        ("ann", "python", Source.USER_IMAGE),
-        ("ann", "torch", Source.USER),
-        ("bob", "python", Source.IMAGE),
-        ("bob", "torch", Source.GROUP),
+        ("ann", "python", LengthSource.USER_IMAGE),
+        ("ann", "torch", LengthSource.USER),
+        ("bob", "python", LengthSource.IMAGE),
+        ("bob", "torch", LengthSource.GROUP),
     ],
 )
-def test_the_narrowest_source_with_enough_runs_counts(user: str, image: str, source: Source) -> None:
-    lengths = Lengths("lab", runs(*[HOUR] * LEAST))
+def test_the_narrowest_source_with_enough_runs_counts(user: str, image: str, source: LengthSource) -> None:
+    lengths = RunLengths("lab", runs(*[HOUR] * LEAST))
     found = lengths.rest(user, image, 0)
     assert found is not None
     assert found.source is source
@@ -37,21 +37,21 @@ def test_the_narrowest_source_with_enough_runs_counts(user: str, image: str, sou
 
 
 def test_a_group_without_runs_is_told_by_those_of_all() -> None:
-    found = Lengths("new", runs(*[HOUR] * LEAST)).rest("ann", "python", 0)
+    found = RunLengths("new", runs(*[HOUR] * LEAST)).rest("ann", "python", 0)
     assert found is not None
-    assert found.source is Source.ALL
+    assert found.source is LengthSource.ALL
 
 
 def test_a_source_of_which_too_few_ran_as_long_gives_way_to_a_wider_one() -> None:
     own, others = runs(*[600] * 50), runs(*[3 * HOUR] * LEAST, user="bob")
-    found = Lengths("lab", [*own, *others]).rest("ann", "python", HOUR)
+    found = RunLengths("lab", [*own, *others]).rest("ann", "python", HOUR)
     assert found is not None
-    assert found.source is Source.IMAGE
+    assert found.source is LengthSource.IMAGE
     assert found.at_s(0.5) == 2 * HOUR
 
 
 def test_the_rest_is_that_of_those_who_ran_at_least_as_long() -> None:
-    lengths = Lengths("lab", runs(*range(600, 6600, 600)))
+    lengths = RunLengths("lab", runs(*range(600, 6600, 600)))
     new, old = lengths.rest("ann", "python", 0), lengths.rest("ann", "python", 3000)
     assert new is not None
     assert old is not None
@@ -60,16 +60,16 @@ def test_the_rest_is_that_of_those_who_ran_at_least_as_long() -> None:
 
 
 def test_who_has_outlived_all_goes_on_the_longer_the_longer_it_has_run() -> None:
-    lengths = Lengths("lab", runs(*[HOUR] * 20))
+    lengths = RunLengths("lab", runs(*[HOUR] * 20))
     found = [lengths.rest("ann", "python", hours * HOUR) for hours in (2, 10)]
-    assert all(one is not None and one.source is Source.AGE for one in found)
+    assert all(one is not None and one.source is LengthSource.AGE for one in found)
     young, old = (one.at_s(0.5) for one in found if one is not None)
     assert old == pytest.approx(5 * young, rel=0.01)
     assert young == pytest.approx(0.414 * 2 * HOUR, rel=0.01)
 
 
 def test_who_seems_to_have_run_many_times_as_long_as_anybody_is_a_clock_that_was_set() -> None:
-    lengths = Lengths("lab", runs(*[600] * LEAST))
+    lengths = RunLengths("lab", runs(*[600] * LEAST))
     for ran_s in (30 * HOUR, 10 * 365 * 24 * HOUR):
         found = lengths.rest("ann", "python", ran_s)
         assert found is not None
@@ -77,6 +77,6 @@ def test_who_seems_to_have_run_many_times_as_long_as_anybody_is_a_clock_that_was
 
 
 def test_a_clock_that_was_set_back_makes_no_run_shorter_than_nothing() -> None:
-    found = Lengths("lab", runs(*[-600] * LEAST)).rest("ann", "python", 0)
+    found = RunLengths("lab", runs(*[-600] * LEAST)).rest("ann", "python", 0)
     assert found is not None
     assert found.at_s(0.5) == 0

@@ -16,8 +16,8 @@ from fgpu_scheduler.core.lifecycle import (
     MOVED_BY,
     SERVING,
     final_state,
-    given_back,
     moved,
+    returned_to_queue,
 )
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -165,7 +165,9 @@ def test_the_message_of_an_end_takes_the_place_of_a_warning() -> None:
 def test_a_node_that_was_refused_is_left_out_for_twice_as_long_each_time_up_to_five_minutes() -> None:
     refused = session(S.PREPARING, refused=())
     for number, pause_s in enumerate((30, 60, 120, 240, 300, 300), 1):
-        waits = given_back(replace(refused, state=S.PREPARING, placement=PLACEMENT), "no\n room", now_s=100)
+        waits = returned_to_queue(
+            replace(refused, state=S.PREPARING, placement=PLACEMENT), "no\n room", now_s=100
+        )
         assert (waits.state, waits.wait_reason, waits.launched) == (S.PENDING, WaitReason.CLUSTER, None)
         assert waits.refused == (RefusedNode("n1", 100, number, "no room"),)
         assert waits.left_out(99 + pause_s) == waits.refused
@@ -178,7 +180,9 @@ def test_each_refused_node_is_known_by_itself_and_no_more_than_a_few_are_kept() 
     waits = session(S.PREPARING, refused=())
     for number in range(lifecycle.MOST_REFUSED + 5):
         where = Placement(f"n{number}", PLACEMENT.shares)
-        waits = given_back(replace(waits, state=S.PREPARING, placement=where), "x" * 9999, now_s=number)
+        waits = returned_to_queue(
+            replace(waits, state=S.PREPARING, placement=where), "x" * 9999, now_s=number
+        )
     assert [node.node_id for node in waits.refused] == [f"n{n}" for n in range(5, number + 1)]
     assert {len(node.words) for node in waits.refused} == {lifecycle.MOST_WORDS}
 

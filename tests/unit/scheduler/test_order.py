@@ -6,11 +6,20 @@ from dataclasses import replace
 
 from simulator import World, world
 
-from fgpu_scheduler.core.orders import Order, aged_from_s, by_place, fifo, in_order, lifo, lines, waited_s
+from fgpu_scheduler.core.orders import (
+    Order,
+    aged_from_s,
+    by_place,
+    fifo,
+    in_order,
+    lifo,
+    queue_snapshots,
+    waited_s,
+)
 
 
 def users(lab: World) -> list[str]:
-    return [s.request.user for s in lines(lab)["default"].waiting]
+    return [s.request.user for s in queue_snapshots(lab)["default"].waiting]
 
 
 def test_only_those_who_wait_are_in_the_queue_first_come_first() -> None:
@@ -39,7 +48,7 @@ def test_an_order_ranks_those_of_one_group_and_ties_go_by_place() -> None:
     lab = (
         world().pending("a", "0.5").pending("b", "0.1").pending("c", "0.5").pending("d", "0.1", group="class")
     )
-    own = lines(lab)["default"]
+    own = queue_snapshots(lab)["default"]
 
     def ordered(order: Order) -> list[str]:
         return [own.waiting[at].request.user for at in in_order(own, order(own))]
@@ -71,7 +80,7 @@ def test_one_that_was_queued_again_has_waited_since_then_and_makes_nobody_wait_l
 
 
 def ordered(lab: World, order: Order = fifo, *, longest_wait_s: int | None = None) -> list[str]:
-    own = lines(lab)["default"]
+    own = queue_snapshots(lab)["default"]
     aged = []
     if longest_wait_s is not None:
         from_s = aged_from_s(own, longest_wait_s)

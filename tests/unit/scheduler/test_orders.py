@@ -10,10 +10,10 @@ from simulator import World, world
 from simulator.world import request
 
 from fgpu_scheduler.core import orders, usage
-from fgpu_scheduler.core.lengths import PastRun, PastRuns
 from fgpu_scheduler.core.model import Session, SessionState, Usage
-from fgpu_scheduler.core.orders import Order, in_order, lines
+from fgpu_scheduler.core.orders import Order, in_order, queue_snapshots
 from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Policy, group_policy
+from fgpu_scheduler.core.run_lengths import PastRun, PastRuns
 from fgpu_scheduler.errors import BadSettings
 
 HOUR_S = 3600
@@ -22,7 +22,7 @@ HOUR_OF_ONE = 1000 * HOUR_S
 
 
 def ordered(lab: World, order: Order) -> list[str]:
-    own = lines(lab)["default"]
+    own = queue_snapshots(lab)["default"]
     return [own.waiting[n].request.user for n in in_order(own, order(own))]
 
 
@@ -191,7 +191,7 @@ def test_an_order_has_one_rank_for_each_and_does_not_depend_on_the_order_of_its_
     lab = replace(lab, sessions=(*lab.sessions, explicit(lab)))
     backwards = replace(lab, sessions=lab.sessions[::-1], usage=lab.usage[::-1], nodes=lab.nodes[::-1])
     order = ORDERS[name]
-    assert len(order(lines(lab)["default"])) == 6
+    assert len(order(queue_snapshots(lab)["default"])) == 6
     assert ordered(lab, order) == ordered(backwards, order)
 
 
@@ -208,7 +208,7 @@ def test_all_memory_of_a_device_counts_as_the_device(order: Order, expected: lis
     """Were it worth nothing, a's second request would come before b's."""
     lab = world(devices=4).pending("a", "0").pending("b", "0.5").pending("a", "0.1").pending("b", "0.1")
     first = replace(lab.sessions[0], request=request("a", "0", gpu_memory_mib=8192))
-    own = lines(replace(lab, sessions=(first, *lab.sessions[1:])))["default"]
+    own = queue_snapshots(replace(lab, sessions=(first, *lab.sessions[1:])))["default"]
     assert [own.waiting[n].id for n in in_order(own, order(own))] == expected
 
 

@@ -15,7 +15,7 @@ from fgpu_scheduler.core.placement import (
     could_ever_fit,
     free,
     placements,
-    returned,
+    released,
     untouched,
 )
 from fgpu_scheduler.core.shares import devices_needed
@@ -171,7 +171,7 @@ def test_what_has_ended_gives_back_exactly_what_it_took() -> None:
     asked, (left,) = request("b", "0.5", cpu=2), free(lab)
     for where, leaves in placements(left, asked):
         assert leaves != left
-        assert returned(leaves, asked, where) == left
+        assert released(leaves, asked, where) == left
 
 
 def fits(lab: World, fgpu: str, *shares: Share) -> bool:

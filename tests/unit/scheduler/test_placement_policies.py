@@ -11,13 +11,13 @@ from simulator import World, world
 from simulator.world import request
 
 from fgpu_scheduler.core import placer
-from fgpu_scheduler.core.asked import asked_of
 from fgpu_scheduler.core.model import NodeState, Request
-from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
+from fgpu_scheduler.core.placement import NodeAmounts, Score, free, place, untouched
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.request_counts import count_requests
 from fgpu_scheduler.core.scores import (
-    Cluster,
+    ClusterTotals,
     TypicalRequest,
     Workload,
     best_fit,
@@ -26,10 +26,10 @@ from fgpu_scheduler.core.scores import (
     spread,
     worth,
 )
-from fgpu_scheduler.core.scores.chosen import PLACEMENTS, score_for, workload_of
-from fgpu_scheduler.core.scores.cutting import residual_values
+from fgpu_scheduler.core.scores.cutting_stock import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
-from fgpu_scheduler.core.scores.scarce import Scarce, scarce_nodes
+from fgpu_scheduler.core.scores.placements import PLACEMENTS, score_for, workload_of
+from fgpu_scheduler.core.scores.scarce_nodes import ScarceNodes, scarce_nodes
 from fgpu_scheduler.core.scores.worth import prices
 
 
@@ -65,17 +65,19 @@ def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
     potential = Fragmentation(Workload.counted(counts), percent=100)
     assert potential.scale == 4
     # 1.3 free: 0.5 can use the whole device and none of 0.3; 1 the whole one; without GPU, all is lost.
-    assert potential(Room(8000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 300 + 1 * 1300
+    assert potential(NodeAmounts(8000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 300 + 1 * 1300
     # With 3 cores, 1 cannot run: all of it is lost to that.
-    assert potential(Room(3000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 1300 + 1 * 1300
-    assert potential(Room(500, 9999, (1000, 300), (1000, 1000))) == 4 * 1300
+    assert potential(NodeAmounts(3000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 1300 + 1 * 1300
+    assert potential(NodeAmounts(500, 9999, (1000, 300), (1000, 1000))) == 4 * 1300
 
 
 def test_several_devices_are_fragments_to_a_shape_that_needs_more_of_them() -> None:
     potential = Fragmentation(asks(f2000=1), percent=100)
-    assert potential(Room(8000, 9999, (1000, 1000, 400), (1000,) * 3)) == 400
-    assert potential(Room(8000, 9999, (1000, 900, 400), (1000,) * 3)) == 2300
-    assert potential(Room(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, "without CPU it cannot run"
+    assert potential(NodeAmounts(8000, 9999, (1000, 1000, 400), (1000,) * 3)) == 400
+    assert potential(NodeAmounts(8000, 9999, (1000, 900, 400), (1000,) * 3)) == 2300
+    assert potential(NodeAmounts(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, (
+        "without CPU it cannot run"
+    )
 
 
 def test_fgd_keeps_whole_the_device_that_most_requests_need_whole() -> None:
@@ -117,7 +119,7 @@ def test_worth_leaves_the_gap_that_a_popular_fraction_fills() -> None:
     """Best fit puts 0.3 into the gap of 0.47; most requests are of 0.47, so `worth` keeps it for one."""
     lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
     lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1")
-    score = worth(asks(f470=50, f300=5, f350=5), Cluster.of(lab.nodes))
+    score = worth(asks(f470=50, f300=5, f350=5), ClusterTotals.of(lab.nodes))
     assert goes_to(lab, "0.3", best_fit) == ["GPU-n1-0"]
     assert goes_to(lab, "0.3", score) == ["GPU-n1-1"]
     assert goes_to(lab, "0.47", score) == ["GPU-n1-0"]
@@ -127,7 +129,7 @@ def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
     lab = world(devices=0).node("n1", devices=2, cpu=9).node("n2", devices=2, cpu=64)
     score = worth(
         Workload.counted([(TypicalRequest(1000, 4000, 1024), 9), (TypicalRequest(500, 4000, 1024), 1)]),
-        Cluster.of(lab.nodes),
+        ClusterTotals.of(lab.nodes),
     )
     assert goes_to(lab, "0.5", best_fit, cpu=8) == ["GPU-n1-0"]
     assert goes_to(lab, "0.5", score, cpu=8) == ["GPU-n2-0"]
@@ -135,7 +137,7 @@ def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
 
 def test_worth_counts_memory_of_the_host_as_it_counts_cpu() -> None:
     lab = world(devices=0).node("n1", devices=2, node_memory_mib=9000).node("n2", devices=2)
-    score = worth(Workload.counted([(TypicalRequest(1000, 1000, 4096), 9)]), Cluster.of(lab.nodes))
+    score = worth(Workload.counted([(TypicalRequest(1000, 1000, 4096), 9)]), ClusterTotals.of(lab.nodes))
     assert goes_to(lab, "0.5", score, memory_mib=8192) == ["GPU-n2-0"]
 
 
@@ -148,13 +150,13 @@ def test_worth_saves_cpu_for_gpus_only_where_there_is_enough_for_all(without_gpu
         (TypicalRequest(1000, 40000, 1024), 1),
         (TypicalRequest(0, 100000, 1024), without_gpu),
     ]
-    assert goes_to(lab, "1", worth(Workload.counted(counts), Cluster.of(lab.nodes)), cpu=12) == [device]
+    assert goes_to(lab, "1", worth(Workload.counted(counts), ClusterTotals.of(lab.nodes)), cpu=12) == [device]
 
 
 def test_worth_leaves_a_node_of_much_cpu_to_whoever_needs_all_of_it() -> None:
     """To whole nodes all others are equal: their GPUs are all taken, and no fragment is left."""
     lab = world(devices=0).node("n1", devices=2, cpu=64).node("n2", devices=2, cpu=16)
-    score = worth(asks(f1000=9, f2000=1), Cluster.of(lab.nodes))
+    score = worth(asks(f1000=9, f2000=1), ClusterTotals.of(lab.nodes))
     assert goes_to(lab, "2", best_fit, cpu=8) == ["GPU-n1-0", "GPU-n1-1"]
     assert goes_to(lab, "2", score, cpu=8) == ["GPU-n2-0", "GPU-n2-1"]
     assert goes_to(lab, "2", score, cpu=32) == ["GPU-n1-0", "GPU-n1-1"]
@@ -162,10 +164,10 @@ def test_worth_leaves_a_node_of_much_cpu_to_whoever_needs_all_of_it() -> None:
 
 def test_worth_is_best_fit_on_one_node_and_without_a_workload() -> None:
     lab = world(devices=2).node("n2")
-    assert worth(asks(f470=9), Cluster.of(lab.nodes[:1])) is best_fit
-    assert worth(Workload(), Cluster.of(lab.nodes)) is best_fit
-    assert worth(asks(f0=9), Cluster.of(lab.nodes)) is best_fit
-    assert worth(asks(f470=9), Cluster.of(lab.nodes)) is not best_fit
+    assert worth(asks(f470=9), ClusterTotals.of(lab.nodes[:1])) is best_fit
+    assert worth(Workload(), ClusterTotals.of(lab.nodes)) is best_fit
+    assert worth(asks(f0=9), ClusterTotals.of(lab.nodes)) is best_fit
+    assert worth(asks(f470=9), ClusterTotals.of(lab.nodes)) is not best_fit
 
 
 def two_models() -> World:
@@ -182,7 +184,7 @@ def named(model: str, count: int) -> Workload:
 
 
 def test_a_model_costs_what_those_will_ask_of_it_who_can_use_no_other() -> None:
-    cluster = Cluster.of(two_models().nodes)
+    cluster = ClusterTotals.of(two_models().nodes)
     assert prices(named("Rare", 1), cluster) == {"Rare": 400}, (
         "a tenth of the requests, a quarter of the GPUs"
     )
@@ -207,9 +209,11 @@ def wholes(count: int, *, cpu: int = 32, others: int = 10) -> Workload:
 
 
 def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such_nodes() -> None:
-    cluster = Cluster.of(few_large_nodes().nodes)
-    assert scarce_nodes(wholes(1), cluster) == (Scarce(2000, 32000, 1024, 2 * 666),)
-    assert scarce_nodes(wholes(10), cluster) == (Scarce(2000, 32000, 1024, 2 * 1000),), "more than there are"
+    cluster = ClusterTotals.of(few_large_nodes().nodes)
+    assert scarce_nodes(wholes(1), cluster) == (ScarceNodes(2000, 32000, 1024, 2 * 666),)
+    assert scarce_nodes(wholes(10), cluster) == (ScarceNodes(2000, 32000, 1024, 2 * 1000),), (
+        "more than there are"
+    )
     assert scarce_nodes(wholes(1, others=15), cluster) == (), "less than half"
     assert scarce_nodes(wholes(10, cpu=16), cluster) == (), "they fit on all nodes"
     assert scarce_nodes(wholes(1, cpu=65), cluster) == (), "they fit on none"
@@ -218,13 +222,13 @@ def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such
 
 def test_those_who_fit_on_the_same_nodes_alone_count_together() -> None:
     """One has more CPU, the other more memory: only n1 holds either."""
-    cluster = Cluster.of(few_large_nodes().nodes)
+    cluster = ClusterTotals.of(few_large_nodes().nodes)
     counts = [
         (TypicalRequest(2000, 40000, 1024), 1),
         (TypicalRequest(2000, 32000, 2048), 1),
         (TypicalRequest(1000, 12000, 1024), 20),
     ]
-    assert scarce_nodes(Workload.counted(counts), cluster) == (Scarce(2000, 32000, 1024, 2 * 666),)
+    assert scarce_nodes(Workload.counted(counts), cluster) == (ScarceNodes(2000, 32000, 1024, 2 * 666),)
 
 
 @pytest.mark.parametrize("amount", ["1", "0.5"])
@@ -233,7 +237,7 @@ def test_worth_leaves_a_scarce_node_to_those_who_need_all_of_it(amount: str) -> 
     lab = few_large_nodes()
     asked = request("new", amount, cpu=15)
     for count, node in ((1, "n2"), (0, "n1")):
-        found = placing.goes_to(lab, asked, worth(wholes(count), Cluster.of(lab.nodes)))
+        found = placing.goes_to(lab, asked, worth(wholes(count), ClusterTotals.of(lab.nodes)))
         assert found is not None
         assert found[0] == f"GPU-{node}-0"
 
@@ -241,7 +245,7 @@ def test_worth_leaves_a_scarce_node_to_those_who_need_all_of_it(amount: str) -> 
 def test_a_scarce_node_that_is_begun_costs_nothing_more() -> None:
     lab = few_large_nodes().running("a", "1", on="GPU-n1-0")
     for count in (0, 1):
-        score = worth(wholes(count), Cluster.of(lab.nodes))
+        score = worth(wholes(count), ClusterTotals.of(lab.nodes))
         assert goes_to(lab, "1", score, cpu=15) == ["GPU-n1-1"]
 
 
@@ -254,7 +258,7 @@ def test_who_asks_for_cpu_alone_leaves_a_scarce_node_large_enough(
     monkeypatch.setattr(placer, "FEW", few)
     lab = world(devices=0).node("n1", devices=2, cpu=64).running("a", "0", cpu=24)
     lab = lab.node("n2", devices=2, cpu=16).node("n3", devices=2, cpu=16).node("n5", devices=2, cpu=64)
-    score = worth(wholes(2), Cluster.of(lab.nodes))
+    score = worth(wholes(2), ClusterTotals.of(lab.nodes))
     where = Placer(free(lab), score=score).place(request("new", "0", cpu=cpu))
     assert where is not None
     assert where.node_id == node
@@ -264,19 +268,19 @@ def test_who_asks_for_cpu_alone_leaves_a_scarce_node_large_enough(
 def test_worth_leaves_a_scarce_model_to_those_who_ask_for_it(amount: str) -> None:
     lab = two_models()
     asked = request("new", amount)
-    for score, node in ((worth(named("Rare", 2), Cluster.of(lab.nodes)), "n2"), (best_fit, "n1")):
+    for score, node in ((worth(named("Rare", 2), ClusterTotals.of(lab.nodes)), "n2"), (best_fit, "n1")):
         found = placing.goes_to(lab, asked, score)
         assert found is not None
         assert found[0] == f"GPU-{node}-0"
     picky = replace(asked, gpu_models=("Rare",))
-    found = placing.goes_to(lab, picky, worth(named("Rare", 2), Cluster.of(lab.nodes)))
+    found = placing.goes_to(lab, picky, worth(named("Rare", 2), ClusterTotals.of(lab.nodes)))
     assert found is not None
     assert found[0] == "GPU-n1-0"
 
 
 def test_a_scarce_model_is_used_before_anybody_waits() -> None:
     lab = two_models()
-    placer = Placer(free(lab), score=worth(named("Rare", 2), Cluster.of(lab.nodes)))
+    placer = Placer(free(lab), score=worth(named("Rare", 2), ClusterTotals.of(lab.nodes)))
     went = [placer.place(request("u", "1")) for _ in range(9)]
     assert [where and where.node_id for where in went] == [
         "n2",
@@ -292,31 +296,37 @@ def test_a_scarce_model_is_used_before_anybody_waits() -> None:
 
 
 def test_every_placement_has_its_score_from_what_was_asked_for() -> None:
-    lab = replace(two_models(), asked=asked_of([request("u", "1")] * 60))
+    lab = replace(two_models(), request_counts=count_requests([request("u", "1")] * 60))
     chosen = {name: score_for(one, lab, "default") for name, one in PLACEMENTS.items()}
     assert (chosen["first-fit"], chosen["best-fit"], chosen["spread"]) == (first_fit, best_fit, spread)
     assert type(chosen["fgd"]) is type(fgd(Workload()))
-    assert type(chosen["default"]) is type(worth(asks(f1000=1), Cluster.of(lab.nodes)))
+    assert type(chosen["default"]) is type(worth(asks(f1000=1), ClusterTotals.of(lab.nodes)))
     # Made once for all passes.
     assert score_for(PLACEMENTS["default"], lab, "default") is chosen["default"]
 
 
 def test_what_is_chosen_is_best_fit_on_one_node_and_while_little_is_known() -> None:
     asked = [request("u", "1")] * 60
-    one_node = replace(world(devices=8), asked=asked_of(asked))
+    one_node = replace(world(devices=8), request_counts=count_requests(asked))
     assert score_for(PLACEMENTS["default"], one_node, "default") is best_fit
-    new = replace(two_models(), asked=asked_of(asked[:49]))
+    new = replace(two_models(), request_counts=count_requests(asked[:49]))
     assert score_for(PLACEMENTS["default"], new, "default") is best_fit
     elsewhere = [replace(one, resource_group="other") for one in asked]
-    assert score_for(PLACEMENTS["default"], replace(new, asked=asked_of(elsewhere)), "default") is best_fit
+    assert (
+        score_for(PLACEMENTS["default"], replace(new, request_counts=count_requests(elsewhere)), "default")
+        is best_fit
+    )
     without_gpu = [replace(one, fgpu_milli=0) for one in asked]
-    assert score_for(PLACEMENTS["default"], replace(new, asked=asked_of(without_gpu)), "default") is best_fit
+    assert (
+        score_for(PLACEMENTS["default"], replace(new, request_counts=count_requests(without_gpu)), "default")
+        is best_fit
+    )
 
 
 def test_explicit_amounts_count_as_what_they_are_worth() -> None:
-    cluster = Cluster.of(two_models().nodes)
+    cluster = ClusterTotals.of(two_models().nodes)
     half = replace(request("u", "0"), gpu_memory_mib=4096, compute_percent=25)
-    (found,) = workload_of(asked_of([half] * 50), cluster).counts
+    (found,) = workload_of(count_requests([half] * 50), cluster).counts
     assert found == (TypicalRequest(500, 1000, 1024), 50)
 
 
@@ -325,7 +335,7 @@ def test_a_plan_goes_by_what_was_asked_for() -> None:
     lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
     lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1").pending("c", "0.3")
     asked = [request("u", amount) for amount in ("0.47",) * 50 + ("0.3", "0.35") * 5]
-    for seen, device in ((lab, "GPU-n1-0"), (replace(lab, asked=asked_of(asked)), "GPU-n1-1")):
+    for seen, device in ((lab, "GPU-n1-0"), (replace(lab, request_counts=count_requests(asked)), "GPU-n1-1")):
         (placed,) = plan(seen, Policy()).placed
         assert [share.device_uuid for share in placed.placement.shares] == [device]
 
@@ -346,7 +356,7 @@ def all_scores(lab: World) -> dict[str, Score]:
         "best_fit": best_fit,
         "spread": spread,
         "fgd": fgd(workload),
-        "worth": worth(workload, Cluster.of(lab.nodes)),
+        "worth": worth(workload, ClusterTotals.of(lab.nodes)),
     }
 
 

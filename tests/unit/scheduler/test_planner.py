@@ -8,7 +8,7 @@ from simulator import World, decided, world
 
 from fgpu_scheduler.core import orders, scores
 from fgpu_scheduler.core.model import SessionState
-from fgpu_scheduler.core.planner import Plan, Reserve, plan
+from fgpu_scheduler.core.planner import Plan, ReserveDecision, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 
 
@@ -129,7 +129,7 @@ def test_a_start_is_promised_to_an_aged_session_unless_one_of_higher_priority_ma
         return replace(lab, sessions=(lab.of("a"), lab.of("b"), first, old))
 
     def promised(world: World) -> list[int | None]:
-        return [d.starts_at_s for d in plan(world, policy).decisions if isinstance(d, Reserve)]
+        return [d.starts_at_s for d in plan(world, policy).decisions if isinstance(d, ReserveDecision)]
 
     assert promised(asked_for(0)) == [lab.now_s + 60]
     assert promised(asked_for(1)) == [None]

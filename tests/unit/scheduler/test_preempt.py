@@ -13,7 +13,16 @@ from simulator.world import NOW_S, request
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, NodeState, Quota, QuotaScope, Request, Session, SessionState
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.reclaim import AllRules, End, Reclaim, Rules, Spare, Warn, reclaims, said
+from fgpu_scheduler.core.reclaim import (
+    AllRules,
+    End,
+    Reclaim,
+    Rules,
+    Warn,
+    WithdrawWarning,
+    end_message,
+    reclaims,
+)
 
 PREEMPTED, LIMIT = EndCause.PREEMPTED, EndCause.TIME_LIMIT
 ON = Rules(grace_s=600, preempt=True)
@@ -37,9 +46,9 @@ def changed(lab: World, user: str, **changes: object) -> World:
     return replace(lab, sessions=tuple(sessions))
 
 
-def decided(lab: World, rules: Rules = ON, stood_s: int = 0) -> tuple[Reclaim, ...]:
-    stood = {session.id: stood_s for session in lab.sessions}
-    return reclaims(lab, plan(lab, Policy()), AllRules(rules), stood_s=stood)
+def decided(lab: World, rules: Rules = ON, warned_for_s: int = 0) -> tuple[Reclaim, ...]:
+    stood = {session.id: warned_for_s for session in lab.sessions}
+    return reclaims(lab, plan(lab, Policy()), AllRules(rules), warned_for_s=stood)
 
 
 def who(lab: World, rules: Rules = ON) -> list[str]:
@@ -57,7 +66,7 @@ def test_it_is_off_by_default() -> None:
     assert decided(waits(FULL, "x", "1", priority=9), Rules()) == ()
     other = AllRules(Rules(), {"elsewhere": ON})
     lab = waits(FULL, "x", "1", priority=9)
-    assert reclaims(lab, plan(lab, Policy()), other, stood_s={}) == ()
+    assert reclaims(lab, plan(lab, Policy()), other, warned_for_s={}) == ()
 
 
 def test_the_youngest_of_lower_priority_is_warned_first() -> None:
@@ -119,16 +128,18 @@ def test_who_was_warned_is_not_spared_for_a_younger_one() -> None:
 
 def test_who_was_warned_is_spared_once_nobody_needs_the_place() -> None:
     lab = changed(FULL, "b", ends_at_s=NOW_S + 60, ends_cause=PREEMPTED)
-    assert decided(lab) == (Spare(2),)
-    assert decided(waits(lab, "x", "1"), Rules()) == (Spare(2),)
-    assert decided(waits(changed(lab, "a", state=SessionState.TERMINATING), "x", "1")) == (Spare(2),)
+    assert decided(lab) == (WithdrawWarning(2),)
+    assert decided(waits(lab, "x", "1"), Rules()) == (WithdrawWarning(2),)
+    assert decided(waits(changed(lab, "a", state=SessionState.TERMINATING), "x", "1")) == (
+        WithdrawWarning(2),
+    )
 
 
 def test_at_its_instant_the_warned_session_is_ended_and_queued_again() -> None:
     lab = waits(changed(FULL, "b", ends_at_s=NOW_S, ends_cause=PREEMPTED), "x", "1")
-    assert decided(lab, stood_s=600) == (End(2, PREEMPTED, said(PREEMPTED, requeued=True), True),)
-    assert decided(lab, replace(ON, requeue=False), 600) == (End(2, PREEMPTED, said(PREEMPTED)),)
-    assert decided(lab, stood_s=599) == (Warn(2, PREEMPTED, NOW_S + 1),)
+    assert decided(lab, warned_for_s=600) == (End(2, PREEMPTED, end_message(PREEMPTED, requeued=True), True),)
+    assert decided(lab, replace(ON, requeue=False), 600) == (End(2, PREEMPTED, end_message(PREEMPTED)),)
+    assert decided(lab, warned_for_s=599) == (Warn(2, PREEMPTED, NOW_S + 1),)
 
 
 def test_nobody_is_pre_empted_before_the_least_run_time() -> None:
@@ -148,7 +159,7 @@ def test_a_clock_that_is_set_back_shortens_no_least_run_time() -> None:
     assert decided(lab, least, 595) == (Warn(1, PREEMPTED, NOW_S + 10),)
     early = changed(lab, "a", ends_at_s=NOW_S)
     assert decided(early, least, 600) == (Warn(1, PREEMPTED, NOW_S + 10),)
-    assert decided(changed(early, "a", started_at_s=NOW_S - 2999), least, 600) == (Spare(1),)
+    assert decided(changed(early, "a", started_at_s=NOW_S - 2999), least, 600) == (WithdrawWarning(1),)
 
 
 def test_two_blocked_sessions_do_not_count_on_the_same_place() -> None:

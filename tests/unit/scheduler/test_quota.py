@@ -12,7 +12,14 @@ from simulator.world import request
 
 from fgpu_scheduler.core.admission import Caps, Refusal, pending_refusals
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, SessionState, Share, ShareMode
-from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, quota_words
+from fgpu_scheduler.core.quota import (
+    Ledger,
+    QuotaRemaining,
+    counted_names,
+    least_milli,
+    over_pending,
+    quota_words,
+)
 from fgpuspawner.service.api.forecast import quota_object
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
@@ -274,8 +281,8 @@ def test_whatever_is_taken_as_allowed_never_sums_above_any_quota(
 
 
 def _within(quota: Quota, held: list[Request], newest: Request) -> bool:
-    for name in counted_as(quota, newest):
-        own = [r for r in held if name in counted_as(quota, r)]
+    for name in counted_names(quota, newest):
+        own = [r for r in held if name in counted_names(quota, r)]
         if quota.max_sessions is not None and len(own) > quota.max_sessions:
             return False
         if quota.max_fgpu_milli is not None and sum(r.fgpu_milli for r in own) > quota.max_fgpu_milli:
@@ -289,9 +296,9 @@ def test_what_is_left_is_told_by_the_quota_that_leaves_the_least() -> None:
         Quota(ALL, "*", max_fgpu_milli=2000),
     )
     found = lab(each, together, runs=(("a", "0.5", ()), ("b", "1", ())))
-    assert Ledger(found).left(asked("a")) == Left(500, together, 2, each)
-    assert Ledger(found).left(asked("b")) == Left(400, each, 2, each)
-    assert Ledger(lab()).left(asked("a")) == Left(None, None, None, None)
+    assert Ledger(found).left(asked("a")) == QuotaRemaining(500, together, 2, each)
+    assert Ledger(found).left(asked("b")) == QuotaRemaining(400, each, 2, each)
+    assert Ledger(lab()).left(asked("a")) == QuotaRemaining(None, None, None, None)
     # A lower quota than is held leaves nothing, and not less.
     assert (
         Ledger(lab(Quota(USER, "a", max_sessions=0), runs=(("a", "1", ()),))).left(asked("a")).sessions == 0

@@ -14,7 +14,17 @@ from simulator.world import NOW_S, request
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.reclaim import AllRules, End, Reclaim, Rules, Spare, Warn, Warnings, reclaims, said
+from fgpu_scheduler.core.reclaim import (
+    AllRules,
+    End,
+    Reclaim,
+    Rules,
+    Warn,
+    WarningAges,
+    WithdrawWarning,
+    end_message,
+    reclaims,
+)
 
 IDLE, LIMIT = EndCause.IDLE, EndCause.TIME_LIMIT
 LIFE = Rules(grace_s=600, max_lifetime_s=7200)
@@ -30,8 +40,8 @@ def runs(ago_s: int = 0, **changes: Any) -> World:
     return replace(lab, sessions=(one,))
 
 
-def decided(lab: Snapshot, rules: Rules, stood_s: int = 0) -> tuple[Reclaim, ...]:
-    return reclaims(lab, plan(lab, Policy()), AllRules(rules), stood_s={1: stood_s})
+def decided(lab: Snapshot, rules: Rules, warned_for_s: int = 0) -> tuple[Reclaim, ...]:
+    return reclaims(lab, plan(lab, Policy()), AllRules(rules), warned_for_s={1: warned_for_s})
 
 
 def test_without_rules_or_limits_nobody_is_ended() -> None:
@@ -68,8 +78,8 @@ def test_of_a_short_limit_the_warning_comes_at_its_half() -> None:
 def test_a_resource_group_has_its_own_rules() -> None:
     lab = runs(7200)
     rules = AllRules(Rules(), {"default": LIFE})
-    assert reclaims(lab, plan(lab, Policy()), rules, stood_s={}) == (Warn(1, LIMIT, NOW_S + 600),)
-    assert reclaims(lab, plan(lab, Policy()), AllRules(LIFE, {"default": Rules()}), stood_s={}) == ()
+    assert reclaims(lab, plan(lab, Policy()), rules, warned_for_s={}) == (Warn(1, LIMIT, NOW_S + 600),)
+    assert reclaims(lab, plan(lab, Policy()), AllRules(LIFE, {"default": Rules()}), warned_for_s={}) == ()
 
 
 @pytest.mark.parametrize("state", [s for s in SessionState if s is not SessionState.RUNNING])
@@ -96,7 +106,7 @@ def test_who_asked_to_be_kept_is_warned_again_only_after_that() -> None:
 def test_a_warning_is_taken_back_once_its_reason_is_gone(now: dict[str, int | None]) -> None:
     lab = runs(10**5, idle_since_s=NOW_S - 9000, ends_at_s=NOW_S + 60, ends_cause=IDLE)
     assert decided(lab, NAP) == ()
-    assert decided(replace(lab, sessions=(replace(lab.sessions[0], **now),)), NAP) == (Spare(1),)  # type: ignore[arg-type]
+    assert decided(replace(lab, sessions=(replace(lab.sessions[0], **now),)), NAP) == (WithdrawWarning(1),)  # type: ignore[arg-type]
 
 
 def warned(ends_at_s: int, cause: EndCause = IDLE) -> World:
@@ -104,9 +114,9 @@ def warned(ends_at_s: int, cause: EndCause = IDLE) -> World:
 
 
 def test_who_was_warned_for_the_grace_is_ended_with_the_reason() -> None:
-    assert decided(warned(NOW_S), NAP, 600) == (End(1, IDLE, said(IDLE)),)
+    assert decided(warned(NOW_S), NAP, 600) == (End(1, IDLE, end_message(IDLE)),)
     assert decided(warned(NOW_S + 1), NAP, 600) == ()
-    assert decided(warned(NOW_S, LIMIT), LIFE, 600) == (End(1, LIMIT, said(LIMIT)),)
+    assert decided(warned(NOW_S, LIMIT), LIFE, 600) == (End(1, LIMIT, end_message(LIMIT)),)
 
 
 def test_a_jump_of_the_clock_or_a_restart_shortens_no_grace() -> None:
@@ -122,7 +132,7 @@ def test_a_clock_that_is_set_back_makes_no_warning_stand_for_days() -> None:
 def test_a_lifetime_that_became_longer_is_not_ended_at_the_old_instant() -> None:
     lab = runs(7000, ends_at_s=NOW_S, ends_cause=LIMIT)
     assert decided(lab, LIFE, 600) == (Warn(1, LIMIT, NOW_S + 200),)
-    assert decided(lab, replace(LIFE, max_lifetime_s=10**6), 600) == (Spare(1),)
+    assert decided(lab, replace(LIFE, max_lifetime_s=10**6), 600) == (WithdrawWarning(1),)
 
 
 def test_of_two_reasons_the_earlier_end_is_told() -> None:
@@ -136,13 +146,13 @@ def test_of_two_reasons_the_earlier_end_is_told() -> None:
 
 def test_a_warning_stands_from_when_it_was_first_seen_until_it_changes() -> None:
     one = warned(NOW_S).sessions[0]
-    warnings = Warnings()
-    assert warnings.stood_s([one], 1000.0) == {1: 0}
-    assert warnings.stood_s([replace(one, ends_at_s=NOW_S + 5)], 1090.9) == {1: 90}
-    assert warnings.stood_s([replace(one, ends_cause=LIMIT)], 1100.0) == {1: 0}
-    assert warnings.stood_s([replace(one, ends_cause=None)], 1200.0) == {}
-    assert warnings.stood_s([one], 1300.0) == {1: 0}
-    assert Warnings().stood_s([one], 1400.0) == {1: 0}
+    warnings = WarningAges()
+    assert warnings.warned_for_s([one], 1000.0) == {1: 0}
+    assert warnings.warned_for_s([replace(one, ends_at_s=NOW_S + 5)], 1090.9) == {1: 90}
+    assert warnings.warned_for_s([replace(one, ends_cause=LIMIT)], 1100.0) == {1: 0}
+    assert warnings.warned_for_s([replace(one, ends_cause=None)], 1200.0) == {}
+    assert warnings.warned_for_s([one], 1300.0) == {1: 0}
+    assert WarningAges().warned_for_s([one], 1400.0) == {1: 0}
 
 
 STEPS = st.lists(
@@ -169,7 +179,7 @@ def test_whatever_happens_an_end_comes_after_a_warning_that_stood_for_the_grace(
     store.commit(plan(store.snapshot(now_s), Policy()), now_s=now_s)
     store.move(1, SessionState.PREPARING, now_s=now_s)
     store.move(1, SessionState.RUNNING, now_s=now_s)
-    warnings = Warnings()
+    warnings = WarningAges()
     for step, value in [*steps, *[("wait", 5000)] * 100]:
         match step:
             case "wait":
@@ -181,10 +191,10 @@ def test_whatever_happens_an_end_comes_after_a_warning_that_stood_for_the_grace(
             case "keep":
                 store.keep(1, now_s + value, now_s=now_s)
             case _:
-                warnings = Warnings()
+                warnings = WarningAges()
         found = store.snapshot(now_s)
-        stood_s = warnings.stood_s(found.sessions, steady_s)
-        decisions = reclaims(found, plan(found, Policy()), rules, stood_s=stood_s)
+        warned_for_s = warnings.warned_for_s(found.sessions, steady_s)
+        decisions = reclaims(found, plan(found, Policy()), rules, warned_for_s=warned_for_s)
         (new,) = store.reclaim(decisions, found.version, now_s=now_s) or found.sessions
         if new.state is SessionState.TERMINATING:
             assert cause is new.end_cause

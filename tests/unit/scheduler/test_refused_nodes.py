@@ -11,7 +11,7 @@ from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import RefusedNode, WaitReason
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
-from fgpu_scheduler.core.preempt import victims
+from fgpu_scheduler.core.preemption import victims
 from fgpu_scheduler.core.quota import Ledger
 
 EASY, STRICT = (Policy(GroupPolicy(strict=strict, longest_wait_s=3600)) for strict in (False, True))

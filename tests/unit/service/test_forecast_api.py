@@ -8,7 +8,7 @@ import pytest
 from worlds import ALICE, Build
 
 from fgpu_scheduler import (
-    Ahead,
+    BlockingSessions,
     Refusal,
     Request,
     RequestForecast,
@@ -40,7 +40,7 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
         "why",
         None,
         reason=WaitReason.RESOURCES,
-        ahead=Ahead(1, 2000, (1,)),
+        ahead=BlockingSessions(1, 2000, (1,)),
         soonest_milli=300,
         soonest_at_s=700,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from worlds import ADMIN, SITE, Build, gpu, node
 
-from fgpu_scheduler import AuditLine, Hindsight, NodeState
+from fgpu_scheduler import AuditLine, ForecastAccuracy, NodeState
 from fgpuspawner.isolation.choice import Verdict
 from fgpuspawner.meter.gpu_health import GpuHealth, GpuHealthState
 from fgpuspawner.meter.lately import Lately, Span
@@ -106,7 +106,7 @@ def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_whil
 
 def test_how_good_forecasts_were_is_told_in_percent_and_seconds() -> None:
     world = Build().world()
-    found = seen(world, foretold=Hindsight(40, 0.8, 0.125, 0.075, 3600.4, 4000.0))
+    found = seen(world, foretold=ForecastAccuracy(40, 0.8, 0.125, 0.075, 3600.4, 4000.0))
     assert found.model_dump()["forecasts"] == {
         "starts": 40,
         "inside_percent": 80,

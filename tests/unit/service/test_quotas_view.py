@@ -8,7 +8,7 @@ import pytest
 from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
-from fgpu_scheduler.core.quota import Counted, counted_of_each
+from fgpu_scheduler.core.quota import QuotaUsage, usage_of_quotas
 from fgpuspawner.service.admin.quotas import key_of, not_for_group, quotas_object, spec_of
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.settings.queue import quota_of
@@ -21,9 +21,9 @@ def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
     together = Quota(QuotaScope.ALL, "*", "default", max_sessions=2)
     absent = Quota(QuotaScope.USER, "carol", None, max_sessions=1)
     elsewhere = Quota(QuotaScope.USER, "bob", "other", max_sessions=1)
-    assert counted_of_each((EACH, together, absent, elsewhere), world.snapshot) == (
-        (Counted("bob", 1500, 1, 0), Counted("alice", 500, 1, 1)),
-        (Counted("*", 2000, 2, 1),),
+    assert usage_of_quotas((EACH, together, absent, elsewhere), world.snapshot) == (
+        (QuotaUsage("bob", 1500, 1, 0), QuotaUsage("alice", 500, 1, 1)),
+        (QuotaUsage("*", 2000, 2, 1),),
         (),
         (),
     )

@@ -11,12 +11,12 @@ import pytest
 from fgpu_scheduler import (
     Device,
     EndCause,
-    Measured,
     Node,
-    Past,
+    PastSession,
     Placement,
     Request,
     Session,
+    SessionMeasurements,
     SessionState,
     Share,
     ShareMode,
@@ -55,11 +55,11 @@ ENDED = Session(
     end_cause=EndCause.USER,
     message="said",
 )
-MEASURED = Measured(7, 8000, 250_000, 2048, 360, 3600, 1331, 1290, 21, 65_520_000, True)
+MEASURED = SessionMeasurements(7, 8000, 250_000, 2048, 360, 3600, 1331, 1290, 21, 65_520_000, True)
 
 
 def test_a_receipt_has_exactly_the_documented_fields() -> None:
-    assert receipt(Past(ENDED, MEASURED), world(GPU), ALICE, SITE).model_dump(mode="json") == {
+    assert receipt(PastSession(ENDED, MEASURED), world(GPU), ALICE, SITE).model_dump(mode="json") == {
         "session_id": 7,
         "user": "alice",
         "server_name": "work",
@@ -104,14 +104,14 @@ def test_a_receipt_has_exactly_the_documented_fields() -> None:
     ],
 )
 def test_gpu_hours_are_those_of_its_shares(
-    measured: Measured | None, devices: tuple[Device, ...], hours: float
+    measured: SessionMeasurements | None, devices: tuple[Device, ...], hours: float
 ) -> None:
-    assert receipt(Past(ENDED, measured), world(*devices), ALICE, SITE)["gpu_hours"] == hours
+    assert receipt(PastSession(ENDED, measured), world(*devices), ALICE, SITE)["gpu_hours"] == hours
 
 
 def test_what_was_not_measured_is_null_and_not_nothing() -> None:
-    for measured in (None, Measured(7, 8000, 250_000, 2048)):
-        found = receipt(Past(ENDED, measured), world(GPU), ALICE, SITE)
+    for measured in (None, SessionMeasurements(7, 8000, 250_000, 2048)):
+        found = receipt(PastSession(ENDED, measured), world(GPU), ALICE, SITE)
         for name in ("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"):
             assert found[name] is None
         assert (found["samples"], found["energy_estimated"]) == (0, False)
@@ -119,7 +119,7 @@ def test_what_was_not_measured_is_null_and_not_nothing() -> None:
 
 def test_a_receipt_says_what_was_lent_on_the_mean() -> None:
     counts = '{"memory": {}, "sm": {}, "received": {"20": 1, "60": 3}, "borrowed": {"0": 1, "35": 3}, "lent": {"5": 4}}'
-    found = receipt(Past(ENDED, replace(MEASURED, counts=counts)), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(ENDED, replace(MEASURED, counts=counts)), world(GPU), ALICE, SITE)
     names = ("entitled", "received", "borrowed", "lent")
     assert [found[f"compute_{name}_percent"] for name in names] == [25, 50.0, 26.2, 5.0]
 
@@ -128,14 +128,14 @@ def test_what_never_started_has_waited_and_cost_nothing() -> None:
     cancelled = replace(
         ENDED, state=SessionState.CANCELLED, placement=None, scheduled_at_s=None, started_at_s=None
     )
-    found = receipt(Past(cancelled, None), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(cancelled, None), world(GPU), ALICE, SITE)
     assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (7260, 0, 0)
     assert found["gpu_memory_mib"] is None
 
 
 def test_of_a_session_that_runs_it_is_as_far_as_it_has_come() -> None:
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, end_cause=None)
-    found = receipt(Past(runs, MEASURED), world(GPU, now_s=1060 + 3600), ALICE, SITE)
+    found = receipt(PastSession(runs, MEASURED), world(GPU, now_s=1060 + 3600), ALICE, SITE)
     assert (found["ended_at_s"], found["run_s"], found["gpu_hours"]) == (None, 3560, 0.25)
 
 
@@ -149,32 +149,32 @@ def test_of_a_session_that_runs_it_is_as_far_as_it_has_come() -> None:
 def test_a_resized_session_has_each_amount_with_its_time(exact: int | None, amount: str) -> None:
     asked = replace(ENDED.request, gpu_memory_mib=exact, compute_percent=None if exact is None else 25)
     resized = replace(ENDED, request=asked, sizes=(Size(1060 + 1800, 1000, 500_000, 4096, 50),))
-    found = receipt(Past(resized, MEASURED), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(resized, MEASURED), world(GPU), ALICE, SITE)
     assert (found["amount"], found["fgpu"], found["gpu_memory_mib"]) == (amount, "0.625", 4096)
     assert (found["gpu_hours"], found["compute_entitled_percent"]) == (0.5 * 0.5 + 1.5 * 0.25, 31)
 
 
 def test_of_many_amounts_the_first_are_told_and_the_others_counted() -> None:
     sizes = tuple(Size(1060 + 60 * n, 1000, 500_000, 4096, 50) for n in range(1, 7))
-    found = receipt(Past(replace(ENDED, sizes=sizes), None), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(replace(ENDED, sizes=sizes), None), world(GPU), ALICE, SITE)
     assert found["amount"] == ", then ".join(["1 fGPU for 1 min"] * 4 + ["3 more for 1 h 56 min"])
 
 
 def test_what_took_long_to_start_has_not_waited_in_the_queue() -> None:
     at_once = replace(ENDED, scheduled_at_s=1000, started_at_s=1012)
-    assert receipt(Past(at_once, None), world(GPU), ALICE, SITE)["wait_s"] == 0
+    assert receipt(PastSession(at_once, None), world(GPU), ALICE, SITE)["wait_s"] == 0
 
 
 def test_a_clock_that_was_set_back_makes_no_amount_negative() -> None:
     back = replace(ENDED, scheduled_at_s=900, started_at_s=900, ended_at_s=500)
-    found = receipt(Past(back, None), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(back, None), world(GPU), ALICE, SITE)
     assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)"])
 def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None:
     hostile = replace(ENDED, request=replace(ENDED.request, server_name=name), message=f'{name}","x')
-    text = csv_text(COLUMNS, [cells(receipt(Past(hostile, MEASURED), world(GPU), ALICE, SITE))])
+    text = csv_text(COLUMNS, [cells(receipt(PastSession(hostile, MEASURED), world(GPU), ALICE, SITE))])
     lines = list(csv.reader(io.StringIO(text, newline="")))
     assert lines[0] == list(COLUMNS)
     row = dict(zip(*lines, strict=True))
@@ -183,7 +183,7 @@ def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None
 
 
 def test_the_file_has_what_a_receipt_has() -> None:
-    found = receipt(Past(ENDED, None), world(GPU), ALICE, SITE)
+    found = receipt(PastSession(ENDED, None), world(GPU), ALICE, SITE)
     assert set(COLUMNS) == {name.removesuffix("_at_s") for name in Receipt.model_fields} - {"mine"}
     (line,) = list(csv.reader(io.StringIO(csv_text(COLUMNS, [cells(found)]))))[1:]
     told = dict(zip(COLUMNS, line, strict=True))
@@ -234,7 +234,7 @@ def test_memory_only_is_held_against_no_share_of_compute() -> None:
     found = world(GPU, meters=MeterState(10, {7: looked}))
     shown = session_object(runs, found, ALICE, SITE)
     assert (shown["compute_percent"], shown["gpus"][0]["compute_percent"]) == (None, None)
-    assert receipt(Past(runs, None), found, ALICE, SITE)["compute_entitled_percent"] is None
+    assert receipt(PastSession(runs, None), found, ALICE, SITE)["compute_entitled_percent"] is None
     bars = use(shown["meter"])
     assert bars is not None
     assert bars.compute == Bar("Compute", "38 % of GPU", "37.5")

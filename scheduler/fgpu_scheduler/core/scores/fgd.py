@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fgpu_scheduler.core.columns import Ints, Takes
-from fgpu_scheduler.core.placement import Room, Score
+from fgpu_scheduler.core.node_table import Ints, PlacementBatch
+from fgpu_scheduler.core.placement import NodeAmounts, Score
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.workload import Workload
 
@@ -31,8 +31,8 @@ class _Fgd:
         self._potential = lru_cache(maxsize=1 << 16)(fragments)
         self._step = STEP * fragments.scale
 
-    def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+    def __call__(self, before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
         return ((self._potential(after) - self._potential(before)) // self._step,)
 
-    def many(self, takes: Takes) -> tuple[Ints, ...]:
+    def batch(self, takes: PlacementBatch) -> tuple[Ints, ...]:
         return (self._fragments.growth(takes) // self._step,)

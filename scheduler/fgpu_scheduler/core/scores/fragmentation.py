@@ -10,14 +10,14 @@ from bisect import bisect_right
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Ints, Takes
-from fgpu_scheduler.core.placement import Room
+from fgpu_scheduler.core.node_table import Ints, PlacementBatch
+from fgpu_scheduler.core.placement import NodeAmounts
 from fgpu_scheduler.core.scores.workload import Workload
 from fgpu_scheduler.core.shares import devices_needed
 
 
 class Fragmentation:
-    """F_n(M) for the popular shapes that make ``percent`` of a workload: called with a `Room`.
+    """F_n(M) for the popular shapes that make ``percent`` of a workload: called with a `NodeAmounts`.
 
     It is in thousandths of a GPU times ``scale``, the number of requests that it rests on. A shape that
     cannot run on the node makes all of its free GPU a fragment; so does one without GPU, as in the paper.
@@ -35,7 +35,7 @@ class Fragmentation:
         self._spans: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self.scale = max(1, sum(count for _, count in shapes))
 
-    def __call__(self, room: Room) -> int:
+    def __call__(self, room: NodeAmounts) -> int:
         """Return the fragments of one node."""
         runnable = bisect_right(self._needs_cpu, room.cpu_milli)
         total = 0
@@ -52,7 +52,7 @@ class Fragmentation:
                         total -= count * 1000 * whole
         return total
 
-    def growth(self, takes: Takes) -> Ints:
+    def growth(self, takes: PlacementBatch) -> Ints:
         """Return by how much each way to place raises the fragments of its node."""
         table = self._table(takes.capacity_milli)
         runs = np.searchsorted(self._cpu_steps, takes.cpu_milli, side="right")

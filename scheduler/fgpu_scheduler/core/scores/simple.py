@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler.core.placement import Room
+from fgpu_scheduler.core.placement import NodeAmounts
 
 
-def first_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+def first_fit(before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
     """Score every fit alike, so that the lowest node id and the lowest uuids are taken."""
     return (0,)
 
 
-def spread(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+def spread(before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
     """Score by how full the fullest device taken gets, then the node, in millionths: [-10^6, 0] each.
 
     Sessions disturb each other least that way, and whole devices run out soonest.

@@ -8,13 +8,13 @@ from math import gcd
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Ints, Takes
-from fgpu_scheduler.core.placement import Room, Score, best_fit
-from fgpu_scheduler.core.scores.cluster import Cluster
-from fgpu_scheduler.core.scores.cutting import residual_values
+from fgpu_scheduler.core.node_table import Ints, PlacementBatch
+from fgpu_scheduler.core.placement import NodeAmounts, Score, best_fit
+from fgpu_scheduler.core.scores.batch import batch_best_fit
+from fgpu_scheduler.core.scores.cluster_totals import ClusterTotals
+from fgpu_scheduler.core.scores.cutting_stock import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
-from fgpu_scheduler.core.scores.many import many_best_fit
-from fgpu_scheduler.core.scores.scarce import price_of, prices_of, scarce_nodes
+from fgpu_scheduler.core.scores.scarce_nodes import price_of, prices_of, scarce_nodes
 from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload
 
 # Set on seeds 42 to 46 of bench/scheduler/openb.py; half and double of each change little.
@@ -34,7 +34,7 @@ less there. Where they are many, matching is all.
 """
 
 
-def worth(workload: Workload, cluster: Cluster) -> Score:
+def worth(workload: Workload, cluster: ClusterTotals) -> Score:
     """Return the score for the nodes of ``cluster``, those that ``workload`` may use, by loss of worth.
 
     Five terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
@@ -51,7 +51,7 @@ def worth(workload: Workload, cluster: Cluster) -> Score:
     return _Worth(workload, cluster)
 
 
-def prices(workload: Workload, cluster: Cluster) -> dict[str, int]:
+def prices(workload: Workload, cluster: ClusterTotals) -> dict[str, int]:
     """Return for each GPU model what one of it costs whom any would do, in thousandths of a GPU.
 
     It is the part of these GPUs that those will ask for who can use no other, if everything is asked for: 1000
@@ -73,7 +73,7 @@ def prices(workload: Workload, cluster: Cluster) -> dict[str, int]:
 
 
 class _Worth:
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+    def __init__(self, workload: Workload, cluster: ClusterTotals) -> None:
         self._fragments = Fragmentation(workload, percent=TYPICAL_PERCENT)
         self._scale = self._fragments.scale
         self._opened = min(OPENED_AT_MOST, OPENED // max(1, cluster.devices))
@@ -87,7 +87,7 @@ class _Worth:
         self._lost: dict[int, tuple[list[int], Ints]] = {}
         self._potential = lru_cache(maxsize=1 << 16)(self._worth)
 
-    def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+    def __call__(self, before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
         lost = self._potential(after) - self._potential(before)
         price = self._prices.get(before.models[taken[0]], 0) if taken and self._prices else 0
         if price:
@@ -97,7 +97,7 @@ class _Worth:
         fit = best_fit(before, after, taken)
         return (lost, *fit, after.cpu_milli if taken and not fit[0] else 0)
 
-    def many(self, takes: Takes) -> tuple[Ints, ...]:
+    def batch(self, takes: PlacementBatch) -> tuple[Ints, ...]:
         capacity = takes.capacity_milli
         _, losses = self._losses(capacity)
         devices, row = takes.devices, takes.row
@@ -116,7 +116,7 @@ class _Worth:
             lost += PRICE * (price[takes.kind] * each * takes.devices_taken // 1000)
         lost = self._scale * lost + FRAGMENT * self._fragments.growth(takes)
         cpu = np.where((takes.after == 0) & (takes.devices_taken > 0), takes.cpu_after[row], 0)
-        return lost, *many_best_fit(takes), cpu
+        return lost, *batch_best_fit(takes), cpu
 
     def _losses(self, capacity: int) -> tuple[list[int], Ints]:
         """Return what each free amount of a device has lost, in thousandths of a GPU: twice the same."""
@@ -128,7 +128,7 @@ class _Worth:
             losses = self._lost[capacity] = found.tolist(), found
         return losses
 
-    def _worth(self, room: Room) -> int:
+    def _worth(self, room: NodeAmounts) -> int:
         residual = free_milli = 0
         for free, capacity in zip(room.free_milli, room.capacity_milli, strict=True):
             if free > 0:
@@ -155,7 +155,7 @@ class _Worth:
 
 
 def _per(
-    workload: Workload, cluster: Cluster, amount: Callable[[TypicalRequest | Cluster], int]
+    workload: Workload, cluster: ClusterTotals, amount: Callable[[TypicalRequest | ClusterTotals], int]
 ) -> tuple[int, int]:
     """Return how much fGPU is served by how much CPU, or memory; by 0 where it always is, or cannot be."""
     fgpu = sum(s.fgpu_milli * n for s, n in workload.counts)

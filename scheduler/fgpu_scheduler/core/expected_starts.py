@@ -15,11 +15,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from fgpu_scheduler.core import orders, placement
-from fgpu_scheduler.core.backfill import SURE_ENDS, Kept, free_at_s
-from fgpu_scheduler.core.ground import Ground, Memory
-from fgpu_scheduler.core.hindsight import Experience, Range
-from fgpu_scheduler.core.lanes import Lanes
-from fgpu_scheduler.core.lengths import Lengths, Rest
+from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
+from fgpu_scheduler.core.free_capacity import FreeCapacity, PlanCache
+from fgpu_scheduler.core.group_scheduler import GroupScheduler
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
     NodeState,
@@ -29,11 +27,13 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.passes import Floor
+from fgpu_scheduler.core.pending_queue import PendingQueue
 from fgpu_scheduler.core.placement import NodeFree, best_fit
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reservations import SURE_ENDS, Reservation, free_at_s
+from fgpu_scheduler.core.run_lengths import RemainingTime, RunLengths
 from fgpu_scheduler.core.usage import taken_milli
 
 BASIS_NOW = "free now"
@@ -63,7 +63,7 @@ NOBODY = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class BlockingSessions:
     """With whose end a session starts, as far as ends are known: sessions, what they hold in fGPU x 1000, and, for
     administrators only, their ids. None of them could be left out."""
 
@@ -72,25 +72,25 @@ class Ahead:
     ids: tuple[int, ...] = ()
 
 
-NOT_LOOKED_AT = Ahead(0, 0)
+NOT_LOOKED_AT = BlockingSessions(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ExpectedStart:
     """When one is expected to start, by what that is known, and with whose end."""
 
     at_s: int
     basis: str
-    ahead: Ahead
-    range: Range | None = None
+    ahead: BlockingSessions
+    range: StartRange | None = None
 
     @property
-    def planned(self) -> Range:
-        return self.range or Range(self.at_s, self.at_s, self.at_s)
+    def planned(self) -> StartRange:
+        return self.range or StartRange(self.at_s, self.at_s, self.at_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SimulatedPass:
     """One pass of a future: what ended, what it started, the place that was kept then, and the nodes that changed.
 
     ``nodes`` are as the pass left them. ``typical``: the instant is known by how long others ran.
@@ -99,16 +99,16 @@ class Moment:
     at_s: int
     typical: bool
     started: Sequence[tuple[Session, Placement]]
-    kept: Kept | None
+    kept: Reservation | None
     nodes: Mapping[str, NodeFree]
     ended: Sequence[tuple[Session, Placement]]
 
 
 @dataclass(frozen=True, slots=True)
-class Future:
+class SimulatedQueue:
     """The passes over one queue in one world, in order, and who ends after the last of them."""
 
-    moments: Sequence[Moment]
+    moments: Sequence[SimulatedPass]
     ends: Sequence[tuple[int, bool, Session, Placement]]
     left: Mapping[str, NodeFree]
     queue_is_empty: bool
@@ -117,16 +117,16 @@ class Future:
 
 
 @dataclass(slots=True)
-class Starts:
+class ExpectedStarts:
     """When each who waits is expected to start."""
 
-    found: dict[int, Start]
+    found: dict[int, ExpectedStart]
     typical: bool
     open: frozenset[str]
     """The resource groups with a node that takes sessions now."""
     far: dict[str, None]
     """The resource groups in which the passes did not come to their end."""
-    futures: dict[str, tuple[Future, ...]] = field(default_factory=dict)
+    futures: dict[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict)
     """By resource group: what is expected, then the worlds of the range."""
 
     def why_not(self, session: Session, reason: WaitReason) -> str:
@@ -142,10 +142,10 @@ class Starts:
 def expected_starts(
     world: Snapshot,
     policy: Policy,
-    experience: Experience,
+    experience: ForecastHistory,
     only: Collection[int] | None = None,
-    memory: Memory | None = None,
-) -> Starts:
+    memory: PlanCache | None = None,
+) -> ExpectedStarts:
     """Run the passes forward until all who wait have started, or ``only`` those.
 
     What starts now is placed in ``world`` already. The ``memory`` is that of the plan that did so.
@@ -155,12 +155,12 @@ def expected_starts(
         for n in world.nodes
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
-    starts = Starts({}, bool(experience.lengths), takers, {})
-    for group, line in orders.lines(world).items():
+    starts = ExpectedStarts({}, bool(experience.lengths), takers, {})
+    for group, line in orders.queue_snapshots(world).items():
         own = policy.of(group)
-        with (memory or Memory()).ground(world, group, own.placing) as ground:
-            begin = _Beginning(world, line, own, experience.lengths, ground)
-        run = _Run(begin, None)
+        with (memory or PlanCache()).ground(world, group, own.placing) as ground:
+            begin = _SimulationStart(world, line, own, experience.lengths, ground)
+        run = _Simulation(begin, None)
         run.forward(only, MOST_PASSES)
         if not run.is_done:
             run.tell_the_far(only)
@@ -174,14 +174,14 @@ def expected_starts(
     return starts
 
 
-def _range(found: dict[int, Start], begin: _Beginning) -> list[Future]:
+def _range(found: dict[int, ExpectedStart], begin: _SimulationStart) -> list[SimulatedQueue]:
     """Put in place of each expected start that in the middle of all worlds, with the earliest and the latest."""
     now_s = begin.now_s
     by_start = sorted(found, key=lambda i: found[i].at_s)[:WORLD_STARTS]
     first = dict.fromkeys(by_start)
-    seen: list[tuple[dict[int, Start], Future]] = []
+    seen: list[tuple[dict[int, ExpectedStart], SimulatedQueue]] = []
     for n in range(WORLDS):
-        run = _Run(begin, n)
+        run = _Simulation(begin, n)
         run.forward(first, 2 * WORLD_STARTS)
         # How fast the queue moves in this world, as far as it was looked at.
         there = [i for i in by_start if i in run.found]
@@ -195,17 +195,17 @@ def _range(found: dict[int, Start], begin: _Beginning) -> list[Future]:
     return [future for _, future in seen]
 
 
-def _ranged(start: Start, now_s: int, seen: Iterable[int | float]) -> Start:
+def _ranged(start: ExpectedStart, now_s: int, seen: Iterable[int | float]) -> ExpectedStart:
     """Return a start with its range: ``seen`` is when it is in each world, or, as a float, how fast that world is."""
     wait_s = start.at_s - now_s
     instants = sorted(one if isinstance(one, int) else now_s + round(one * wait_s) for one in seen)
     middle_s = instants[len(instants) // 2]
-    return replace(start, at_s=middle_s, range=Range(instants[0], middle_s, instants[-1]))
+    return replace(start, at_s=middle_s, range=StartRange(instants[0], middle_s, instants[-1]))
 
 
 def start_behind(
-    session: Session, ahead: Collection[int], futures: Sequence[Future], now_s: int
-) -> Start | None:
+    session: Session, ahead: Collection[int], futures: Sequence[SimulatedQueue], now_s: int
+) -> ExpectedStart | None:
     """Return when a request starts that these futures do not know, behind the sessions ``ahead`` of it in the queue.
 
     That is in each of them the first pass that leaves room for it, once those who come after it give way. None where the
@@ -220,7 +220,7 @@ def start_behind(
     gone = [
         (s, where) for s, where in (*ends, *later) if where.node_id == node_id and s.placement is not None
     ]
-    start = Start(at_s, BASIS_TYPICAL if typical else BASIS_LIMITS, _ahead(left, gone, session))
+    start = ExpectedStart(at_s, BASIS_TYPICAL if typical else BASIS_LIMITS, _ahead(left, gone, session))
     if len(futures) == 1:
         return start
     others = (_first_room(session, ahead, future) for future in futures[1:])
@@ -229,7 +229,7 @@ def start_behind(
 
 
 def _first_room(
-    session: Session, ahead: Collection[int], future: Future
+    session: Session, ahead: Collection[int], future: SimulatedQueue
 ) -> tuple[int, bool, str, NodeFree] | None:
     """Return when there is room for a request, whether that is known by how long others ran, and on which node."""
     asked = session.request
@@ -241,7 +241,7 @@ def _first_room(
         for node_id, left in moment.nodes.items():
             for behind, where in moment.started:
                 if where.node_id == node_id and behind.id not in ahead:
-                    left = placement.returned(left, behind.request, where)
+                    left = placement.released(left, behind.request, where)
             beside = None if kept is None or in_time or kept.placement.node_id != node_id else kept.beside
             if placement.place(asked, (left,), score=placement.best_fit, beside=beside) is not None:
                 return moment.at_s, moment.typical, node_id, left
@@ -251,7 +251,7 @@ def _first_room(
     for at_s, typical, ended, where in future.ends:
         before = nodes.get(where.node_id) or future.left.get(where.node_id)
         if before is not None:
-            left = nodes[where.node_id] = placement.returned(before, ended.request, where)
+            left = nodes[where.node_id] = placement.released(before, ended.request, where)
             if placement.place(asked, (left,), score=placement.best_fit) is not None:
                 return at_s, typical, where.node_id, left
     return None
@@ -259,7 +259,7 @@ def _first_room(
 
 def _ahead(
     left: NodeFree, ended: Iterable[tuple[Session, Placement]], without: Session | None = None
-) -> Ahead:
+) -> BlockingSessions:
     """Return with whose ends a session started that leaves this of its node: who ended first is tried first without.
 
     With ``without`` that session is not placed there yet.
@@ -269,7 +269,7 @@ def _ahead(
     for session, where in ended:
         # On a device that is not offered now nobody is in its place.
         shares = tuple(share for share in where.shares if share.device_uuid in offered)
-        stays = placement.fitted(left, session, replace(where, shares=shares))
+        stays = placement.claimed_shares(left, session, replace(where, shares=shares))
         if stays is not None and without is not None:
             fits = placement.place(without.request, (stays,), score=placement.best_fit)
             stays = None if fits is None else stays
@@ -277,7 +277,7 @@ def _ahead(
             needed.append(session)
         else:
             left = stays
-    return Ahead(len(needed), sum(map(taken_milli, needed)), tuple(sorted(s.id for s in needed)))
+    return BlockingSessions(len(needed), sum(map(taken_milli, needed)), tuple(sorted(s.id for s in needed)))
 
 
 class _End(NamedTuple):
@@ -285,14 +285,19 @@ class _End(NamedTuple):
 
     sure_s: int | None = None
     left_s: int | None = None
-    rest: Rest | None = None
+    rest: RemainingTime | None = None
 
 
-class _Beginning:
+class _SimulationStart:
     """What all futures of a queue begin with: who holds shares, how their ends are known, and the pass made now."""
 
     def __init__(
-        self, world: Snapshot, line: orders.Line, policy: GroupPolicy, lengths: Lengths, ground: Ground
+        self,
+        world: Snapshot,
+        line: orders.QueueSnapshot,
+        policy: GroupPolicy,
+        lengths: RunLengths,
+        ground: FreeCapacity,
     ) -> None:
         self.now_s = world.now_s
         self.line = line
@@ -301,7 +306,7 @@ class _Beginning:
         self._policy = policy
         self._lengths = lengths
         self._ledger = Ledger(world)
-        self._fresh: dict[tuple[str, str], Rest | None] = {}
+        self._fresh: dict[tuple[str, str], RemainingTime | None] = {}
         self.holding: dict[int, tuple[Session, Placement]] = {}
         self.ends: dict[int, _End] = {}
         for s in world.sessions:
@@ -311,8 +316,8 @@ class _Beginning:
                 self.holding[s.id] = s, s.placement
                 self.ends[s.id] = self.end_of(s, world.now_s)
         self.is_uncertain = any(end.rest is not None for end in self.ends.values())
-        floor = Floor(world, ground, policy, Ledger(world), reasons=False)
-        self.queue = Lanes(floor.in_order(line), by_user=self.by_user, held=True)
+        floor = GroupScheduler(world, ground, policy, Ledger(world), reasons=False)
+        self.queue = PendingQueue(floor.in_order(line), by_user=self.by_user, held=True)
         self.started = floor.fill(self.queue)
         self.floor = floor.copy(self.started)
 
@@ -339,12 +344,12 @@ class _Beginning:
         return _End(None, left_s, self._fresh[who])
 
 
-class _Run:
+class _Simulation:
     """One future of a queue: the passes over it, one after the other."""
 
-    def __init__(self, begin: _Beginning, number: int | None) -> None:
+    def __init__(self, begin: _SimulationStart, number: int | None) -> None:
         """``number`` is that of the world; None: where everything lasts as half of what was like it did."""
-        self.found: dict[int, Start] = {}
+        self.found: dict[int, ExpectedStart] = {}
         self.is_uncertain = False
         self.is_done = False
         """Whether all have started, or nothing changes any more."""
@@ -353,7 +358,7 @@ class _Run:
         self._floor = begin.floor.copy(begin.started)
         self._queue = begin.queue.copy()
         self._holding = dict(begin.holding)
-        self._moments: list[Moment] = []
+        self._moments: list[SimulatedPass] = []
         self._ended_on: dict[str, list[tuple[Session, Placement]]] = {}
         """Of those who held something at first, by node, who has ended, in this order."""
         self._ends: list[tuple[int, int, bool]] = []
@@ -393,7 +398,7 @@ class _Run:
             again = floor.in_order_now()
             if again is not None:
                 left = [s for s in again if s.id not in self.found]
-                self._queue = Lanes(left, by_user=self._begin.by_user, held=True)
+                self._queue = PendingQueue(left, by_user=self._begin.by_user, held=True)
             placed = floor.fill(self._queue)
 
     def _note(
@@ -414,10 +419,10 @@ class _Run:
             ahead = NOT_LOOKED_AT
             if self._number is None:
                 ahead = _ahead(there, self._ended_on.get(where.node_id, ()))
-            self.found[session.id] = Start(floor.now_s, basis, ahead)
+            self.found[session.id] = ExpectedStart(floor.now_s, basis, ahead)
             on[where.node_id] -= 1
             if on[where.node_id]:
-                after[where.node_id] = placement.returned(there, session.request, where)
+                after[where.node_id] = placement.released(there, session.request, where)
         for session, where in placed:
             self._holding[session.id] = session, where
             if self._expect(session.id, self._begin.end_of(session, floor.now_s), floor.now_s):
@@ -427,7 +432,7 @@ class _Run:
             if kept is not None:
                 changed.add(kept.placement.node_id)
         nodes = {node_id: floor.left[node_id] for node_id in sorted(changed) if node_id in floor.left}
-        self._moments.append(Moment(floor.now_s, by_typical, placed, floor.kept, nodes, ended))
+        self._moments.append(SimulatedPass(floor.now_s, by_typical, placed, floor.kept, nodes, ended))
 
     def tell_the_far(self, only: Collection[int] | None) -> None:
         """Tell those whom the passes did not come to by what is asked for ahead of them, and how fast that starts."""
@@ -445,14 +450,14 @@ class _Run:
             ahead_milli += session.request.fgpu_milli
             if only is None or session.id in only:
                 at_s = floor.now_s + ahead_milli * (floor.now_s - began_s) // started
-                self.found[session.id] = Start(at_s, BASIS_TYPICAL, NOT_LOOKED_AT)
+                self.found[session.id] = ExpectedStart(at_s, BASIS_TYPICAL, NOT_LOOKED_AT)
         self.is_done = True
 
-    def future(self) -> Future:
+    def future(self) -> SimulatedQueue:
         """Return what has been seen."""
         ends = [(at_s, typical, *self._holding[i]) for at_s, i, typical in sorted(self._ends) if i != NOBODY]
         is_empty = not self._queue.heads
-        return Future(self._moments, ends if is_empty else (), self._floor.left, is_empty)
+        return SimulatedQueue(self._moments, ends if is_empty else (), self._floor.left, is_empty)
 
     def _expect(self, session_id: int, end: _End, now_s: int) -> bool:
         """Note when a session is expected to end, at the end of the list; return whether anything tells."""

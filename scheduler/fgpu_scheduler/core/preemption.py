@@ -12,12 +12,18 @@ from itertools import combinations, count
 from math import comb
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.clearing import Clearing, Clearings, Offer, Room, first
 from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Snapshot
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
+from fgpu_scheduler.core.preemption_candidates import (
+    Candidates,
+    NodeCandidates,
+    Offer,
+    PreemptionCandidates,
+    first,
+)
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import Shape, shape
+from fgpu_scheduler.core.shares import RequestShape, shape
 
 TRIES = 500
 """On each node so many sets of victims are tried for the fewest; beyond that the largest are taken first."""
@@ -26,7 +32,7 @@ SERVED = 32
 """For so many blocked sessions at a time others are ended."""
 
 
-_Entry = tuple[Offer, int, Room, list[Session] | None]
+_Entry = tuple[Offer, int, Candidates, list[Session] | None]
 """What a node offers, a serial number, and who has to end; None while that is only the least that it could be."""
 
 
@@ -38,7 +44,7 @@ def victims(
     groups: Sequence[str],
     ending: Collection[int],
     spared: Collection[int] = (),
-    clearings: Clearings | None = None,
+    clearings: PreemptionCandidates | None = None,
 ) -> tuple[int, ...]:
     """Return, in order, the running sessions of these resource groups that have to end for those of higher priority.
 
@@ -46,8 +52,8 @@ def victims(
     for. The ``spared`` ones are not chosen. Who was warned already is chosen again if that will do. With the
     ``clearings`` of earlier rounds they are the same, sooner.
     """
-    waiting = {number: s for line in snapshot.groups.waiting.values() for number, s in line.items()}
-    there = (clearings or Clearings()).of(snapshot, groups=groups, ending=ending, spared=spared)
+    waiting = {number: s for line in snapshot.index.waiting.values() for number, s in line.items()}
+    there = (clearings or PreemptionCandidates()).of(snapshot, groups=groups, ending=ending, spared=spared)
     for placed in plan.placed:
         session = waiting[placed.session_id]
         ledger.take(session, placed.placement)
@@ -58,7 +64,7 @@ def victims(
             there[node_id] = there[node_id].then(left, ())
     nodes = _Nodes(there)
     served = 0
-    misfits: list[tuple[Shape, int]] = []
+    misfits: list[tuple[RequestShape, int]] = []
     for session in _blocked(snapshot, plan, groups, waiting):
         if served == SERVED:
             break
@@ -92,11 +98,11 @@ def _blocked(
 class _Nodes:
     """What is left of each node, and who could be ended there."""
 
-    def __init__(self, clearings: dict[str, Clearing]) -> None:
+    def __init__(self, clearings: dict[str, NodeCandidates]) -> None:
         self._there = clearings
-        self._rooms: dict[tuple[str, int], dict[str, Room]] = {}
+        self._rooms: dict[tuple[str, int], dict[str, Candidates]] = {}
         """Those of a resource group for requests of a priority, by node."""
-        self._heaps: dict[tuple[Shape, int], tuple[list[_Entry], int]] = {}
+        self._heaps: dict[tuple[RequestShape, int], tuple[list[_Entry], int]] = {}
         """What nodes offer to requests of a shape and priority, and how many of the changes that knows of."""
         self._changed: list[str] = []
         self._serial = count()
@@ -113,9 +119,9 @@ class _Nodes:
         changed = () if known is None else dict.fromkeys(self._changed[known:])
         new = rooms.values() if known is None else [rooms[node_id] for node_id in changed if node_id in rooms]
         found = [
-            (offer, next(self._serial), room, None)
-            for room in new
-            if (offer := room.offer(alike[0])) is not None
+            (offer, next(self._serial), candidates, None)
+            for candidates in new
+            if (offer := candidates.offer(alike[0])) is not None
         ]
         if known is None:
             heap = [*found]
@@ -125,23 +131,27 @@ class _Nodes:
                 heappush(heap, entry)
         self._heaps[alike] = heap, len(self._changed)
         while heap:
-            (least, _, node_id), _, room, ended = heap[0]
-            stands = room is rooms[node_id]
+            (least, _, node_id), _, candidates, ended = heap[0]
+            stands = candidates is rooms[node_id]
             if stands and ended is not None:
-                where = _fits(asked, room.left, ended)
+                where = _fits(asked, candidates.left, ended)
                 assert where is not None
                 return where, ended
             heappop(heap)
-            if stands and (ended := room.fewest(alike[0], partial(_fewest, asked, room, least))) is not None:
+            if (
+                stands
+                and (ended := candidates.fewest(alike[0], partial(_fewest, asked, candidates, least)))
+                is not None
+            ):
                 offer = len(ended), sorted(map(first, ended)), node_id
-                heappush(heap, (offer, next(self._serial), room, ended))
+                heappush(heap, (offer, next(self._serial), candidates, ended))
         return None
 
-    def _rooms_for(self, asked: Request) -> dict[str, Room]:
+    def _rooms_for(self, asked: Request) -> dict[str, Candidates]:
         key = asked.resource_group, asked.priority
         if key not in self._rooms:
             self._rooms[key] = {
-                node_id: there.room(asked.priority)
+                node_id: there.candidates(asked.priority)
                 for node_id, there in self._there.items()
                 if there.left.node.resource_group == asked.resource_group
             }
@@ -156,16 +166,16 @@ class _Nodes:
         there = self._there[where.node_id] = there.then(left, self.ended)
         for (_, priority), rooms in self._rooms.items():
             if where.node_id in rooms:
-                rooms[where.node_id] = there.room(priority)
+                rooms[where.node_id] = there.candidates(priority)
         self._changed.append(where.node_id)
 
 
-def _fewest(asked: Request, room: Room, least: int) -> list[Session] | None:
+def _fewest(asked: Request, candidates: Candidates, least: int) -> list[Session] | None:
     """Return as few of the sessions as possible whose ends let the request start on the node; [] where none has to.
 
     Fewer than ``least`` are not enough.
     """
-    node, there = room.left, room.there
+    node, there = candidates.left, candidates.there
     if least == 0 and _starts(asked, node, ()):
         return []
     warned = [s for s in there if s.ends_cause is EndCause.PREEMPTED]
@@ -185,7 +195,7 @@ def _fewest(asked: Request, room: Room, least: int) -> list[Session] | None:
         if number < least:
             continue
         for some in combinations(there, number):
-            if room.devices.may_fit(asked, some) and _starts(asked, node, some):
+            if candidates.devices.may_fit(asked, some) and _starts(asked, node, some):
                 return list(some)
     if not _starts(asked, node, there):
         return None
@@ -239,5 +249,5 @@ def _starts(asked: Request, node: NodeFree, ended: Iterable[Session]) -> bool:
 def _without(node: NodeFree, ended: Iterable[Session]) -> NodeFree:
     for session in ended:
         assert session.placement is not None
-        node = placement.returned(node, session.request, session.placement)
+        node = placement.released(node, session.request, session.placement)
     return node

@@ -13,7 +13,7 @@ from math import gcd
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Ints
+from fgpu_scheduler.core.node_table import Ints
 
 FRACTIONS = 16
 """How many fractions are priced at the most: the popular ones."""

@@ -8,10 +8,10 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import NamedTuple
 
-from fgpu_scheduler.core.backfill import ENDING_S, Kept
 from fgpu_scheduler.core.model import Placement, Request, Session
-from fgpu_scheduler.core.placement import NodeFree, Score, place, returned
-from fgpu_scheduler.core.shares import Shape, liked, shape
+from fgpu_scheduler.core.placement import NodeFree, Score, place, released
+from fgpu_scheduler.core.reservations import ENDING_S, Reservation
+from fgpu_scheduler.core.shares import RequestShape, per_preferred_model, shape
 
 NEVER_S = 1 << 62
 _FREE_AT = itemgetter(0)
@@ -38,7 +38,7 @@ class _Fit(NamedTuple):
     place: tuple[Placement, NodeFree] | None = None
 
 
-class Releases:
+class ReleaseSchedule:
     """The known ends on the nodes of one resource group.
 
     For the shape that was asked for last it keeps what each node answered, until something changes on that node.
@@ -50,11 +50,11 @@ class Releases:
         self._started: dict[str, tuple[Release, ...]] = {}
         self._ended: dict[int, None] = {}
         self._changes: dict[str, int] = {}
-        self._shape: Shape | None = None
+        self._shape: RequestShape | None = None
         self._fits: list[_Fit] = []
         """A heap; those of nodes that have changed since are stale."""
 
-    def copy(self) -> Releases:
+    def copy(self) -> ReleaseSchedule:
         """Return one that goes on from the same state."""
         other = copy(self)
         other._started, other._ended = dict(self._started), dict(self._ended)
@@ -79,7 +79,7 @@ class Releases:
 
     def soonest(
         self, session: Session, left: Mapping[str, NodeFree], *, now_s: int, score: Score
-    ) -> Kept | None:
+    ) -> Reservation | None:
         """Return the place at which a session can start soonest that fits nowhere now; None where no end is known.
 
         ``left`` is what is free of the nodes of its resource group, by id.
@@ -103,7 +103,7 @@ class Releases:
             if best.change != changes.get(node_id, 0) or node_id not in left:
                 heappop(fits)
             elif best.place is not None and is_known(best):
-                return Kept(session.id, best.place[0], best.at_s, best.place[1])
+                return Reservation(session.id, best.place[0], best.at_s, best.place[1])
             else:
                 heappop(fits)
                 if fits and fits[0].place and is_known(fits[0]):
@@ -126,11 +126,11 @@ class Releases:
             at_s = max(release.free_at_s, least_s)
             if at_s > until_s:
                 return _Fit(at_s, 0, node_id, change, now_s)
-            left = returned(left, release.session.request, release.placement)
+            left = released(left, release.session.request, release.placement)
             more = number + 1 < len(releases) and max(releases[number + 1].free_at_s, least_s) == at_s
             if more or not may_hold(left, asked):
                 continue
-            for model, one in enumerate(liked(asked)):
+            for model, one in enumerate(per_preferred_model(asked)):
                 found = place(one, (left,), score=score)
                 if found is not None:
                     return _Fit(at_s, model, node_id, change, now_s, (found[0], found[1][0]))

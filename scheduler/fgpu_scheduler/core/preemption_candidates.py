@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.ground import NOBODY
+from fgpu_scheduler.core.free_capacity import NOBODY
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import NodeFree
-from fgpu_scheduler.core.shares import Shape, explicit
+from fgpu_scheduler.core.shares import RequestShape, is_explicit
 
 PART = 840
 """Whoever is on several devices counts for each as a part of one: thousands would be rounded more often."""
@@ -30,7 +30,7 @@ def first(session: Session) -> First:
     return (0 if warned else 1, session.request.priority, -(session.started_at_s or 0), -session.id)
 
 
-class Clearing:
+class NodeCandidates:
     """What is left of a node once those have ended who end anyway, and who else could be ended there."""
 
     __slots__ = ("_could", "_rooms", "left", "made_of")
@@ -38,40 +38,40 @@ class Clearing:
     def __init__(self, left: NodeFree, could: Iterable[Session], made_of: object = None) -> None:
         self.left = left
         self._could = sorted((first(session), session) for session in could)
-        self._rooms: dict[int, Room] = {}
+        self._rooms: dict[int, Candidates] = {}
         self.made_of = made_of
 
-    def room(self, priority: int) -> Room:
+    def candidates(self, priority: int) -> Candidates:
         """Return it as it is for requests of a priority: only who is of a lower one is ended for them."""
-        room = self._rooms.get(priority)
-        if room is None:
+        candidates = self._rooms.get(priority)
+        if candidates is None:
             if len(self._rooms) >= KEPT_PRIORITIES:
                 self._rooms.clear()
             lower = [one for one in self._could if one[1].request.priority < priority]
-            room = self._rooms[priority] = Room(self.left, lower)
-        return room
+            candidates = self._rooms[priority] = Candidates(self.left, lower)
+        return candidates
 
-    def then(self, left: NodeFree, ended: Collection[int]) -> Clearing:
+    def then(self, left: NodeFree, ended: Collection[int]) -> NodeCandidates:
         """Return it with something else left, when these have ended too."""
-        return Clearing(left, [session for _, session in self._could if session.id not in ended])
+        return NodeCandidates(left, [session for _, session in self._could if session.id not in ended])
 
 
-class Clearings:
+class PreemptionCandidates:
     """Those of all nodes, as the last round left them: only nodes that have changed since are looked at again."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Clearing] = {}
+        self._known: dict[str, NodeCandidates] = {}
 
     def of(
         self, snapshot: Snapshot, *, groups: Sequence[str], ending: Collection[int], spared: Collection[int]
-    ) -> dict[str, Clearing]:
+    ) -> dict[str, NodeCandidates]:
         """Return them of the nodes of these resource groups, in the order of the nodes' ids.
 
         ``ending`` are the sessions that end for another reason, as TERMINATING ones do. The ``spared`` are not ended.
         """
         ends, spares = _by_node(snapshot, ending), _by_node(snapshot, spared)
         of_groups = tuple(groups)
-        on_node = snapshot.groups.on_node
+        on_node = snapshot.index.on_node
         found = {}
         for node in snapshot.nodes:
             if node.resource_group in groups:
@@ -108,8 +108,8 @@ def _cleared(
     spared: Collection[int],
     groups: Collection[str],
     made_of: object,
-) -> Clearing:
-    left = placement.left_beside(node, there)
+) -> NodeCandidates:
+    left = placement.free_on_node(node, there)
     could = []
     for session in there.values():
         where = session.placement
@@ -117,17 +117,17 @@ def _cleared(
             continue
         if session.state is SessionState.TERMINATING or session.id in ending:
             if session.state in HOLDING:
-                left = placement.returned(left, session.request, where)
+                left = placement.released(left, session.request, where)
         elif (
             session.state is SessionState.RUNNING
             and session.id not in spared
             and session.request.resource_group in groups
         ):
             could.append(session)
-    return Clearing(left, could, made_of)
+    return NodeCandidates(left, could, made_of)
 
 
-class Room:
+class Candidates:
     """What is left of a node, and who of lower priority than some request is there.
 
     The lists say how much is free at the most, of each kind, once so many of them have ended.
@@ -138,23 +138,23 @@ class Room:
     def __init__(self, left: NodeFree, lower: Sequence[tuple[First, Session]]) -> None:
         """Take who is there in the order in which they are taken."""
         self.left = left
-        self._offers: dict[Shape, Offer | None] = {}
-        self._fewest: dict[Shape, list[Session] | None] = {}
+        self._offers: dict[RequestShape, Offer | None] = {}
+        self._fewest: dict[RequestShape, list[Session] | None] = {}
         self._firsts = [one for one, _ in lower]
         self.there = there = [session for _, session in lower]
         """In the order in which they are taken."""
         self._cpu_milli = _sums(left.cpu_milli, [s.request.cpu_milli for s in there])
         self._memory_mib = _sums(left.memory_mib, [s.request.memory_mib for s in there])
-        self._devices: Devices | None = None
+        self._devices: CandidateDevices | None = None
 
     @property
-    def devices(self) -> Devices:
+    def devices(self) -> CandidateDevices:
         """Its GPUs. On many nodes of a full cluster the processor says already that nothing fits."""
         if self._devices is None:
-            self._devices = Devices(self.left, self.there)
+            self._devices = CandidateDevices(self.left, self.there)
         return self._devices
 
-    def offer(self, asked: Shape) -> Offer | None:
+    def offer(self, asked: RequestShape) -> Offer | None:
         """Return what the node offers at the best; None where the end of all is not enough."""
         if asked in self._offers:
             return self._offers[asked]
@@ -166,7 +166,7 @@ class Room:
         self._offers[asked] = found
         return found
 
-    def _least(self, asked: Shape) -> int | None:
+    def _least(self, asked: RequestShape) -> int | None:
         least = max(
             bisect_left(self._cpu_milli, asked.cpu_milli), bisect_left(self._memory_mib, asked.memory_mib)
         )
@@ -175,14 +175,14 @@ class Room:
         of_devices = self.devices.least(asked)
         return None if of_devices is None else max(least, of_devices)
 
-    def fewest(self, asked: Shape, find: Callable[[], list[Session] | None]) -> list[Session] | None:
+    def fewest(self, asked: RequestShape, find: Callable[[], list[Session] | None]) -> list[Session] | None:
         """Return what ``find`` finds for a request of this shape: it is asked once."""
         if asked not in self._fewest:
             self._fewest[asked] = find()
         return self._fewest[asked]
 
 
-class Devices:
+class CandidateDevices:
     """The GPUs of a node that may take sessions, and what those of lower priority hold of them."""
 
     __slots__ = ("_capacities", "_clear", "_devices", "_fgpu_milli", "_models", "_taken")
@@ -224,16 +224,16 @@ class Devices:
         # More never leave less, also where the device of the most has fewer.
         return list(accumulate(found, max))
 
-    def least(self, asked: Shape) -> int | None:
+    def least(self, asked: RequestShape) -> int | None:
         """Return of how many the end is needed at least; None where that of all is not enough."""
-        if asked.fgpu_milli == 0 and not explicit(asked):
+        if asked.fgpu_milli == 0 and not is_explicit(asked):
             return 0
         if not self._capacities or (asked.gpu_models and self._models.isdisjoint(asked.gpu_models)):
             return None
         if asked.fgpu_milli > self._capacities[-1]:
             devices = -(-asked.fgpu_milli // self._capacities[-1])
             return -(-self._clear[devices] // PART) if devices < len(self._clear) else None
-        if explicit(asked):
+        if is_explicit(asked):
             sums = self._most([d.memory_mib for d in self._devices], 1)
             wanted = asked.gpu_memory_mib or 0
         else:

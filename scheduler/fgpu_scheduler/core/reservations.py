@@ -23,7 +23,7 @@ from fgpu_scheduler.core.model import (
     Share,
 )
 from fgpu_scheduler.core.placement import DeviceFree, NodeFree, claimed
-from fgpu_scheduler.core.shares import devices_needed, liked, shares_of, takes_model
+from fgpu_scheduler.core.shares import accepts_model, devices_needed, per_preferred_model, shares_of
 
 LAUNCH_S = 600
 """No launch takes longer, as far as promises go: a time limit counts from the end of the launch."""
@@ -41,7 +41,7 @@ SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Reservation:
     """The place that is kept for a session.
 
     ``starts_at_s`` is when it can start at the latest, or None where that is not known. ``beside`` is what it leaves
@@ -60,7 +60,7 @@ class Kept:
         until_s = self.starts_at_s if self.lent_until_s is None else self.lent_until_s
         return until_s is not None and free_at_s is not None and free_at_s <= until_s
 
-    def until(self, promised_at_s: int | None) -> Kept:
+    def until(self, promised_at_s: int | None) -> Reservation:
         """Return it with the instant that was promised, if that is later: part of that time is lent to others."""
         if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
             return self
@@ -88,7 +88,7 @@ def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | Non
     return max(end_s, now_s) + ENDING_S
 
 
-def gather(session: Session, left: Mapping[str, NodeFree]) -> Kept | None:
+def least_missing_place(session: Session, left: Mapping[str, NodeFree]) -> Reservation | None:
     """Return the place that lacks least, to be kept until it lacks nothing; None where no node could hold it."""
     asked = session.request
     found: tuple[tuple[int, int, str, tuple[str, ...]], Placement, NodeFree] | None = None
@@ -97,14 +97,16 @@ def gather(session: Session, left: Mapping[str, NodeFree]) -> Kept | None:
             continue
         if asked.cpu_milli > node.node.cpu_milli or asked.memory_mib > node.node.memory_mib:
             continue
-        ways = ((at, shares) for at, one in enumerate(liked(asked)) for shares in _places(node, one))
+        ways = (
+            (at, shares) for at, one in enumerate(per_preferred_model(asked)) for shares in _places(node, one)
+        )
         for at, shares in ways:
             placement = Placement(node_id, shares)
             beside, lacks = _claim(node, asked, placement)
             key = lacks, at, node_id, tuple(share.device_uuid for share in shares)
             if found is None or key < found[0]:
                 found = key, placement, beside
-    return None if found is None else Kept(session.id, found[1], None, found[2])
+    return None if found is None else Reservation(session.id, found[1], None, found[2])
 
 
 def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
@@ -122,7 +124,7 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
             shares = shares_of(asked, (device,))
             if shares is not None:
                 yield shares
-        elif needed is not None and takes_model(asked, device.model):
+        elif needed is not None and accepts_model(asked, device.model):
             whole.setdefault(device.capacity_milli, []).append(free)
     for capacity, devices in sorted(whole.items()):
         needed = devices_needed(asked.fgpu_milli, capacity_milli=capacity) or 0

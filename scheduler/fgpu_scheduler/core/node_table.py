@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fgpu_scheduler.core.model import Device, Share, ShareMode
 from fgpu_scheduler.core.placement import DeviceFree, NodeFree, by_uuid
-from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shares_of, takes_model
+from fgpu_scheduler.core.shares import RequestShape, accepts_model, devices_needed, is_explicit, shares_of
 
 Ints = NDArray[np.int64]
 
@@ -21,7 +21,7 @@ KEPT_SHAPES = 2000
 MODES = {None: 0, ShareMode.MEMORY: 1, ShareMode.MEMORY_COMPUTE: 2}
 
 
-class Takes(NamedTuple):
+class PlacementBatch(NamedTuple):
     """The ways to place one request on some nodes.
 
     The first columns have a number for each node, the last ones for each way: the ``row`` of its node, and
@@ -63,11 +63,11 @@ class Takes(NamedTuple):
         return np.asarray(whole - self.devices_taken * ((self.before == full) & (self.after != full)))
 
 
-Many = Callable[[Takes], tuple[Ints, ...]]
+BatchScore = Callable[[PlacementBatch], tuple[Ints, ...]]
 """A `placement.Score` of all ways at once: the same numbers, one of each way."""
 
 
-class Columns:
+class NodeTable:
     """Nodes of one resource group, all of whose devices have one capacity."""
 
     def __init__(self, left: Mapping[int, NodeFree]) -> None:
@@ -86,7 +86,7 @@ class Columns:
         )
         self._full = np.array([[d.max_shares for d in own] + [-1] * (width - len(own)) for own in devices])
         self._stands = np.ones(rows, dtype=np.bool_)
-        self._known: dict[Shape, Ints] = {}
+        self._known: dict[RequestShape, Ints] = {}
         kinds: dict[tuple[int, str], int] = {}
         found: list[Device] = []
         self._kind = np.zeros((rows, width), dtype=np.int64)
@@ -113,7 +113,9 @@ class Columns:
                 self._mode[row, column] = MODES[free.mode]
         self._there[row] = devices
 
-    def takes(self, asked: Shape, nodes: Sequence[int] | None = None) -> tuple[Ints, Takes] | None:
+    def takes(
+        self, asked: RequestShape, nodes: Sequence[int] | None = None
+    ) -> tuple[Ints, PlacementBatch] | None:
         """Return the ways to place ``asked`` on all nodes, or on these, and the node of each; None if none.
 
         Of ways that no score can tell apart only the first need be there.
@@ -121,7 +123,7 @@ class Columns:
         rows = self._with_room(asked, nodes)
         if not rows.size:
             return None
-        if asked.fgpu_milli == 0 and not explicit(asked):
+        if asked.fgpu_milli == 0 and not is_explicit(asked):
             count, own, place = 0, np.arange(rows.size), np.zeros(rows.size, dtype=np.int64)
             before = after = place
         else:
@@ -138,7 +140,7 @@ class Columns:
         starts = np.ones(own.size, dtype=np.bool_)
         starts[1:] = own[1:] != own[:-1]
         rows, row = rows[own[starts]], np.cumsum(starts) - 1
-        ways = Takes(
+        ways = PlacementBatch(
             self.capacity_milli,
             count,
             self._cpu[rows],
@@ -160,7 +162,7 @@ class Columns:
         """Say whether a node is looked at when all are: of alike nodes one can stand for the others."""
         self._stands[self._row[node]] = stands
 
-    def _with_room(self, asked: Shape, nodes: Sequence[int] | None) -> Ints:
+    def _with_room(self, asked: RequestShape, nodes: Sequence[int] | None) -> Ints:
         """Return the rows with enough CPU and memory."""
         if nodes is None:
             enough = (self._cpu >= asked.cpu_milli) & (self._memory >= asked.memory_mib) & self._stands
@@ -169,7 +171,7 @@ class Columns:
         enough = (self._cpu[rows] >= asked.cpu_milli) & (self._memory[rows] >= asked.memory_mib)
         return np.asarray(rows[enough])
 
-    def _parts(self, asked: Shape, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def _parts(self, asked: RequestShape, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         width = self._fgpu.shape[1]
         fgpu, memory, compute, mode = self._amounts(asked)
         alike = fgpu.size == 1
@@ -194,7 +196,7 @@ class Columns:
             fits[1:] &= ~(same & fits[:-1])
         return own[fits], place[fits], before[fits], after[fits]
 
-    def _amounts(self, asked: Shape) -> Ints:
+    def _amounts(self, asked: RequestShape) -> Ints:
         """Return what a part takes of each kind of device: fGPU, memory, compute and mode; one where all are alike."""
         found = self._known.get(asked)
         if found is None:
@@ -211,10 +213,10 @@ class Columns:
             found = self._known[asked] = np.array(amounts, dtype=np.int64).T
         return found
 
-    def _wholes(self, asked: Shape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
+    def _wholes(self, asked: RequestShape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
         untouched = self._shares[rows] == self._full[rows]
         if asked.gpu_models:
-            untouched &= np.array([takes_model(asked, d.model) for d in self._kinds])[self._kind[rows]]
+            untouched &= np.array([accepts_model(asked, d.model) for d in self._kinds])[self._kind[rows]]
         own = np.flatnonzero(np.count_nonzero(untouched, axis=1) >= count)
         before = np.full(own.size, self.capacity_milli, dtype=np.int64)
         return own, untouched[own].argmax(axis=1), before, np.zeros_like(before)

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from operator import attrgetter
 
-from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.model import Session, WaitReason
+from fgpu_scheduler.core.request_counts import AMOUNTS
 from fgpu_scheduler.core.units import share_memory_mib
 
 Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
 """fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
 
-Room = tuple[int, int, int]
+FreeAmounts = tuple[int, int, int]
 """The CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
@@ -23,7 +23,7 @@ _ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
 _ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
 
 
-class Lane:
+class EquivalentRequests:
     """The sessions of a queue with identical requests, in queue order. A pass tries only the first that waits."""
 
     __slots__ = ("at", "numbers", "reason", "shape")
@@ -43,10 +43,11 @@ class Lane:
         return self.at < len(self.numbers)
 
 
-class Lanes:
+class PendingQueue:
     """The sorted queue of a resource group, split into sets of identical requests. Held sessions are in no set.
 
-    Sessions share a `Lane` if the planner must decide the same for both; with quotas the user and groups count too.
+    Sessions share an `EquivalentRequests` if the planner must decide the same for both; with quotas the user and groups
+    count too.
     """
 
     __slots__ = ("heads", "lane_of", "lanes", "promised", "sessions")
@@ -54,11 +55,11 @@ class Lanes:
     def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
         self.sessions = sessions
         key_of = _ASKED_BY if by_user else _ASKED_FOR
-        found: dict[object, Lane] = {}
+        found: dict[object, EquivalentRequests] = {}
         #: The sessions with a promised start, in queue order, each with its own lane.
-        self.promised: list[tuple[Session, Lane]] = []
+        self.promised: list[tuple[Session, EquivalentRequests]] = []
         #: The lane of each session, by its position in the queue; None where it is held.
-        self.lane_of = lane_of = list[Lane | None]()
+        self.lane_of = lane_of = list[EquivalentRequests | None]()
         for number, session in enumerate(sessions):
             if session.held and not held:
                 lane_of.append(None)
@@ -69,7 +70,7 @@ class Lanes:
             key = session.id if alone else key_of(session.request)
             lane = found.get(key)
             if lane is None:
-                lane = found[key] = Lane(_ASKED(session.request))
+                lane = found[key] = EquivalentRequests(_ASKED(session.request))
             if session.promised_at_s is not None:
                 self.promised.append((session, lane))
             lane.numbers.append(number)
@@ -78,7 +79,7 @@ class Lanes:
         #: For the first waiting session of each lane, its position in the queue and the number of the lane.
         self.heads = sorted((lane.numbers[0], n) for n, lane in enumerate(self.lanes))
 
-    def copy(self) -> Lanes:
+    def copy(self) -> PendingQueue:
         """Return an independent copy."""
         other = copy(self)
         other.lanes, other.heads = [copy(lane) for lane in self.lanes], list(self.heads)
@@ -94,7 +95,7 @@ class Lanes:
         ]
 
 
-class Misfits:
+class UnschedulableRequests:
     """The requests that did not fit. A fraction that did not fit rules out requests for at least as much of everything.
 
     This holds for a fraction that every single device could hold when empty: no device has that much free, and a larger
@@ -114,7 +115,7 @@ class Misfits:
         #: The requests of this pass that rule out larger ones.
         self._least: list[Amounts] = []
 
-    def begin(self, freed: Collection[Room]) -> None:
+    def begin(self, freed: Collection[FreeAmounts]) -> None:
         """Begin another pass; ``freed`` are the free amounts of nodes on which a session ended since the last one."""
         earlier = self._earlier | self.found
         if freed:
@@ -128,9 +129,9 @@ class Misfits:
             }
         self._earlier, self.found, self._least = earlier, {}, []
 
-    def copy(self) -> Misfits:
+    def copy(self) -> UnschedulableRequests:
         """Return an independent copy."""
-        other = Misfits(self._devices)
+        other = UnschedulableRequests(self._devices)
         other.found, other._earlier, other._least = dict(self.found), dict(self._earlier), list(self._least)
         return other
 

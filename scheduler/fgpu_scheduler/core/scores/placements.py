@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fgpu_scheduler.core.model import Asked, Device, Request, Snapshot
+from fgpu_scheduler.core.model import Device, Request, RequestCount, Snapshot
 from fgpu_scheduler.core.placement import Score, best_fit
-from fgpu_scheduler.core.scores.cluster import Cluster, Kind
+from fgpu_scheduler.core.scores.cluster_totals import ClusterTotals, DeviceKind
 from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
 from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload, only_model
 from fgpu_scheduler.core.scores.worth import worth
-from fgpu_scheduler.core.shares import explicit, shares_of
+from fgpu_scheduler.core.shares import is_explicit, shares_of
 
-Placing = Callable[[Workload, Cluster], Score]
+ScoreFactory = Callable[[Workload, ClusterTotals], Score]
 """Makes the score for the nodes of a resource group and what people ask for there."""
 
 LEAST_ASKED = 50
@@ -26,71 +26,71 @@ A guess would do harm: told of a plain mix, `worth` turned away whole-node jobs 
 
 
 @dataclass(frozen=True, slots=True)
-class Always:
+class FixedScore:
     """The placement by one score, whatever is asked for."""
 
     score: Score
 
-    def __call__(self, workload: Workload, cluster: Cluster) -> Score:
+    def __call__(self, workload: Workload, cluster: ClusterTotals) -> Score:
         """Return that score."""
         return self.score
 
 
-def _fgd(workload: Workload, cluster: Cluster) -> Score:
+def _fgd(workload: Workload, cluster: ClusterTotals) -> Score:
     return fgd(workload)
 
 
-PLACEMENTS: Mapping[str, Placing] = {
+PLACEMENTS: Mapping[str, ScoreFactory] = {
     "default": worth,
-    "first-fit": Always(first_fit),
-    "best-fit": Always(best_fit),
-    "spread": Always(spread),
+    "first-fit": FixedScore(first_fit),
+    "best-fit": FixedScore(best_fit),
+    "spread": FixedScore(spread),
     "fgd": _fgd,
 }
 """Each placement by its name in a configuration."""
 
 
 def score_for(
-    placing: Placing, snapshot: Snapshot, resource_group: str, cluster: Cluster | None = None
+    placing: ScoreFactory, snapshot: Snapshot, resource_group: str, cluster: ClusterTotals | None = None
 ) -> Score:
     """Return the score that a placement goes by in one resource group; the same for all who have this snapshot.
 
     ``cluster`` is that of the group's nodes, for whoever has counted them before.
     """
-    if isinstance(placing, Always):
+    if isinstance(placing, FixedScore):
         return placing.score
     if cluster is None:
-        cluster = Cluster.of(node for node in snapshot.nodes if node.resource_group == resource_group)
-    asked = tuple(one for one in snapshot.asked if one.resource_group == resource_group)
+        cluster = ClusterTotals.of(node for node in snapshot.nodes if node.resource_group == resource_group)
+    asked = tuple(one for one in snapshot.request_counts if one.resource_group == resource_group)
     return _made(placing, asked, cluster)
 
 
 @lru_cache(maxsize=32)
-def _made(placing: Placing, asked: tuple[Asked, ...], cluster: Cluster) -> Score:
+def _made(placing: ScoreFactory, asked: tuple[RequestCount, ...], cluster: ClusterTotals) -> Score:
     """Return a score once for all passes: what it works out of the workload costs more than a pass."""
     return placing(workload_of(asked, cluster), cluster)
 
 
-def workload_of(asked: Iterable[Asked], cluster: Cluster) -> Workload:
+def workload_of(asked: Iterable[RequestCount], cluster: ClusterTotals) -> Workload:
     """Return what is popular, by what was asked for on these nodes; nothing where that is too little to say."""
     known = Workload.counted((_typical(one, cluster), one.count) for one in asked)
     on_devices = sum(count for shape, count in known.counts if shape.fgpu_milli > 0)
     return known if on_devices >= LEAST_ASKED else Workload()
 
 
-def _typical(one: Asked, cluster: Cluster) -> TypicalRequest:
+def _typical(one: RequestCount, cluster: ClusterTotals) -> TypicalRequest:
     fgpu_milli = one.fgpu_milli
-    if explicit(request := _request(one)):
+    if is_explicit(request := _request(one)):
         # Explicit amounts count as what they are worth where they are worth least.
         shares = [shares_of(request, (_device(kind),)) for kind, _ in cluster.kinds]
         fgpu_milli = min((share[0].fgpu_milli for share in shares if share), default=0)
     return TypicalRequest(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))
 
 
-def _request(one: Asked) -> Request:
+def _request(one: RequestCount) -> Request:
     amounts = one.fgpu_milli, one.cpu_milli, one.memory_mib, one.gpu_memory_mib, one.compute_percent
     return Request("", "", "", one.resource_group, *amounts, one.gpu_models)
 
 
-def _device(kind: Kind) -> Device:
+def _device(kind: DeviceKind) -> Device:
     return Device("", "", 0, kind.model, kind.memory_mib, kind.capacity_milli)

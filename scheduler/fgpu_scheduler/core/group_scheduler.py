@@ -1,20 +1,21 @@
 """One pass over the queue of a resource group: which sessions start, which gets a reservation, why the others wait.
 
-`Floor.fill` makes a pass:
+`GroupScheduler.fill` makes a pass:
 
 1. Drop the reservation of the last pass: it is decided again from what is free now.
-2. Go through the queue in order, trying only the first session of each set of identical requests (`Lanes`).
+2. Go through the queue in order, trying only the first session of each set of identical requests (`EquivalentRequestss`).
 3. A session with a promised start gets its place reserved before the first session whose priority is not higher is
    tried, so that the promise holds.
-4. Try the session: its quotas, then the requests that are known not to fit (`Misfits`), then the free capacity.
+4. Try the session: its quotas, then the requests that are known not to fit (`UnschedulableRequests`), then the free
+   capacity.
 5. If it does not fit, a strict policy starts nothing behind it. Other policies reserve a place for it if it is the
    first that does not fit, has waited too long, or has a promised start; there is one reservation at a time.
 6. Behind a reservation a session starts if it ends in time, or where the reservation leaves room (EASY backfill).
 7. When the session with the reservation is itself tried, the reservation ends and the queue is tried from its head
    again: sessions ahead of it may now fit.
 
-The planner makes one pass over a snapshot. The forecast makes pass after pass on one `Floor`, ends sessions in between,
-and so reaches the decisions that the planner would.
+The planner makes one pass over a snapshot. The forecast makes pass after pass on one `GroupScheduler`, ends sessions in
+between, and so reaches the decisions that the planner would.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
-from fgpu_scheduler.core.backfill import Kept, free_at_s, gather
-from fgpu_scheduler.core.ground import NOBODY, Ground
-from fgpu_scheduler.core.lanes import Lane, Lanes, Misfits
+from fgpu_scheduler.core.free_capacity import NOBODY, FreeCapacity
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.orders import Line, aged_from_s, in_order
-from fgpu_scheduler.core.placement import NodeFree, claimed, place, returned
+from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
+from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue, UnschedulableRequests
+from fgpu_scheduler.core.placement import NodeFree, claimed, place, released
 from fgpu_scheduler.core.policies import GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.releases import Release, Releases
-from fgpu_scheduler.core.shares import liked
+from fgpu_scheduler.core.release_schedule import Release, ReleaseSchedule
+from fgpu_scheduler.core.reservations import Reservation, free_at_s, least_missing_place
+from fgpu_scheduler.core.shares import per_preferred_model
 
 
-class Floor:
+class GroupScheduler:
     """The state of the passes over one resource group: free capacity, known ends, quota usage, and the reservation.
 
-    The free capacity itself is in `Ground`; this class decides which sessions may use it.
+    The free capacity itself is in `FreeCapacity`; this class decides which sessions may use it.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        ground: Ground,
+        ground: FreeCapacity,
         policy: GroupPolicy,
         ledger: Ledger,
         *,
@@ -59,7 +60,7 @@ class Floor:
         self.now_s = snapshot.now_s
         self._reasons = reasons
         #: The reservation; None where no session has one.
-        self.kept: Kept | None = None
+        self.kept: Reservation | None = None
         self._policy = policy
         #: Whether the policy backfills behind a reservation; a strict one starts nothing behind a blocked session.
         self._reserves = not policy.strict
@@ -67,8 +68,8 @@ class Floor:
         self._quotas = bool(snapshot.quotas)
         self._ground = ground
         self._snapshot = snapshot
-        self._releases = Releases(self._known_ends)
-        self._line: Line | None = None
+        self._releases = ReleaseSchedule(self._known_ends)
+        self._line: QueueSnapshot | None = None
         self._ranks: Sequence[float] = ()
         #: By session id, the time from which a request for several GPUs comes first within its priority.
         self._aged_from_s: dict[int, int] = {}
@@ -80,11 +81,11 @@ class Floor:
         self._waits_for: Session | None = None
         #: ``_looked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
         self._looked = self._strict = False
-        self._misfits = Misfits(ground.devices)
+        self._misfits = UnschedulableRequests(ground.devices)
         #: The nodes on which a session has ended since the last pass.
         self._freed: dict[str, None] = {}
 
-    def copy(self, started: Iterable[tuple[Session, Placement]]) -> Floor:
+    def copy(self, started: Iterable[tuple[Session, Placement]]) -> GroupScheduler:
         """Return an independent copy; ``started`` are the sessions started since the snapshot."""
         other = copy(self)
         other._ledger, other._ground = Ledger(self._snapshot), self._ground.copy()
@@ -101,7 +102,7 @@ class Floor:
         """The free capacity of each node, by node id."""
         return self._ground.left
 
-    def in_order(self, line: Line) -> list[Session]:
+    def in_order(self, line: QueueSnapshot) -> list[Session]:
         """Return the waiting sessions in the order of the policy, first to start first."""
         # A session that waits alone needs no rank; ranking reads all sessions that hold shares.
         self._line, self._ranks = line, self._policy.order(line) if len(line.waiting) > 1 else [0]
@@ -116,7 +117,7 @@ class Floor:
         changed = self._line is not None and self._aged_number != self._number_aged()
         return self._in_order(self._line) if changed and self._line else None
 
-    def _in_order(self, line: Line) -> list[Session]:
+    def _in_order(self, line: QueueSnapshot) -> list[Session]:
         self._aged_number = self._number_aged()
         aged = (
             [n for n, session in enumerate(line.waiting) if self._aged(session)] if self._aged_number else ()
@@ -126,7 +127,7 @@ class Floor:
     def _number_aged(self) -> int:
         return bisect_right(self._ages_s, self.now_s)
 
-    def fill(self, queue: Lanes) -> list[tuple[Session, Placement]]:
+    def fill(self, queue: PendingQueue) -> list[tuple[Session, Placement]]:
         """Start, in queue order, every session that the policy allows now, and note why the others wait."""
         placed: list[tuple[Session, Placement]] = []
         done: list[int] = []
@@ -135,7 +136,7 @@ class Floor:
         return placed
 
     def _fill_once(
-        self, queue: Lanes, done: Collection[int], placed: list[tuple[Session, Placement]]
+        self, queue: PendingQueue, done: Collection[int], placed: list[tuple[Session, Placement]]
     ) -> int | None:
         """Go through the queue once and add what starts to ``placed``.
 
@@ -181,7 +182,7 @@ class Floor:
             queue.drop_started()
         return None
 
-    def promises(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
+    def promises(self, session_id: int, queue: PendingQueue, placed: Collection[int]) -> bool:
         """Return whether the session with the reservation may be promised its start.
 
         It may not while a session of higher priority waits, since that session may take the place.
@@ -199,14 +200,16 @@ class Floor:
         """Free the shares of a session that ends now, whether it is in the snapshot or was started by a pass."""
         left = self.left.get(where.node_id)
         if left is not None:
-            left = returned(left, session.request, where)
+            left = released(left, session.request, where)
             self._ground.put(left)
             self._ground.placer.update(left)
             self._freed[where.node_id] = None
         self._ledger.give_back(session, where)
         self._releases.end(session.id, where.node_id)
 
-    def _start(self, session: Session, lane: Lane, refused: Collection[str]) -> Placement | None:
+    def _start(
+        self, session: Session, lane: EquivalentRequests, refused: Collection[str]
+    ) -> Placement | None:
         """Start a session outside the ``refused`` nodes, or note in its lane why it waits.
 
         A session that a node has refused gets no reservation and blocks no other session, since the engine might refuse
@@ -247,11 +250,11 @@ class Floor:
         return where
 
     def _proposed(
-        self, session: Session, lane: Lane, refused: Collection[str], *, in_time: bool
+        self, session: Session, lane: EquivalentRequests, refused: Collection[str], *, in_time: bool
     ) -> Placement | None:
         """Return a placement that the quotas allow, on the first GPU model of its preferences with room."""
         reason = WaitReason.PRIORITY
-        for asked in liked(session.request):
+        for asked in per_preferred_model(session.request):
             if refused:
                 where = self._elsewhere(asked, refused, in_time=in_time)
             else:
@@ -269,7 +272,7 @@ class Floor:
         """Return the known ends of the snapshot's sessions that hold shares on a node."""
         known = self._ground.ends.get(node_id)
         if known is None:
-            there, now_s = self._snapshot.groups.on_node.get(node_id, NOBODY).values(), self._snapshot.now_s
+            there, now_s = self._snapshot.index.on_node.get(node_id, NOBODY).values(), self._snapshot.now_s
             holds = [(s, s.placement) for s in there if s.state in HOLDING and s.placement is not None]
             ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
             known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
@@ -308,12 +311,12 @@ class Floor:
 
     def _keep(self, session: Session, *, aged: bool) -> None:
         kept = self._releases.soonest(session, self.left, now_s=self.now_s, score=self._ground.score) or (
-            gather(session, self.left) if aged else None
+            least_missing_place(session, self.left) if aged else None
         )
         if kept is not None:
             self._keep_at(session, kept)
 
-    def _keep_at(self, session: Session, kept: Kept) -> None:
+    def _keep_at(self, session: Session, kept: Reservation) -> None:
         self.kept = kept.until(session.promised_at_s)
         if self._aged(session):
             # Most sessions end before their time limits, so even a session that ends in time could delay this start.
@@ -327,7 +330,7 @@ class Floor:
             self._ledger.give_back(self._waits_for)
         self.kept = self._waits_for = None
 
-    def _next_promised(self, queue: Lanes, done: Collection[int]) -> Session | None:
+    def _next_promised(self, queue: PendingQueue, done: Collection[int]) -> Session | None:
         """Return, of the waiting sessions with a promised start, the first by priority and promised time."""
         if not self._reserves:
             return None
@@ -347,7 +350,7 @@ class Floor:
             return
         before = self.left[where.node_id]
         self._ground.placer.update(before)  # The place is reserved, not taken.
-        self._keep_at(session, Kept(session.id, where, self.now_s, claimed(before, asked, where)))
+        self._keep_at(session, Reservation(session.id, where, self.now_s, claimed(before, asked, where)))
 
     def _aged(self, session: Session) -> bool:
         aged_from_s = self._aged_from_s.get(session.id)

@@ -11,17 +11,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def by_id(number: int) -> int:
+def part_of_id(number: int) -> int:
     """Return the part of an id: those of a part came one after the other, and parts are in order as ids are."""
     return number >> 6
 
 
-def by_name(name: str) -> int:
+def part_of_name(name: str) -> int:
     """Return the part of a name: the same in every process."""
     return crc32(name.encode(errors="surrogatepass")) & 63
 
 
-class Parts(Mapping[K, V]):
+class PersistentMap(Mapping[K, V]):
     """A mapping of which no part is ever changed. In order of the parts, as these were first needed."""
 
     __slots__ = ("_part_of", "_parts")
@@ -31,7 +31,7 @@ class Parts(Mapping[K, V]):
         self._part_of = part_of
         self._parts = parts or {}
 
-    def then(self, changes: Mapping[K, V | None]) -> Parts[K, V]:
+    def then(self, changes: Mapping[K, V | None]) -> PersistentMap[K, V]:
         """Return the mapping after changes; None: the key is there no more."""
         parts, anew = dict(self._parts), dict[int, dict[K, V]]()
         for key, value in changes.items():
@@ -46,9 +46,9 @@ class Parts(Mapping[K, V]):
         for number, part in anew.items():
             if not part:
                 del parts[number]
-        return Parts(self._part_of, parts)
+        return PersistentMap(self._part_of, parts)
 
-    def unlike(self, other: Parts[K, V]) -> Iterator[K]:
+    def changed_keys(self, other: PersistentMap[K, V]) -> Iterator[K]:
         """Yield the keys of which not both have the same object; only parts that are not the same are looked into."""
         nothing: Mapping[K, V] = {}
         for number in self._parts.keys() | other._parts.keys():
@@ -78,7 +78,7 @@ class Parts(Mapping[K, V]):
 
 
 class _Values(ValuesView[V]):
-    def __init__(self, whole: Parts[K, V]) -> None:
+    def __init__(self, whole: PersistentMap[K, V]) -> None:
         super().__init__(whole)
         self._whole = whole
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Ints
-from fgpu_scheduler.core.scores.cluster import Cluster
+from fgpu_scheduler.core.node_table import Ints
+from fgpu_scheduler.core.scores.cluster_totals import ClusterTotals
 from fgpu_scheduler.core.scores.workload import Workload
 
 LEAST = 500
@@ -18,7 +18,7 @@ Set on seeds 42 to 46 of bench/scheduler/openb.py: with 200, up to 0.6 points ar
 """
 
 
-class Scarce(NamedTuple):
+class ScarceNodes(NamedTuple):
     """Nodes that some need whole, for their CPU or memory, and what one costs: thousandths of a GPU.
 
     A node is one of them, and whole, while it has as much left as these amounts.
@@ -30,7 +30,7 @@ class Scarce(NamedTuple):
     price: int
 
 
-def scarce_nodes(workload: Workload, cluster: Cluster) -> tuple[Scarce, ...]:
+def scarce_nodes(workload: Workload, cluster: ClusterTotals) -> tuple[ScarceNodes, ...]:
     """Return the scarce nodes of a cluster by those who need all GPUs of one.
 
     They have at most half of all GPU. Whose requests fit on the same nodes count as one. The price is the GPU of a node
@@ -60,11 +60,11 @@ def scarce_nodes(workload: Workload, cluster: Cluster) -> tuple[Scarce, ...]:
             1000, 1000 * captive * cluster.capacity_milli // max(1, everything * int(there[nodes].sum()))
         )
         if part >= LEAST:
-            found.append(Scarce(int(own[0]), int(own[1]), int(own[2]), part * int(own[0]) // 1000))
+            found.append(ScarceNodes(int(own[0]), int(own[1]), int(own[2]), part * int(own[0]) // 1000))
     return tuple(found)
 
 
-def price_of(scarce: Sequence[Scarce], fgpu_milli: int, cpu_milli: int, memory_mib: int) -> int:
+def price_of(scarce: Sequence[ScarceNodes], fgpu_milli: int, cpu_milli: int, memory_mib: int) -> int:
     """Return the price of what is left of a node: 0 where it is none of them, or not whole any more."""
     return sum(
         one.price
@@ -73,7 +73,7 @@ def price_of(scarce: Sequence[Scarce], fgpu_milli: int, cpu_milli: int, memory_m
     )
 
 
-def prices_of(scarce: Sequence[Scarce], fgpu_milli: Ints, cpu_milli: Ints, memory_mib: Ints) -> Ints:
+def prices_of(scarce: Sequence[ScarceNodes], fgpu_milli: Ints, cpu_milli: Ints, memory_mib: Ints) -> Ints:
     """Return the price of what is left of each of many nodes, as `price_of` does."""
     found = np.zeros_like(fgpu_milli)
     for one in scarce:

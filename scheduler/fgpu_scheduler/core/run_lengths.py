@@ -20,7 +20,7 @@ NEWEST_RUNS = 500
 """So many of the newest runs of a resource group tell."""
 
 
-class Source(StrEnum):
+class LengthSource(StrEnum):
     """Whose runs tell how long a session goes on, the narrowest first; AGE where too few ever ran for as long."""
 
     USER_IMAGE = "user and image"
@@ -43,13 +43,13 @@ class PastRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RemainingTime:
     """What is known of the rest of a session that has run for ``ran_s``: the ``lengths_s`` of others, ascending.
 
     All are at least ``ran_s``. Where there are none, its age alone tells.
     """
 
-    source: Source
+    source: LengthSource
     ran_s: int
     lengths_s: Sequence[int] = ()
 
@@ -65,50 +65,50 @@ class Rest:
         return sum(self.lengths_s) / len(self.lengths_s) - self.ran_s if self.lengths_s else None
 
 
-class Lengths:
+class RunLengths:
     """The lengths of what ran in one resource group, and of all for where it has too few."""
 
     def __init__(self, resource_group: str, runs: Iterable[PastRun] = ()) -> None:
-        self._found: dict[tuple[Source, str, str], list[int]] = {}
+        self._found: dict[tuple[LengthSource, str, str], list[int]] = {}
         for run in runs:
-            self._note((Source.ALL, "", ""), run)
+            self._note((LengthSource.ALL, "", ""), run)
             if run.resource_group == resource_group:
-                self._note((Source.GROUP, "", ""), run)
-                self._note((Source.IMAGE, "", run.image), run)
-                self._note((Source.USER, run.user, ""), run)
-                self._note((Source.USER_IMAGE, run.user, run.image), run)
+                self._note((LengthSource.GROUP, "", ""), run)
+                self._note((LengthSource.IMAGE, "", run.image), run)
+                self._note((LengthSource.USER, run.user, ""), run)
+                self._note((LengthSource.USER_IMAGE, run.user, run.image), run)
         for lengths_s in self._found.values():
             lengths_s.sort()
 
-    def _note(self, key: tuple[Source, str, str], run: PastRun) -> None:
+    def _note(self, key: tuple[LengthSource, str, str], run: PastRun) -> None:
         self._found.setdefault(key, []).append(max(0, run.length_s))
 
     def __bool__(self) -> bool:
         """Whether enough has ended to tell anything."""
-        return len(self._found.get((Source.ALL, "", ""), ())) >= LEAST
+        return len(self._found.get((LengthSource.ALL, "", ""), ())) >= LEAST
 
-    def rest(self, user: str, image: str, ran_s: int) -> Rest | None:
+    def rest(self, user: str, image: str, ran_s: int) -> RemainingTime | None:
         """Return what is known of the rest of a session that has run for so long; None where nothing is.
 
         The narrowest source counts of which at least `LEAST` have run for as long.
         """
         keys = (
-            (Source.USER_IMAGE, user, image),
-            (Source.USER, user, ""),
-            (Source.IMAGE, "", image),
-            (Source.GROUP, "", ""),
-            (Source.ALL, "", ""),
+            (LengthSource.USER_IMAGE, user, image),
+            (LengthSource.USER, user, ""),
+            (LengthSource.IMAGE, "", image),
+            (LengthSource.GROUP, "", ""),
+            (LengthSource.ALL, "", ""),
         )
         for key in keys:
             lengths_s = self._found.get(key, ())
             first = bisect_left(lengths_s, ran_s)
             if len(lengths_s) - first >= LEAST:
-                return Rest(key[0], ran_s, lengths_s[first:])
+                return RemainingTime(key[0], ran_s, lengths_s[first:])
         if not self:
             return None
-        longest_s = self._found[Source.ALL, "", ""][-1]
+        longest_s = self._found[LengthSource.ALL, "", ""][-1]
         # A clock that was set, and no session, is that far beyond all that ever was.
-        return Rest(Source.AGE, ran_s if ran_s <= BELIEVED * longest_s else longest_s)
+        return RemainingTime(LengthSource.AGE, ran_s if ran_s <= BELIEVED * longest_s else longest_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class PastRuns:
     """The newest runs of each resource group, newest first: at most `NEWEST_RUNS` of each."""
 
     of_group: Mapping[str, tuple[PastRun, ...]] = field(default_factory=dict)
-    _lengths: dict[str, Lengths] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _lengths: dict[str, RunLengths] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Once somebody asked for them."""
 
     def then(self, runs: Iterable[PastRun]) -> PastRuns:
@@ -128,11 +128,11 @@ class PastRuns:
             found[run.resource_group] = tuple(own[:NEWEST_RUNS])
         return PastRuns(found)
 
-    def lengths(self, resource_group: str) -> Lengths:
+    def lengths(self, resource_group: str) -> RunLengths:
         """Return the lengths of what ran in a resource group; of all groups, where that has too few."""
         known = self._lengths.get(resource_group)
         if known is None:
             own = self.of_group.get(resource_group, ())
             runs = own if len(own) >= LEAST else [run for runs in self.of_group.values() for run in runs]
-            known = self._lengths[resource_group] = Lengths(resource_group, runs)
+            known = self._lengths[resource_group] = RunLengths(resource_group, runs)
         return known
