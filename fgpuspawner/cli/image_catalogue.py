@@ -16,10 +16,10 @@ from fgpuspawner.engines.base import ImageStore, Installation
 from fgpuspawner.images.availability import AVAILABLE
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Draft, Update, edit_catalogue
+from fgpuspawner.images.entry import shown
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import between_steps, never_held
-from fgpuspawner.images.values import shown
 from fgpuspawner.settings import FGPU
 
 

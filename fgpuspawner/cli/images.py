@@ -17,11 +17,10 @@ from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.engines.base import ImageStore
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
 from fgpuspawner.images.edits import Action, Draft, Listed
-from fgpuspawner.images.entry import entry_of
+from fgpuspawner.images.entry import entry_of, shown
 from fgpuspawner.images.labels import entry_from
 from fgpuspawner.images.model import FoundImage, Image, state_words
 from fgpuspawner.images.pinning import pinned
-from fgpuspawner.images.values import shown
 
 ACTIONS = {
     Action.ENABLE: ("Let users start an image again.", "may be started again"),

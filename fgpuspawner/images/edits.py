@@ -15,10 +15,9 @@ from typing import Any
 
 from fgpu_scheduler import ImageEdit, ImageEdits, Store, value_words
 from fgpuspawner.images.catalogue import CatalogueError, checked
-from fgpuspawner.images.entry import Entry, entry_of
+from fgpuspawner.images.entry import Entry, entry_of, shown
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import between_steps
-from fgpuspawner.images.values import shown
 
 
 class Source(StrEnum):

@@ -1,23 +1,32 @@
-"""One image's entry, as a table of TOML or JSON, and the `Image` that it means: the same facts, both ways."""
+"""One image's entry: a table of TOML or JSON, checked by a pydantic model, and the `Image` that it describes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
 
-from fgpu_scheduler import format_milli
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    field_validator,
+)
+
+from fgpu_scheduler import BadAmount, format_milli, parse_milli
 from fgpuspawner.images.icons import ICONS
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.values import Values
 
 Entry = Mapping[str, object]
 
-CUDA_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
-SLUG = re.compile(r"[a-z0-9-]{1,40}")
-LONG, LONGEST = 400, 1000
-"""Characters: of references and paths, and of what is written for people."""
+CUDA_VERSION = r"[0-9]{1,2}\.[0-9]{1,2}"
+LARGEST_MIB = 10**9
 
 # Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest].
 _HOST_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -27,122 +36,198 @@ _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 REFERENCE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
-Reader = Callable[[Values, str], Any]
+
+class BadEntry(Exception):
+    """The entry has a wrong value; the message names its key and what to write."""
 
 
-def _text(pattern: str | re.Pattern[str], wanted: str, **more: Any) -> Reader:
-    return partial(Values.text, pattern=re.compile(pattern), wanted=wanted, **more)
+def shown(value: object) -> str:
+    """Return a value as it looks in a file, on one line and at most 80 characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        # Python writes no number of more than 4300 digits, and nothing that is in a thousand tables.
+        return "a value too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _icon(values: Values, key: str) -> str:
-    icon = values.text(key, fallback="")
-    if icon and icon not in ICONS:
-        hint = "pictures from elsewhere are not shown; " if ":" in icon or "/" in icon else ""
-        values.refuse(key, f"there is no icon of this name; {hint}choose one of {', '.join(ICONS)}")
-    return icon
+def _to_milli(value: object) -> object:
+    # A truth value is a number in Python, and none here.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    try:
+        return parse_milli(str(value), field="")
+    except BadAmount:
+        raise ValueError from None
 
 
-def _amounts(values: Values, key: str) -> Values:
-    return values.table(key, AMOUNTS)
+def _not_a_truth_value(value: object) -> object:
+    if isinstance(value, bool | str):
+        raise ValueError
+    return value
 
 
-KEYS: Mapping[str, Reader] = {
-    "slug": _text(SLUG, "1 to 40 of a-z, 0-9 and -"),
-    "name": Values.text,
-    "framework": Values.text,
-    "version": Values.text,
-    "python": _text(r"[0-9]+(\.[0-9]+){0,2}", 'a version such as "3.11"'),
-    "description": partial(Values.text, fallback="", max_length=LONGEST),
-    "icon": _icon,
-    "kernels": partial(
-        Values.words,
-        pattern=re.compile(r"[A-Za-z0-9._-]{1,100}"),
-        wanted="a kernel's name such as python3, at most 100 of A-Z, a-z, 0-9, ., _ and -",
-        example='["python3"]',
-    ),
-    "reference": _text(REFERENCE, 'a Docker image reference such as "fgpuspawner/base:0.1"', max_length=LONG),
-    "digest": _text(r"sha256:[0-9a-f]{64}", '"sha256:" and 64 of 0-9 and a-f', fallback=""),
-    "environment": _text(
-        r"(/.*)?",
-        'an absolute path such as "/opt/torch", or "" for the Hub\'s own environment',
-        fallback="",
-        max_length=LONG,
-    ),
-    "gpu_architectures": partial(
-        Values.words,
-        pattern=CUDA_VERSION,
-        wanted='compute capabilities such as "7.0"',
-        example='["7.0", "8.6"]',
-    ),
-    "cuda": _text(CUDA_VERSION, 'a version such as "12.4"', fallback=""),
-    "minimum": _amounts,
-    "recommended": _amounts,
-    "sudo": Values.flag,
-    "default": Values.flag,
-    "enabled": partial(Values.flag, fallback=True),
-    "hidden": Values.flag,
-    "deprecated": partial(Values.text, fallback="", max_length=LONGEST),
-    "groups": Values.names,
-    "users": Values.names,
-}
-"""Every key of an entry with what reads it, in the order in which they are written and shown."""
+def _each_once(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise ValueError
+    return values
 
-AMOUNTS: Mapping[str, Reader] = {
-    "fgpu": Values.milli,
-    "gpu_memory_mib": Values.mib,
-    "cpu": Values.milli,
-    "memory_mib": Values.mib,
-}
-"""The keys of the tables ``minimum`` and ``recommended``."""
+
+_NUMBER = 'a number above 0 with at most three decimals, such as "0.5"'
+_MIB = f"whole MiB, 1 to {LARGEST_MIB}"
+Milli = Annotated[int, BeforeValidator(_to_milli), Field(gt=0, description=_NUMBER)]
+Mib = Annotated[int, BeforeValidator(_not_a_truth_value), Field(gt=0, le=LARGEST_MIB, description=_MIB)]
+Flag = Annotated[StrictBool, Field(description="true or false")]
+Name = Annotated[str, Field(pattern=r".*\S")]
+_NAMES = 'a list of names such as ["lab"], or leave the key out for all users'
+Names = Annotated[list[Name], Field(min_length=1, max_length=1000, description=_NAMES)]
+
+
+def _text(
+    pattern: str = r".*\S.*", wanted: str = "a text of one line", default: Any = ..., *, longest: int = 200
+) -> Any:
+    return Field(
+        default,
+        pattern=rf"\A(?:{pattern})\Z",
+        max_length=longest,
+        description=f"{wanted}, at most {longest} characters",
+    )
+
+
+class _Table(BaseModel):
+    """A table of a catalogue. The description of a field says what to write at its key."""
+
+    model_config = ConfigDict(extra="forbid", regex_engine="python-re")
+
+    @field_validator("*")
+    @classmethod
+    def _is_printable(cls, value: Any) -> Any:
+        texts = value if isinstance(value, list) else [value]
+        if not all(text.isprintable() for text in texts if isinstance(text, str)):
+            raise ValueError
+        return value
+
+
+class Amounts(_Table):
+    """The tables ``minimum`` and ``recommended``; fGPU and CPU in thousandths, 0 for none."""
+
+    fgpu: Milli = 0
+    gpu_memory_mib: Mib = 0
+    cpu: Milli = 0
+    memory_mib: Mib = 0
+
+
+class ImageEntry(_Table):
+    """An entry of the catalogue. The keys are written and shown in this order."""
+
+    slug: str = _text("[a-z0-9-]{1,40}", "a-z, 0-9 and -", longest=40)
+    name: str = _text()
+    framework: str = _text()
+    version: str = _text()
+    python: str = _text(r"[0-9]+(\.[0-9]+){0,2}", 'a version such as "3.11"')
+    description: str = _text(".*", default="", longest=1000)
+    icon: str = _text(f"({'|'.join(ICONS)})?", f"one of {', '.join(ICONS)}", "")
+    kernels: Annotated[
+        list[Annotated[str, Field(pattern=r"\A[A-Za-z0-9._-]{1,100}\Z")]], AfterValidator(_each_once)
+    ] = Field([], min_length=1, description='different names of kernels, such as ["python3"]')
+    reference: str = _text(
+        REFERENCE.pattern, 'a Docker image reference such as "fgpuspawner/base:0.1"', longest=400
+    )
+    digest: str = _text(r"(sha256:[0-9a-f]{64})?", '"sha256:" and 64 of 0-9 and a-f', "")
+    environment: str = _text(
+        r"(/.*)?", 'an absolute path, or "" for the Hub\'s own environment', "", longest=400
+    )
+    gpu_architectures: Annotated[
+        list[Annotated[str, Field(pattern=rf"\A{CUDA_VERSION}\Z")]], AfterValidator(_each_once)
+    ] = Field([], min_length=1, description='different compute capabilities, such as ["7.0", "8.6"]')
+    cuda: str = _text(f"({CUDA_VERSION})?", 'a version such as "12.4"', "")
+    minimum: Amounts = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
+    recommended: Amounts = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
+    sudo: Flag = False
+    default: Flag = False
+    enabled: Flag = True
+    hidden: Flag = False
+    deprecated: str = _text(".*", default="", longest=1000)
+    groups: Names = []
+    users: Names = []
+
+
+KEYS, AMOUNTS = tuple(ImageEntry.model_fields), tuple(Amounts.model_fields)
 TABLES = {"minimum": "min", "recommended": "recommended"}
-"""How the names of their amounts begin in `Image`."""
+"""The tables of amounts, and how the names of their amounts begin in `Image`."""
+
+
+def _is_milli(amount: str) -> bool:
+    return amount in ("fgpu", "cpu")
 
 
 def _field(table: str, amount: str) -> str:
-    return f"{TABLES[table]}_{amount}" + ("_milli" if AMOUNTS[amount] is Values.milli else "")
+    return f"{TABLES[table]}_{amount}" + "_milli" * _is_milli(amount)
 
 
 AMOUNT_FIELDS = tuple(_field(table, amount) for table in TABLES for amount in AMOUNTS)
-"""All of them, as `Image` has them."""
+"""The fields of `Image` for these amounts."""
 
 
 def amounts_of(image: Image, table: str) -> dict[str, int]:
-    """Return an image's minimum, or what is recommended: fGPU and CPU in thousandths, memory in MiB, 0 for none."""
+    """Return an image's minimum or recommended amounts: fGPU and CPU in thousandths, memory in MiB, 0 for none."""
     return {amount: getattr(image, _field(table, amount)) for amount in AMOUNTS}
 
 
 def amount_text(amount: str, value: int) -> str:
-    """Return one of them as it is written."""
-    return format_milli(value) if AMOUNTS[amount] is Values.milli else str(value)
+    """Return the value of an amount as an entry writes it."""
+    return format_milli(value) if _is_milli(amount) else str(value)
 
 
 def read_entry(entry: Entry) -> Image:
-    """Return the image that an entry means.
+    """Return the image that an entry describes.
 
     Raises:
-        BadEntry: with the first thing that is wrong.
+        BadEntry: with the first wrong key.
     """
-    values = Values(entry)
-    values.check_keys(KEYS)
-    found = {key: read(values, key) for key, read in KEYS.items()}
-    minimum, recommended = (found.pop(table) for table in TABLES)
-    for amount, read in AMOUNTS.items():
-        least, usual = read(minimum, amount), read(recommended, amount)
-        if usual and usual < least:
+    try:
+        found = ImageEntry.model_validate(entry)
+    except ValidationError as e:
+        raise BadEntry(_first_problem(e)) from None
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found if key not in TABLES
+    }
+    for amount in AMOUNTS:
+        least, usual = getattr(found.minimum, amount), getattr(found.recommended, amount)
+        if 0 < usual < least:
             said, bound = amount_text(amount, usual), amount_text(amount, least)
-            recommended.refuse(amount, f"{said} is below the minimum of {bound}; write at least that")
-        found |= {_field("minimum", amount): least, _field("recommended", amount): usual}
-    return Image(**found)
+            raise BadEntry(
+                f"recommended.{amount}: {said} is below the minimum of {bound}; write at least that"
+            )
+        fields |= {_field("minimum", amount): least, _field("recommended", amount): usual}
+    return Image(**fields)
+
+
+def _first_problem(error: ValidationError) -> str:
+    # A misspelt key comes before the missing one that it was meant to be.
+    problems = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    keys = [key for key in problems[0]["loc"] if isinstance(key, str)]
+    model: type[BaseModel] = Amounts if len(keys) > 1 else ImageEntry
+    where = ".".join(key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else shown(key) for key in keys)
+    if problems[0]["type"] == "extra_forbidden":
+        near = get_close_matches(keys[-1], model.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(model.model_fields)}"
+        return f"{where}: unknown key; {hint}"
+    wanted = model.model_fields[keys[-1]].description
+    if problems[0]["type"] == "missing":
+        return f"{where}: missing; write {wanted}"
+    return f"{where}: {shown(problems[0]['input'])} cannot be used; write {wanted}"
 
 
 def entry_of(image: Image) -> dict[str, Any]:
-    """Return the entry that `read_entry` reads as this very image, without what goes without saying."""
+    """Return the entry that `read_entry` reads as this image, without defaults."""
     found: dict[str, Any] = {}
     for key in KEYS:
         if key in TABLES:
-            amounts = {amount: value for amount, value in amounts_of(image, key).items() if value}
             value: Any = {
-                a: amount_text(a, v) if AMOUNTS[a] is Values.milli else v for a, v in amounts.items()
+                amount: amount_text(amount, own) if _is_milli(amount) else own
+                for amount, own in amounts_of(image, key).items()
+                if own
             }
         else:
             value = getattr(image, key)

@@ -16,9 +16,8 @@ from fgpu_scheduler import (
     format_milli,
     share_memory_mib,
 )
-from fgpuspawner.images.entry import amount_text, amounts_of
+from fgpuspawner.images.entry import amount_text, amounts_of, shown
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.values import shown
 
 CAPABILITIES = {
     r"RTX 50\d\d.*|RTX PRO \d+ Blackwell.*": "12.0",

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.entry import entry_of
+from fgpuspawner.images.entry import entry_of, shown
 from fgpuspawner.images.model import FoundImage, Image
-from fgpuspawner.images.values import shown
 
 
 def pinned(image: Image, found: Mapping[str, FoundImage]) -> tuple[dict[str, Any], str]:

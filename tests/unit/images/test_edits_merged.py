@@ -100,7 +100,7 @@ def test_an_edit_of_an_image_that_is_gone_and_an_unreadable_entry_are_told() -> 
     assert found.catalogue == FILE
     assert dict(found.lost) == {
         "old": 'image "old" is not in the file any more, and was edited',
-        "odd": 'image "odd": name: missing; write a text',
+        "odd": 'image "odd": name: missing; write a text of one line, at most 200 characters',
     }
 
 

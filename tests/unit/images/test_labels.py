@@ -101,16 +101,32 @@ def test_lists_are_readable_where_no_entry_has_a_comma() -> None:
 @pytest.mark.parametrize(
     ("label", "value", "line"),
     [
-        ("fgpu.slug", "../x", 'image "../x": slug: "../x" cannot be used; write 1 to 40 of a-z, 0-9 and -'),
+        (
+            "fgpu.slug",
+            "../x",
+            'image "../x": slug: "../x" cannot be used; write a-z, 0-9 and -, at most 40 characters',
+        ),
         (
             "fgpu.name",
             "a\nb",
-            'image "torch": name: "a\\nb" has a line break or control character; remove it',
+            'image "torch": name: "a\\nb" cannot be used; write a text of one line, at most 200 characters',
         ),
-        ("fgpu.kernels", "[1", 'image "torch": kernels: "[1" is a text; write a list such as ["python3"]'),
-        ("fgpu.groups", '["a", {}]', 'image "torch": groups: {} is a table; every entry must be a text'),
+        (
+            "fgpu.kernels",
+            "[1",
+            'image "torch": kernels: "[1" cannot be used; write different names of kernels, such as ["python3"]',
+        ),
+        (
+            "fgpu.groups",
+            '["a", {}]',
+            'image "torch": groups: {} cannot be used; write a list of names such as ["lab"]',
+        ),
         ("fgpu.groups", "[" * 100_000, 'image "torch": groups: '),
-        ("fgpu.minimum.cpu", "lots", "image \"torch\": minimum.cpu: 'lots' is not a number such as 0.5"),
+        (
+            "fgpu.minimum.cpu",
+            "lots",
+            'image "torch": minimum.cpu: "lots" cannot be used; write a number above 0',
+        ),
         (
             "fgpu.minimum.memory_mib",
             "9" * 5000,
