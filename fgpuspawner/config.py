@@ -20,9 +20,9 @@ from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner import logs
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
+from fgpuspawner.hub.hub_handlers import Tokens
 from fgpuspawner.hub.hub_lock import HubLock
 from fgpuspawner.hub.startup import start_with_the_hub
-from fgpuspawner.hub.tokens import Tokens
 from fgpuspawner.scopes import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ, SERVICE, admin_of, custom
 from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.settings import FGPU

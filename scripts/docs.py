@@ -36,8 +36,8 @@ from fgpuspawner.engines.docker.safeguards import LINES
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.checks import DEMANDS
 from fgpuspawner.hub.inherited import NO_EFFECT, REFUSED, TABLES
-from fgpuspawner.hub.security import DEMANDS
 from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
 
@@ -52,7 +52,7 @@ HARDWARE_BEGIN = (
 HARDWARE_END = "<!-- end of hardware -->"
 WHOLE_PART = "the whole part"
 
-DEMANDS_BEGIN = "<!-- demands: written by scripts/docs.py from fgpuspawner/hub/security.py -->"
+DEMANDS_BEGIN = "<!-- demands: written by scripts/docs.py from fgpuspawner/hub/checks.py -->"
 DEMANDS_END = "<!-- end of demands -->"
 
 STATES: dict[SessionState, str] = {

@@ -16,7 +16,7 @@ from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, 
 from fgpuspawner.cli.hub_traits import wrong_in_the_hub
 from fgpuspawner.cli.units import as_hub_user
 from fgpuspawner.form.presets import with_unknown_image
-from fgpuspawner.hub import security
+from fgpuspawner.hub.checks import facts_of, security_lines
 from fgpuspawner.hub.inherited import overruled
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.manager import choices_for
@@ -115,8 +115,8 @@ def _examined(config: Config, path: str, *, no_token: bool) -> list[str]:
     lines.extend(f"  {line}" if _level(line) == FAIL else f"  WARNING: {line}" for line in elsewhere)
     with quiet():
         backends = {node_id: choice.backend.name for node_id, choice in chosen.items()}
-        facts = security.facts_of(app, settings, nodes=nodes, backends=backends)
-    return [*lines, *(f"  {line}" for line in security.words(security.judged(facts)))]
+        facts = facts_of(app, settings, nodes=nodes, backends=backends)
+    return [*lines, *(f"  {line}" for line in security_lines(facts))]
 
 
 def _more_than_there_is(node: Node, settings: FGPU) -> list[str]:

@@ -1,16 +1,19 @@
-"""Makes sure that no other Hub serves the same sessions."""
+"""Makes sure that no other Hub serves the same sessions, and that running sessions still reach this one."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from fgpu_scheduler import BadSettings, Claim, FGPUError, lock_file
+from fgpu_scheduler import BadSettings, Claim, FGPUError, Session, SessionState, lock_file
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.settings import FGPU
 
@@ -19,18 +22,8 @@ log = logging.getLogger("fgpu")
 CHECK_EVERY_S = 30.0
 NOTE = "installation"
 """File in the data folder with the id of the installation that it serves."""
-
-
-def _account_of(name: str) -> int | None:
-    """Return the user id of the process that listens on a Unix socket, from the kernel; None if there is none."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(1)
-        try:
-            asking.connect(name)
-        except OSError:
-            return None
-        _, user_id, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(user_id)
+URLS = "hub-urls.json"
+"""File in the data folder with the addresses at which sessions reach the Hub and its service."""
 
 
 class HubLock:
@@ -40,11 +33,18 @@ class HubLock:
         """Make the starting Hub take both before it opens, and possibly upgrades, its own database."""
         self._app = app
         self._init_db = app.init_db
-        app.init_db = self._first
+        app.init_db = self._lock_and_init_db
 
-    def _first(self) -> None:
+    def _lock_and_init_db(self) -> None:
         try:
-            self._take(FGPU.from_config(self._app.config))
+            settings = FGPU.from_config(self._app.config)
+            self._data = settings.data_path()
+            self._folder = lock_file(
+                self._data / "hub.lock",
+                f"c.FGPU.data_dir: another Hub is running on {self._data}; end it, or give this one another folder",
+            )
+            self._claim = Claim(settings.database_url())
+            self._claim.take()
         except FGPUError as e:
             sys.exit(f"fgpuspawner: {e}")
         # Database files that this creates are readable by their owner only.
@@ -90,15 +90,6 @@ class HubLock:
             )
         write_whole(note, installation.encode(), mode=0o600)
 
-    def _take(self, settings: FGPU) -> None:
-        self._data = settings.data_path()
-        self._folder = lock_file(
-            self._data / "hub.lock",
-            f"c.FGPU.data_dir: another Hub is running on {self._data}; end it, or give this one another folder",
-        )
-        self._claim = Claim(settings.database_url())
-        self._claim.take()
-
     async def look(self) -> None:
         """Take the claim again if the database lost it, for example at its restart.
 
@@ -107,3 +98,39 @@ class HubLock:
             StoreUnavailable: the database does not answer.
         """
         await asyncio.to_thread(self._claim.take)
+
+
+def _account_of(name: str) -> int | None:
+    """Return the user id of the process that listens on a Unix socket, from the kernel; None if there is none."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(1)
+        try:
+            asking.connect(name)
+        except OSError:
+            return None
+        _, user_id, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(user_id)
+
+
+def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]) -> None:
+    """Store the ``urls`` at which sessions reach the Hub and its service.
+
+    Raises:
+        BadSettings: running sessions know others. Their log-ins and their pages' requests would fail.
+        OSError: they cannot be stored.
+    """
+    file, wanted = data / URLS, list(urls)
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        known = None
+    if known == wanted:
+        return
+    running = sum(session.state is SessionState.RUNNING for session in sessions)
+    if isinstance(known, list) and running:
+        before, after = next(((a, b) for a, b in zip(known, wanted, strict=False) if a != b), (known, wanted))
+        raise BadSettings(
+            f"c.FGPU.hub_address, c.JupyterHub.hub_ip or a port: {running} running sessions reach this Hub at {before}, "
+            f"and it would be at {after}; set it back and let them end first (a drain), or remove {file} to cut them off"
+        )
+    file.write_text(json.dumps(wanted))

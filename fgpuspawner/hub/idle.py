@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fgpu_scheduler import Clock, Session
-from fgpuspawner.hub.gpu_use import GpuUse
+from fgpuspawner.hub.gpu_observers import GpuIdleTimes
 from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu.idle")
@@ -53,7 +53,7 @@ class SessionActivity:
     def __init__(
         self,
         servers: type[Servers],
-        gpus: GpuUse,
+        gpus: GpuIdleTimes,
         clock: Clock,
         *,
         idle_after_s: Callable[[Session], int],

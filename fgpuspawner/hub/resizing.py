@@ -34,8 +34,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent, LaunchFailed
-from fgpuspawner.hub.slot_query import slots_of
-from fgpuspawner.hub.verification import Verification
+from fgpuspawner.hub.session_probes import Verification, slots_of
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.limits import BadLimits, Limits

@@ -43,23 +43,19 @@ from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.adoption import CheckedEngine
-from fgpuspawner.hub.code_watch import CodeWatch
 from fgpuspawner.hub.compute_watch import POLL_EVERY_S as COMPUTE_POLL_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
-from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
-from fgpuspawner.hub.gpu_health import GpuWatch
-from fgpuspawner.hub.gpu_use import GpuUse
+from fgpuspawner.hub.disks import SessionDisks, close_machine
+from fgpuspawner.hub.gpu_observers import CodeMemoryWatch, GpuHealthWatch, GpuIdleTimes
 from fgpuspawner.hub.idle import Servers, SessionActivity
-from fgpuspawner.hub.image_watch import ImageWatch
+from fgpuspawner.hub.image_pulls import ImageWatch, Prefetch, PullProgressFile
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import Metrics
 from fgpuspawner.hub.notices import Notices
-from fgpuspawner.hub.prefetch import Prefetch
-from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.resizing import resizer_of
 from fgpuspawner.hub.retention import begin_retention
-from fgpuspawner.hub.slot_query import slots_of
+from fgpuspawner.hub.session_probes import slots_of
 from fgpuspawner.hub.watchdog import Watchdog
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
@@ -167,7 +163,7 @@ class Runtime:
         settings = self.settings
         # One poller serves all observers, so the shortest interval counts.
         self._poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
-        self._gpu_use = GpuUse(SystemClock(), every_s=self._poll_every_s)
+        self._gpu_use = GpuIdleTimes(SystemClock(), every_s=self._poll_every_s)
         atexit.register(self.drivers.close)
         self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
@@ -197,7 +193,7 @@ class Runtime:
             self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
         )
         data = self.settings.data_path()
-        self._pull_notes = PullNotes(data, self.pull_states)
+        self._pull_progress = PullProgressFile(data, self.pull_states)
         self._image_watch = ImageWatch(
             self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
         )
@@ -256,7 +252,7 @@ class Runtime:
             failed="The catalogue could not be read again",
             first_after_s=REFRESH_EVERY_S,
         )
-        self._pull_notes.begin(self.background)
+        self._pull_progress.begin(self.background)
 
     async def _start(self) -> None:
         # Polls wait until this is done: a database that does not answer must not look like servers that are gone. It
@@ -325,10 +321,10 @@ class Runtime:
             poll_every_s=self._poll_every_s,
         )
         sampler.begin(self.background)
-        GpuWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
+        GpuHealthWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
         poller = GpuPoller(self.drivers, self.queue.live, every_s=self._poll_every_s)
         ask = functools.partial(slots_of, self.engine, self.isolation)
-        code = CodeWatch(self.isolation, ask)
+        code = CodeMemoryWatch(self.isolation, ask)
         compute = ComputeWatch(
             self.queue,
             self.audit,

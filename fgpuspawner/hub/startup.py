@@ -11,42 +11,45 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from jupyterhub import orm
+from jupyterhub import orm, roles
 from jupyterhub.scopes import scope_definitions
-from sqlalchemy import String, delete, literal_column, update
+from sqlalchemy import String, delete, event, inspect, literal_column, update
+from sqlalchemy import orm as sql
 
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.adoption import adopt
 from fgpuspawner.hub.checks import check_hub, use_start_timeout, use_subdomains
-from fgpuspawner.hub.full_disk import HubDisk, exit_on_full_disk, serve_health
-from fgpuspawner.hub.hub_lock import CHECK_EVERY_S, HubLock
-from fgpuspawner.hub.moved import check_not_moved
-from fgpuspawner.hub.requesters import record_requesters
-from fgpuspawner.hub.roles import mirror_admin_role
+from fgpuspawner.hub.disks import HubDisk
+from fgpuspawner.hub.hub_handlers import record_requesters, serve_health
+from fgpuspawner.hub.hub_lock import CHECK_EVERY_S, HubLock, check_not_moved
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.hub.supervisor import Supervisor
 from fgpuspawner.scopes import OF_GROUPS, SERVICE
 from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu")
 
 MOST_FILES = 65_536
 MOST_AT_ONCE = 500
 """Rows that one statement names: databases take a few thousand values at most."""
+SUPERVISE_EVERY_S = 2.0
+SERVICE_AGAIN_S = 20.0
+"""A service that ends again sooner is left to the Hub's own, slower check."""
+ROLE, HUBS_ROLE = "fgpu-admin", "admin"
 
 
 def start_with_the_hub(app: Any, only: HubLock) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; exit on a wrong setting."""
-    ours = logging.getLogger("fgpu")
-    ours.handlers = app.log.handlers
-    ours.setLevel(app.log.level)
-    ours.propagate = False
+    log.handlers = app.log.handlers
+    log.setLevel(app.log.level)
+    log.propagate = False
     _open_more_files()
     try:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
         use_start_timeout(app, settings)
         use_subdomains(app, settings)
-        watch = HubDisk(app, settings.data_path())
+        disk = HubDisk(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open(only.serve)
         sessions, urls = runtime.store.snapshot(0).sessions, [app.hub.api_url, settings.service_url()]
@@ -54,9 +57,10 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
         runtime.open_engine(urls)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
-    watch.begin(runtime.background)
-    exit_on_full_disk(app, watch)
-    serve_health(app, watch, runtime)
+    background = runtime.background
+    disk.begin(background)
+    disk.exit_on_full_disk()
+    serve_health(app, disk, runtime)
     mirror_admin_role(app)
     record_requesters(app, runtime.opened)
     _note_the_end(app, runtime)
@@ -71,18 +75,24 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
         audit = runtime.audit(
             session, "session.adopt", "the Hub's own database did not know it", actor="the Hub"
         )
-        runtime.background.run(audit, failed=f"Not in the audit log: session {session.id} is adopted")
-    Supervisor(app, SERVICE).begin(runtime.background)
-    runtime.background.every(
+        background.run(audit, failed=f"Not in the audit log: session {session.id} is adopted")
+    background.every(
+        SUPERVISE_EVERY_S,
+        Supervisor(app).look,
+        failed="The processes beside the Hub could not be looked after",
+        first_after_s=SUPERVISE_EVERY_S,
+        # The Hub's own checks go on. Without a proxy there is nothing to route.
+        foreseen=(Exception,),
+    )
+    background.every(
         CHECK_EVERY_S,
         only.look,
         failed="The scheduler's database is not known to be this Hub's alone",
         level=logging.ERROR,
     )
-    runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
-    runtime.background.run(
-        _tell_systemd(app, os.environ.pop("NOTIFY_SOCKET", "")), failed="systemd is not told"
-    )
+    background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    background.run(_notify_systemd(app, address), failed="systemd is not notified")
 
 
 def _note_the_end(app: Any, runtime: Runtime) -> None:
@@ -102,21 +112,20 @@ def remove_waiting_servers(db: Any, sessions: Iterable[Session]) -> None:
     Otherwise the Hub would poll and undo each in its event loop, which takes minutes for ten thousand.
     """
     waiting = {(s.request.user, s.request.server_name) for s in sessions if s.state is SessionState.PENDING}
-    columns = (
-        orm.Spawner.id,
-        orm.Spawner.server_id,
-        orm.Spawner.oauth_client_id,
-        orm.User.name,
-        orm.Spawner.name,
+    server = orm.Spawner
+    there = (
+        db.query(server.id, server.server_id, server.oauth_client_id, orm.User.name, server.name)
+        .join(orm.User)
+        .filter(server.server_id.is_not(None))
     )
-    there = db.query(*columns).join(orm.User).filter(orm.Spawner.server_id.is_not(None))
-    found = [(own, server, client) for own, server, client, user, name in there if (user, name) in waiting]
+    found = [(own, url, client) for own, url, client, user, name in there if (user, name) in waiting]
     for first in range(0, len(found), MOST_AT_ONCE):
-        own, servers, clients = zip(*found[first : first + MOST_AT_ONCE], strict=True)
-        none_of = {"server_id": None, "oauth_client_id": None, "started": None}
+        own, urls, clients = zip(*found[first : first + MOST_AT_ONCE], strict=True)
         for statement in (
-            update(orm.Spawner).where(orm.Spawner.id.in_(own)).values(none_of),
-            delete(orm.Server).where(orm.Server.id.in_(servers)),
+            update(server)
+            .where(server.id.in_(own))
+            .values(server_id=None, oauth_client_id=None, started=None),
+            delete(orm.Server).where(orm.Server.id.in_(urls)),
             delete(orm.OAuthClient).where(orm.OAuthClient.identifier.in_(clients)),
         ):
             db.execute(statement.execution_options(synchronize_session=False))
@@ -145,15 +154,76 @@ def remove_unknown_scopes(db: Any) -> None:
     db.commit()
 
 
+def mirror_admin_role(app: Any) -> None:
+    """Give the role `fgpu-admin` to all administrators of this Hub, and keep both in step from now on.
+
+    The Hub gives and takes ``admin`` in several places (log-in, admin page, API) without a hook, and an authenticator
+    that manages roles removes every role that it does not name. So each change of a user's roles is intercepted before
+    it is written, and the other role is written in the same transaction.
+    """
+    if orm.Role.find(app.db, ROLE) is None:
+        return
+    for user in list(orm.Role.find(app.db, HUBS_ROLE).users):
+        roles.grant_role(app.db, user, ROLE)
+    if not event.contains(sql.Session, "before_flush", _mirror):
+        event.listen(sql.Session, "before_flush", _mirror)
+
+
+def _mirror(db: sql.Session, *_: object) -> None:
+    changed = [user for user in (*db.new, *db.dirty) if isinstance(user, orm.User)]
+    with db.no_autoflush:
+        changed = [user for user in changed if inspect(user).attrs.roles.history.has_changes()]
+        own = orm.Role.find(db, ROLE) if changed else None
+        if own is None:
+            return
+        for user in changed:
+            names = {role.name for role in user.roles}
+            removed = {role.name for role in inspect(user).attrs.roles.history.deleted or ()}
+            if HUBS_ROLE in names and ROLE not in names:
+                user.roles.append(own)
+            elif HUBS_ROLE in removed and ROLE in names:
+                user.roles.remove(own)
+
+
+class Supervisor:
+    """Restarts the service and restores the proxy's routes sooner than JupyterHub would.
+
+    JupyterHub checks a managed service every 30 s, and the routes of an external proxy every 5 minutes. Until then a
+    killed service would be away, and sessions behind a restarted proxy unreachable.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._restarted_at_s = -SERVICE_AGAIN_S
+
+    async def look(self) -> None:
+        """Check both, once the Hub has set its routes and started the service."""
+        app = self._app
+        await asyncio.shield(app._start_future)
+        now_s = asyncio.get_running_loop().time()
+        service = app._service_map.get(SERVICE)
+        process = service.proc if service is not None else None
+        ended = process is not None and process.poll() is not None
+        # An ending Hub has stopped its service and removed its address.
+        if ended and service.server is not None and now_s - self._restarted_at_s >= SERVICE_AGAIN_S:
+            await service.spawner.poll_and_notify()
+            self._restarted_at_s = now_s
+        if not app.proxy.should_start:
+            routes = await app.proxy.get_all_routes()
+            if app.hub.routespec not in routes:
+                log.warning("The proxy has no route to the Hub: it is a new one, and gets its routes again")
+                await app.proxy.check_routes(app.users, app._service_map, routes)
+
+
 def _open_more_files() -> None:
     """Raise the limit on open files and connections above the usual 1024, for the Hub and its children.
 
     Every session can reach the Hub's port. Without this, a few sessions with idle connections would lock out everyone
     else and stop the Hub from opening its own databases.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+    if now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
@@ -163,7 +233,7 @@ async def _bound_bodies(app: Any) -> None:
     bound_bodies(app.tornado_application)
 
 
-async def _tell_systemd(app: Any, address: str) -> None:
+async def _notify_systemd(app: Any, address: str) -> None:
     await asyncio.shield(app._start_future)
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:

@@ -61,8 +61,8 @@ from fgpuspawner.form.offer import CANNOT_START, LaunchRequest, Refused, asks_th
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
+from fgpuspawner.hub.hub_handlers import ended_by
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, suspects
-from fgpuspawner.hub.requesters import ended_by
 from fgpuspawner.hub.session_server import first_answer, wait_up
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation import limits

@@ -20,8 +20,8 @@ from fgpuspawner.engines.base import (
 )
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, UNFORESEEN
 from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.hub.session_probes import Verification
 from fgpuspawner.hub.session_server import first_answer
-from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 

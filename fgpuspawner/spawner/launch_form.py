@@ -20,7 +20,7 @@ from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
 from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
-from fgpuspawner.hub.requesters import actor_name
+from fgpuspawner.hub.hub_handlers import actor_name
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.spawner.failures import end_words, failed_lately, last_end, next_step
 

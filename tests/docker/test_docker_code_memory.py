@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("libfgpu_built")
 
 CONTEXT_MIB, CODE_MIB, TAKEN_MIB = 64, 48, 10
 SOON = """
-from fgpuspawner.hub import code_watch
-code_watch.FIRST_AFTER_S = 5.0
+from fgpuspawner.hub import gpu_observers
+gpu_observers.LEARN_AFTER_S = 5.0
 c.FGPU.context_mib = 64
 """
 """A program of a test has loaded its code at once; a notebook may need minutes."""

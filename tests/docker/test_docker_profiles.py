@@ -22,7 +22,7 @@ from test_docker_isolation import ALLOCATE
 from test_docker_session import ATTEMPTS
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImages, Store
-from fgpuspawner.hub.security import Profile
+from fgpuspawner.hub.checks import Profile
 from hubprocess import ROOT
 
 SECURITY = (ROOT / "docs/security.md").read_text(encoding="utf-8")

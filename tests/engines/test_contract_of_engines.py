@@ -12,8 +12,8 @@ from labs import Lab, MachineLab
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
+from fgpuspawner.hub.session_probes import Verification
 from fgpuspawner.hub.session_server import first_answer
-from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from fgpu_scheduler import EndCause, SessionState
-from fgpuspawner.hub.tokens import MOST_TOKENS
+from fgpuspawner.hub.hub_handlers import MOST_TOKENS
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}

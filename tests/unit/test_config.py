@@ -385,7 +385,7 @@ def test_a_hub_on_the_loopback_is_accepted(url: str, folder: Path) -> None:
 
 def test_a_warm_pool_where_nothing_can_be_kept_ready_is_refused(folder: Path) -> None:
     assert hub_refusal(configured(folder, warm_pool={"python": 1})) == (
-        "c.FGPU.warm_pool: sessions are local processes, all of one system user, of which none can be kept ready; leave "
+        "c.FGPU.warm_pool: sessions are local processes, all of one system user, which cannot be kept ready; leave "
         "it empty, or use runtime='docker'"
     )
 

@@ -75,7 +75,7 @@ def test_check_says_what_a_good_configuration_gives(
         f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
         "  security: docs/security.md has the settings; and this is missing or unknown:",
     ]
-    unknown = "cannot be told of local processes, all of one system user"
+    unknown = "unknown for local processes, all of one system user"
     assert (
         lines[8]
         == f"    unknown for lab: CPU and memory of a session are held to what it asked for: {unknown}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.code_watch import EVERY_S, FIRST_AFTER_S, CodeWatch, beyond_mib
+from fgpuspawner.hub.gpu_observers import LEARN_AFTER_S, LEARN_EVERY_S, CodeMemoryWatch, beyond_mib
 from fgpuspawner.isolation import facts, native
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.manager import Isolation
@@ -59,7 +59,7 @@ class World:
         self.charged_mib = 700
         self.silent = False
         self.asked: list[Sequence[int]] = []
-        self.watch = CodeWatch(self.isolation, self.ask)
+        self.watch = CodeMemoryWatch(self.isolation, self.ask)
         self.begin()
 
     def begin(self) -> int:
@@ -98,13 +98,13 @@ async def test_the_next_session_of_the_image_is_charged_what_this_one_took(tmp_p
     world = World(tmp_path)
     assert world.begin() == 400
     assert await world.sees(0) == 0
-    assert await world.sees(FIRST_AFTER_S - 1) == 0
-    assert await world.sees(FIRST_AFTER_S) == 1
+    assert await world.sees(LEARN_AFTER_S - 1) == 0
+    assert await world.sees(LEARN_AFTER_S) == 1
     assert world.asked == [[17]], "of its own processes only"
     assert world.begin() == 400 + 300
     world.charged_mib = 1000  # with the code
-    assert await world.sees(FIRST_AFTER_S + EVERY_S - 1) == 1
-    assert await world.sees(FIRST_AFTER_S + EVERY_S) == 2
+    assert await world.sees(LEARN_AFTER_S + LEARN_EVERY_S - 1) == 1
+    assert await world.sees(LEARN_AFTER_S + LEARN_EVERY_S) == 2
     assert world.begin() == 400 + 300, "what is charged for code is not beyond"
 
 
@@ -112,16 +112,16 @@ async def test_a_session_that_does_not_answer_or_uses_no_gpu_teaches_nothing(tmp
     world = World(tmp_path)
     world.silent = True
     await world.sees(0)
-    assert await world.sees(FIRST_AFTER_S) == 1
-    assert await world.sees(2 * EVERY_S, DeviceUse(())) == 1
-    assert await world.sees(2 * EVERY_S, "NVML fails") == 1
+    assert await world.sees(LEARN_AFTER_S) == 1
+    assert await world.sees(2 * LEARN_EVERY_S, DeviceUse(())) == 1
+    assert await world.sees(2 * LEARN_EVERY_S, "NVML fails") == 1
     assert world.begin() == 400
 
 
 async def test_a_session_that_libfgpu_does_not_hold_is_not_asked(tmp_path: Path) -> None:
     world = World(tmp_path, isolation="mig")
     await world.sees(0)
-    assert await world.sees(FIRST_AFTER_S) == 0
+    assert await world.sees(LEARN_AFTER_S) == 0
 
 
 def test_code_is_charged_a_quarter_of_the_slice_at_most(tmp_path: Path) -> None:

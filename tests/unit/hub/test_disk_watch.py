@@ -24,7 +24,7 @@ from fgpu_scheduler import (
     Store,
 )
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.hub.disk_watch import SessionDisks, close_machine
+from fgpuspawner.hub.disks import SessionDisks, close_machine
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import DISK, MIB, DiskLimit, DiskLimits, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import ASKED, answer

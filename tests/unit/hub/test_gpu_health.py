@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import SystemClock
-from fgpuspawner.hub.gpu_health import GpuWatch
+from fgpuspawner.hub.gpu_observers import GpuHealthWatch
 from fgpuspawner.isolation.gpu_poller import NvmlSource
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, GpuHealthState, health_of
@@ -44,7 +44,7 @@ class Driver:
 
 
 async def looked(data: Path, *answers: object) -> dict[str, GpuHealth]:
-    await GpuWatch(Driver(*answers), SystemClock(), data=data).look()  # type: ignore[arg-type]
+    await GpuHealthWatch(Driver(*answers), SystemClock(), data=data).look()  # type: ignore[arg-type]
     return dict(HEALTH.read(data).devices)
 
 

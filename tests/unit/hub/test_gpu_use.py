@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.gpu_use import GpuUse, is_idle
+from fgpuspawner.hub.gpu_observers import GpuIdleTimes, is_idle
 from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 
@@ -76,7 +76,7 @@ class Clock:
 
 async def test_rest_begins_with_the_first_look_that_sees_it_and_ends_with_any_that_does_not() -> None:
     clock, live = Clock(), [session()]
-    gpus = GpuUse(clock, every_s=10)
+    gpus = GpuIdleTimes(clock, every_s=10)
     since = []
     for seen in ({7: 5}, {7: 0}, {}, "the driver is away", {}):
         clock.now += 10
@@ -88,7 +88,7 @@ async def test_rest_begins_with_the_first_look_that_sees_it_and_ends_with_any_th
 
 
 async def test_rest_that_was_not_seen_for_too_long_is_not_known() -> None:
-    gpus = GpuUse(Clock(), every_s=10)
+    gpus = GpuIdleTimes(Clock(), every_s=10)
     await gpus.observe(snapshot({"GPU-a": {}}, {}, ago_s=LONGEST_PAUSE * 10), [session()])
     assert gpus.idle_since_s(1) == 1000
     await gpus.observe(snapshot({"GPU-a": {}}, {}, ago_s=(LONGEST_PAUSE + 2) * 10), [session()])

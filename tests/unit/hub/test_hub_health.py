@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 from fgpu_scheduler import StoreUnavailable
-from fgpuspawner.hub import full_disk
-from fgpuspawner.hub.full_disk import Writable
+from fgpuspawner.hub import hub_handlers
+from fgpuspawner.hub.hub_handlers import DatabaseCheck
 
 
 class Lock:
@@ -28,7 +28,7 @@ class Lock:
 
 async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None:
     lock = Lock()
-    writable = Writable(lock.check)
+    writable = DatabaseCheck(lock.check)
     asking = [asyncio.ensure_future(writable.now()) for _ in range(1000)]
     await asyncio.sleep(0)
     lock.go_on.set()
@@ -39,10 +39,10 @@ async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None
 
 
 async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
-    monkeypatch.setattr(full_disk, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(hub_handlers, "LOOK_AGAIN_S", 0.0)
     lock = Lock()
     lock.go_on.set()
-    writable = Writable(lock.check)
+    writable = DatabaseCheck(lock.check)
     assert await writable.now()
     lock.fails = True
     assert not await writable.now()
@@ -51,9 +51,9 @@ async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
 
 
 async def test_a_database_that_hangs_takes_one_thread_and_is_told_of(monkeypatch: Any) -> None:
-    monkeypatch.setattr(full_disk, "LOOK_WITHIN_S", 0.05)
+    monkeypatch.setattr(hub_handlers, "LOOK_WITHIN_S", 0.05)
     lock = Lock()
-    writable = Writable(lock.check)
+    writable = DatabaseCheck(lock.check)
     assert await asyncio.gather(*(writable.now() for _ in range(100))) == [False] * 100
     assert lock.asked == 1
     lock.go_on.set()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import BadSettings, Request, Session, SessionState
-from fgpuspawner.hub.moved import FILE, check_not_moved
+from fgpuspawner.hub.hub_lock import URLS, check_not_moved
 
 OLD = ["http://172.20.0.1:8081/hub/api", "http://172.20.0.1:10880/services/fgpu/"]
 NEW = ["http://10.0.0.1:8081/hub/api", "http://172.20.0.1:10880/services/fgpu/"]
@@ -39,18 +39,18 @@ def test_a_move_away_from_what_runs_is_refused_with_both_addresses_and_what_woul
     assert str(found.value) == (
         "c.FGPU.hub_address, c.JupyterHub.hub_ip or a port: 2 running sessions reach this Hub at "
         "http://172.20.0.1:8081/hub/api, and it would be at http://10.0.0.1:8081/hub/api; set it back and let them end "
-        f"first (a drain), or remove {tmp_path / FILE} to cut them off"
+        f"first (a drain), or remove {tmp_path / URLS} to cut them off"
     )
     # It is asked again at each start, until one of the two is done.
     with pytest.raises(BadSettings):
         check_not_moved(tmp_path, NEW, [RUNNING])
     check_not_moved(tmp_path, OLD, [RUNNING])
-    (tmp_path / FILE).unlink()
+    (tmp_path / URLS).unlink()
     check_not_moved(tmp_path, NEW, [RUNNING])
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "7"], ids=["empty", "cut", "a number"])
 def test_a_damaged_note_keeps_no_hub_from_starting(tmp_path: Path, damaged: str) -> None:
-    (tmp_path / FILE).write_text(damaged)
+    (tmp_path / URLS).write_text(damaged)
     check_not_moved(tmp_path, NEW, [RUNNING])
     check_not_moved(tmp_path, NEW, [RUNNING])

@@ -30,8 +30,8 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker.engine import DockerEngine
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images.pulls import Pulls
-from fgpuspawner.hub import prefetch as module
-from fgpuspawner.hub.prefetch import Prefetch
+from fgpuspawner.hub import image_pulls as module
+from fgpuspawner.hub.image_pulls import Prefetch
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.pull_state import Phase, PullState
 
@@ -145,7 +145,7 @@ async def test_who_has_a_place_at_once_has_nothing_begun_elsewhere(
     assert await world.prefetch.look()
     place = Placement("a", (Share.of(device("a"), 1000),))
     await world.look(replace(waits(1, "i1"), state=S.SCHEDULED, placement=place))
-    assert not world.prefetch._waiting
+    assert not world.prefetch._running
     assert not a.asked
     assert not b.asked
 
@@ -171,7 +171,7 @@ async def test_a_node_that_is_silent_for_a_moment_is_served_when_it_answers(
     silent = world.engine.fleet.daemons[0]
     silent.answers = False
     await world.look(waits(1, "i1"))
-    await eventually(lambda: b.asked["lab/i1:1"] and len(world.prefetch._waiting) == 1)
+    await eventually(lambda: b.asked["lab/i1:1"] and len(world.prefetch._running) == 1)
     silent.answers = True
     await world.look(waits(1, "i1"))
     await eventually(lambda: a.asked["lab/i1:1"])
@@ -183,7 +183,7 @@ async def test_held_requests_and_unknown_images_are_passed_over(
     world, (a, _) = lab(first=1), stand_ins
     world.order = [1, 2, 3]
     await world.look(replace(waits(1, "i1"), held=True), waits(2, "gone"), waits(3, "i3"))
-    assert {session_id for session_id, *_ in world.prefetch._waiting} == {3}
+    assert {session_id for session_id, *_ in world.prefetch._running} == {3}
     await eventually(lambda: a.asked["lab/i3:1"])
     assert sum(a.asked.values()) == 1
 
@@ -259,9 +259,9 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
     state = world.states().get(1)
     assert state is not None
     assert "the registry has no such image: manifest unknown" in state.words()
-    await eventually(lambda: not world.prefetch._waiting)
+    await eventually(lambda: not world.prefetch._running)
     await world.look(waits(1, "i1"))
-    assert not world.prefetch._waiting
+    assert not world.prefetch._running
     assert a.asked["lab/i1:1"] == 1
     await world.look()
     assert world.states() == {}
@@ -281,9 +281,9 @@ async def test_a_failure_is_not_told_where_another_engine_has_the_image(
         # Nor copied from there.
         a.pulls["lab/i1:1"] = [[500, {"message": "no space left on device"}]]
     await world.look(waits(1, "i1"))
-    await eventually(lambda: a.asked["lab/i1:1"] and len(world.prefetch._waiting) == int(late))
+    await eventually(lambda: a.asked["lab/i1:1"] and len(world.prefetch._running) == int(late))
     go.set()
-    await eventually(lambda: not world.prefetch._waiting)
+    await eventually(lambda: not world.prefetch._running)
     assert world.states() == {}
 
 
@@ -294,8 +294,8 @@ async def test_what_is_there_is_asked_for_once(
     for one in (a, b):
         one.images["lab/i1:1"] = {"Id": "sha256:1"}
     await world.look(waits(1, "i1"))
-    await eventually(lambda: not world.prefetch._waiting)
+    await eventually(lambda: not world.prefetch._running)
     await world.look(waits(1, "i1"))
-    assert not world.prefetch._waiting
+    assert not world.prefetch._running
     assert not a.asked
     assert not b.asked

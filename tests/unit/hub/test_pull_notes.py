@@ -12,8 +12,8 @@ import pytest
 from waiting import eventually
 
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.hub import pull_notes as module
-from fgpuspawner.hub.pull_notes import PullNotes
+from fgpuspawner.hub import image_pulls as module
+from fgpuspawner.hub.image_pulls import PullProgressFile
 from fgpuspawner.images.pull_state import Phase, Progress, PullState, read_pulls
 
 BEGUN = PullState(Phase.FETCHING)
@@ -32,7 +32,7 @@ async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_t
 ) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
     states = {7: BEGUN}
-    PullNotes(tmp_path, lambda: dict(states)).begin(background)
+    PullProgressFile(tmp_path, lambda: dict(states)).begin(background)
 
     def told() -> Any:
         return read_pulls(tmp_path, now_s=time.time())
@@ -46,7 +46,7 @@ async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_t
 
 async def test_what_the_last_run_told_is_not_told_any_more(tmp_path: Path) -> None:
     module.write_pulls(tmp_path, {7: HALF}, now_s=time.time())
-    PullNotes(tmp_path, dict)
+    PullProgressFile(tmp_path, dict)
     assert read_pulls(tmp_path, now_s=time.time()) == {}
 
 
@@ -62,7 +62,7 @@ async def test_what_has_not_changed_is_not_written_each_time(
         looks.append(1)
         return {1: HALF}
 
-    notes = PullNotes(tmp_path, states)
+    notes = PullProgressFile(tmp_path, states)
     monkeypatch.setattr(module, "write_pulls", lambda _, states, **__: written.append(dict(states)))
     notes.begin(background)
     await eventually(lambda: len(looks) > 50)
@@ -76,7 +76,7 @@ async def test_a_full_disk_does_not_end_the_telling(
     tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
-    notes = PullNotes(tmp_path, lambda: {1: HALF})
+    notes = PullProgressFile(tmp_path, lambda: {1: HALF})
     full, write = [OSError(28, "No space left on device")] * 2, module.write_pulls
 
     def fails_at_first(*args: Any, **given: Any) -> None:

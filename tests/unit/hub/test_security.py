@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fgpuspawner.engines.base import Capabilities, Held, Safeguard
-from fgpuspawner.hub.security import DEMANDS, Facts, judged, words
+from fgpuspawner.hub.checks import DEMANDS, Facts, security_lines
 
 FACTS = Facts(
     able=Capabilities("containers", real_limits=True, apart=True, networks=True),
@@ -15,14 +15,14 @@ FACTS = Facts(
     public="https://hub.example",
     outer_proxy=False,
     own_accounts=True,
-    held={"box": "mig"},
+    isolation={"box": "mig"},
     safeguards={guard: Held(True, f"line for {guard}") for guard in Safeguard},
 )
 """Everything is met."""
 
 
 def lacking(facts: Facts) -> dict[str, bool | None]:
-    return {own.demand.what: own.met for own in judged(facts) if not own.met}
+    return {demand.what: met for demand in DEMANDS if not (met := demand.held(facts).met)}
 
 
 def with_safeguard(guard: Safeguard, met: bool | None) -> Facts:
@@ -31,22 +31,22 @@ def with_safeguard(guard: Safeguard, met: bool | None) -> Facts:
 
 def test_everything_met_lacks_nothing() -> None:
     assert lacking(FACTS) == {}
-    assert words(judged(FACTS)) == [
+    assert security_lines(FACTS) == [
         "security: docs/security.md has the settings; and nothing else is missing"
     ]
 
 
 CHANGES: list[tuple[str, Facts]] = [
     ("What browsers send is encrypted", replace(FACTS, bound="http://:80", public="")),
-    ("Something holds sessions to their slices", replace(FACTS, held={"a": "mig", "b": "none"})),
+    ("Something holds sessions to their slices", replace(FACTS, isolation={"a": "mig", "b": "none"})),
     ("Everybody has an account of their own", replace(FACTS, own_accounts=False)),
     (
         "Sessions cannot end their neighbours on a GPU, or change their own limits",
-        replace(FACTS, held={"box": "mps"}),
+        replace(FACTS, isolation={"box": "mps"}),
     ),
     (
         "Hardware or driver hold GPU memory, not a library in the session",
-        replace(FACTS, held={"a": "mig", "b": "interposer"}),
+        replace(FACTS, isolation={"a": "mig", "b": "interposer"}),
     ),
     *((own.what, with_safeguard(own.judge, False)) for own in DEMANDS if isinstance(own.judge, Safeguard)),
 ]
@@ -68,15 +68,15 @@ def test_what_an_engine_does_not_say_is_unknown_and_never_met(guard: Safeguard) 
     silent = replace(FACTS, safeguards={g: h for g, h in FACTS.safeguards.items() if g is not guard})
     for facts in (with_safeguard(guard, None), silent):
         assert lacking(facts) == {demand.what: None}
-    assert words(judged(with_safeguard(guard, None))) == [
+    assert security_lines(with_safeguard(guard, None)) == [
         "security: docs/security.md has the settings; and this is missing or unknown:",
         f"  unknown for {demand.since}: {demand.what}: line for {guard}",
     ]
 
 
 def test_gpus_of_a_machine_that_is_not_known_are_unknown() -> None:
-    assert set(lacking(replace(FACTS, held={"a": "mig", "away": None})).values()) == {None}
-    assert False in lacking(replace(FACTS, held={"a": "none", "away": None})).values()
+    assert set(lacking(replace(FACTS, isolation={"a": "mig", "away": None})).values()) == {None}
+    assert False in lacking(replace(FACTS, isolation={"a": "none", "away": None})).values()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from traitlets.config import Config
 from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import Endpoint, Installation, LaunchFailed
 from fgpuspawner.engines.local.engine import LocalEngine
-from fgpuspawner.hub.verification import Verification
+from fgpuspawner.hub.session_probes import Verification
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.isolation.backends import Interposer
 from fgpuspawner.isolation.base import Backend, Host, Prepared
