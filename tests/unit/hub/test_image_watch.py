@@ -16,7 +16,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent
 from fgpuspawner.hub import image_pulls as module
 from fgpuspawner.hub.image_pulls import ImageWatch
-from fgpuspawner.images.availability import FRESH_S, Availability, Where
+from fgpuspawner.images.availability import AVAILABLE, FRESH_S, WANTED, Availability, Where
 from fgpuspawner.images.model import Catalogue, Image
 
 TORCH = Image("torch", "PyTorch", "pytorch", "2", "3", "lab/torch:1")
