@@ -78,23 +78,17 @@ def health_of(answer: Mapping[str, Any], now_s: int) -> GpuHealth:
     """Return the health in the driver's answer for a GPU; raises ValueError, TypeError or KeyError if it is invalid."""
     if "error" in answer:
         return GpuHealth(now_s, trouble=str(answer["error"])[:500])
-
-    def whole(name: str) -> int | None:
-        return None if answer[name] is None else int(answer[name])
-
-    def watts(name: str) -> float | None:
-        return None if answer[name] is None else round(int(answer[name]) / 1000, 1)
-
-    used = whole("memory_used_bytes")
+    found = {name: None if value is None else int(value) for name, value in answer.items()}
+    used, power_mw, limit_mw = found["memory_used_bytes"], found["power_mw"], found["power_limit_mw"]
     return GpuHealth(
         now_s,
-        use_percent=whole("use_percent"),
+        use_percent=found["use_percent"],
         memory_used_mib=None if used is None else used // 2**20,
-        temperature_c=whole("temperature_c"),
-        power_w=watts("power_mw"),
-        power_limit_w=watts("power_limit_mw"),
-        ecc_errors=whole("ecc_errors"),
-        xid=whole("xid"),
+        temperature_c=found["temperature_c"],
+        power_w=None if power_mw is None else round(power_mw / 1000, 1),
+        power_limit_w=None if limit_mw is None else round(limit_mw / 1000, 1),
+        ecc_errors=found["ecc_errors"],
+        xid=found["xid"],
     )
 
 

@@ -1,7 +1,7 @@
 """Counts what every running session uses of its GPUs, and publishes it for the service.
 
 1. `observe` adds each snapshot of the GPUs to a tally for each session.
-2. `tell` writes the latest readings into the meter's file every ``every_s``.
+2. `publish` writes the latest readings into the meter's file every ``every_s``.
 3. `save` stores the tallies in the database every `SAVED_EVERY_S` and when a session ends; a restarted Hub continues
    them.
 """
@@ -22,7 +22,6 @@ from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, LONGEST_SNAPSHOT_S, 
 from fgpuspawner.isolation.limits import BadLimits, DeviceLimit
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
-from fgpuspawner.meter.lent import Lent, lent_on
 from fgpuspawner.meter.model import (
     BETWEEN_POINTS_S,
     KEPT_S,
@@ -33,7 +32,15 @@ from fgpuspawner.meter.model import (
     MeterState,
     Point,
 )
-from fgpuspawner.meter.reading import DeviceReading, SessionReading, computed_by_session, read, shares_of
+from fgpuspawner.meter.reading import (
+    DeviceReading,
+    Lent,
+    SessionReading,
+    computed_by_session,
+    lent_on,
+    read,
+    shares_of,
+)
 from fgpuspawner.meter.tally import Sample, Tally, restored
 
 log = logging.getLogger("fgpu.meter")
@@ -42,8 +49,8 @@ SAVED_EVERY_S = 60
 """At most this much of the count is lost when the Hub is killed."""
 
 
-class Sessions(Protocol):
-    """What the meter uses of the scheduler."""
+class LiveSessions(Protocol):
+    """The part of the scheduler that the meter uses."""
 
     async def live(self) -> tuple[Session, ...]: ...
 
@@ -54,7 +61,7 @@ class Sampler:
     def __init__(
         self,
         isolation: Isolation,
-        sessions: Sessions,
+        sessions: LiveSessions,
         meters: Meters,
         clock: Clock,
         *,
@@ -82,23 +89,27 @@ class Sampler:
     def begin(self, background: Background) -> None:
         """Continue from the last run's file, and publish every ``every_s`` seconds."""
         self._live = dict(METERS.read(self._data).sessions or {})
-        background.every(self._every_s, self.tell, failed="The meter could not tell", level=logging.ERROR)
+        background.every(
+            self._every_s, self.publish, failed="The meter's file could not be written", level=logging.ERROR
+        )
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Add a snapshot to the tallies of the sessions that run there."""
         there = running_on(snapshot.devices, live)
         running = [s for s in live if s.id in there]
-        await self._take_up(running)
-        seen = {uuid: self._one(uuid, use, snapshot.owners) for uuid, use in snapshot.devices.items()}
+        await self._begin_tallies(running)
+        seen = {
+            uuid: self._device_reading(uuid, use, snapshot.owners) for uuid, use in snapshot.devices.items()
+        }
         devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
         now_s = self._clock.now_s()
         lent = self._lent(live, seen)
         self._live |= {
-            s.id: self._told(s, read(s, seen, devices, self._charged(s.id)), now_s, lent.get(s.id))
+            s.id: self._with_reading(s, read(s, seen, devices, self._charged(s.id)), now_s, lent.get(s.id))
             for s in running
         }
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         running = {s.id for s in await self._sessions.live() if s.state is SessionState.RUNNING}
         now_s = self._clock.now_s()
         ended = sorted(set(self._tallies) - running)
@@ -119,7 +130,9 @@ class Sampler:
 
     # -- one snapshot -------------------------------------------------------------------------------------
 
-    def _one(self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]) -> DeviceReading | str:
+    def _device_reading(
+        self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]
+    ) -> DeviceReading | str:
         if isinstance(use, str):
             self._energy.pop(uuid, None)
             return use
@@ -132,33 +145,26 @@ class Sampler:
             self._energy[uuid] = use.energy_mj, now_s
         return DeviceReading(use, owners, spent)
 
-    async def _take_up(self, running: Sequence[Session]) -> None:
+    async def _begin_tallies(self, running: Sequence[Session]) -> None:
         """Continue tallies from before a restart, and begin those of new sessions."""
         new = [s for s in running if s.id not in self._tallies]
         resized = [s for s in running if s not in new and self._is_resized(s)]
         if new or resized:
             self._held_to |= await asyncio.to_thread(self._limits_of, [s.id for s in (*new, *resized)])
-        for session in resized:
-            begun = self._begun(session)
-            tally = self._tallies[session.id]
-            self._tallies[session.id] = tally.resized(begun.gpu_millionths, begun.limit_mib)
         known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
         for session in new:
-            self._tallies[session.id] = (
-                restored(known[session.id]) if session.id in known else self._begun(session)
-            )
+            saved = known.get(session.id)
+            self._tallies[session.id] = restored(saved) if saved else self._empty_tally(session)
             if self._is_resized(session):
                 # Resized while no Hub counted.
-                begun = self._begun(session)
-                self._tallies[session.id] = self._tallies[session.id].resized(
-                    begun.gpu_millionths, begun.limit_mib
-                )
+                resized.append(session)
+        for session in resized:
+            now = self._empty_tally(session)
+            self._tallies[session.id] = self._tallies[session.id].resized(now.gpu_millionths, now.limit_mib)
 
     def _is_resized(self, session: Session) -> bool:
-        placed = session.placement.shares if session.placement else ()
-        return bool(session.sizes) and self._tallies[session.id].limit_mib != sum(
-            s.memory_mib for s in placed
-        )
+        limit_mib = sum(s.memory_mib for s in session.placement.shares) if session.placement else 0
+        return bool(session.sizes) and self._tallies[session.id].limit_mib != limit_mib
 
     def _limits_of(self, session_ids: Sequence[int]) -> dict[int, Mapping[str, DeviceLimit]]:
         found: dict[int, Mapping[str, DeviceLimit]] = {}
@@ -194,7 +200,7 @@ class Sampler:
         own = self._held_to.get(session_id, {}).get(uuid)
         return own is not None and own.lending > 0
 
-    def _begun(self, session: Session) -> Tally:
+    def _empty_tally(self, session: Session) -> Tally:
         assert session.placement is not None
         capacity = {d.uuid: d.capacity_milli for n in self._isolation.nodes for d in n.devices}
         shares = session.placement.shares
@@ -205,7 +211,7 @@ class Sampler:
         )
         return Tally(session.id, gpu_millionths, sum(s.memory_mib for s in shares))
 
-    def _told(self, session: Session, reading: SessionReading, now_s: int, lent: Lent | None) -> Live:
+    def _with_reading(self, session: Session, reading: SessionReading, now_s: int, lent: Lent | None) -> Live:
         """Add one reading to a session's tally, and return what is published of it."""
         assert session.placement is not None
         tally = self._tallies[session.id]
@@ -224,7 +230,6 @@ class Sampler:
         )
         recent = (*self._recent.get(session.id, ()), (now_s, reading.sm_percent, lent))
         self._recent[session.id] = tuple(p for p in recent if 0 <= now_s - p[0] < RECEIVED_OVER_S)
-        known = [sm for _, sm, _ in self._recent[session.id] if sm is not None]
         loans = [one for *_, one in self._recent[session.id] if one is not None]
         before = self._live.get(session.id)
         shares = session.placement.shares
@@ -235,10 +240,10 @@ class Sampler:
                 sum(share.memory_mib for share in shares),
                 reading.sm_percent,
                 compute_of(shares),
-                round(sum(known) / len(known), 1) if known else None,
+                _mean([sm for _, sm, _ in self._recent[session.id] if sm is not None]),
                 reading.trouble,
-                round(sum(one.borrowed for one in loans) / len(loans), 1) if loans else None,
-                round(sum(one.lent for one in loans) / len(loans), 1) if loans else None,
+                _mean([one.borrowed for one in loans]),
+                _mean([one.lent for one in loans]),
                 reading.context_mib,
             ),
             points_with(
@@ -246,6 +251,10 @@ class Sampler:
             ),
             reading.processes,
         )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 1) if values else None
 
 
 def points_with(points: Sequence[Point], new: Point) -> tuple[Point, ...]:

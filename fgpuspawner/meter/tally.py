@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter
 
 from fgpu_scheduler import SessionMeasurements
-from fgpuspawner.meter.lent import Lent
+from fgpuspawner.meter.reading import Lent
 
 HIGHEST_MEMORY = 200
 """Percent of the limit: everything above is counted as this, as a session may exceed its limit for a while."""

@@ -1,7 +1,7 @@
-"""Usage reports: sums of use and waits over a span of days. Pure.
+"""Use of the GPUs and waits: reports over a span of days, and the last day and week. Pure.
 
-Days are in UTC. A session counts on each day for the time that it held its shares; its wait counts on the day of its
-start.
+In reports days are in UTC. A session counts on each day for the time that it held its shares; its wait counts on the
+day of its start.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ from fgpu_scheduler import HeldShares
 
 DAY_S = 24 * 3600
 MOST_DAYS = 366
+HOUR_S = 3600
+HOURS, DAYS = 24, 7
+WEEK_S = DAYS * DAY_S
+
+
+Piece = tuple[int, int, int, int]
+"""Begin and end of holding an amount, in thousandths of an fGPU and millionths of a GPU."""
 
 
 class By(StrEnum):
@@ -48,16 +55,25 @@ class _Sum:
     fgpu_milli_s: int = 0
 
     def line(self, name: str) -> Line:
-        mean = round(sum(self.waits) / len(self.waits)) if self.waits else None
         return Line(
             name,
             len(self.ids),
             len(self.waits),
-            _hours(self.gpu_millionths_s, 1_000_000),
-            _hours(self.fgpu_milli_s, 1000),
-            mean,
+            round(self.gpu_millionths_s / 1_000_000 / 3600, 3),
+            round(self.fgpu_milli_s / 1000 / 3600, 3),
+            _mean(self.waits),
             p95(self.waits),
         )
+
+    def hold(self, session_id: int, piece: Piece) -> None:
+        from_s, to_s, fgpu_milli, gpu_millionths = piece
+        self.ids.add(session_id)
+        self.gpu_millionths_s += gpu_millionths * (to_s - from_s)
+        self.fgpu_milli_s += fgpu_milli * (to_s - from_s)
+
+    def start(self, session_id: int, wait_s: int) -> None:
+        self.ids.add(session_id)
+        self.waits.append(wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +98,12 @@ def report(spent: Iterable[HeldShares], by: By, *, first: date, last: date, now_
     for one in spent:
         for piece in _pieces(one, begin_s, end_s, by):
             for name in _names(one, by, piece[0]):
-                _add(sums.setdefault(name, _Sum()), one, piece)
-            _add(total, one, piece)
+                sums.setdefault(name, _Sum()).hold(one.session_id, piece)
+            total.hold(one.session_id, piece)
         if one.started_at_s is not None and begin_s <= one.started_at_s < end_s:
-            wait_s = max(0, one.scheduled_at_s - one.waits_since_s)
             for name in _names(one, by, one.started_at_s):
-                own = sums.setdefault(name, _Sum())
-                own.waits.append(wait_s)
-                own.ids.add(one.session_id)
-            total.waits.append(wait_s)
-            total.ids.add(one.session_id)
+                sums.setdefault(name, _Sum()).start(one.session_id, _wait_s(one))
+            total.start(one.session_id, _wait_s(one))
     lines = [found.line(name) for name, found in sums.items()]
     if by is not By.DAY:
         lines.sort(key=lambda line: (-line.gpu_hours, -line.sessions, line.name))
@@ -117,8 +129,12 @@ def p95(values: Sequence[int]) -> int | None:
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 
 
-Piece = tuple[int, int, int, int]
-"""Begin and end of holding an amount, in thousandths of an fGPU and millionths of a GPU."""
+def _mean(values: Sequence[int]) -> int | None:
+    return round(sum(values) / len(values)) if values else None
+
+
+def _wait_s(one: HeldShares) -> int:
+    return max(0, one.scheduled_at_s - one.waits_since_s)
 
 
 def _pieces(one: HeldShares, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
@@ -147,12 +163,53 @@ def _names(one: HeldShares, by: By, at_s: int) -> tuple[str, ...]:
             return (one.image,)
 
 
-def _add(found: _Sum, one: HeldShares, piece: Piece) -> None:
-    from_s, to_s, fgpu_milli, gpu_millionths = piece
-    found.ids.add(one.session_id)
-    found.gpu_millionths_s += gpu_millionths * (to_s - from_s)
-    found.fgpu_milli_s += fgpu_milli * (to_s - from_s)
+# -- the last day and week ----------------------------------------------------------------------------
 
 
-def _hours(parts_s: int, of: int) -> float:
-    return round(parts_s / of / 3600, 3)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span until now: mean number of held GPUs, number of starts, and their waits in seconds."""
+
+    gpus: float
+    starts: int
+    wait_mean_s: int | None
+    wait_p95_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecentUse:
+    """The last day and week until ``at_s``. ``hours`` and ``days``: mean number of held GPUs in each, oldest first."""
+
+    at_s: int
+    day: Span
+    week: Span
+    hours: tuple[float, ...]
+    days: tuple[float, ...]
+
+
+def recent_use(spent: Iterable[HeldShares], now_s: int) -> RecentUse:
+    hours, days = [0.0] * HOURS, [0.0] * DAYS
+    waits: list[tuple[int, int]] = []
+    for one in spent:
+        until_s = now_s if one.ended_at_s is None else one.ended_at_s
+        for begin_s, end_s, _, gpu_millionths in one.held(until_s):
+            for bins, length_s in ((hours, HOUR_S), (days, DAY_S)):
+                first_s = now_s - len(bins) * length_s
+                last = min(len(bins), -(-(end_s - first_s) // length_s))
+                for n in range(max(0, (begin_s - first_s) // length_s), last):
+                    from_s = first_s + n * length_s
+                    held_s = min(end_s, from_s + length_s) - max(begin_s, from_s)
+                    bins[n] += max(0, held_s) * gpu_millionths / 1e6 / length_s
+        if one.started_at_s is not None and now_s - WEEK_S <= one.started_at_s <= now_s:
+            waits.append((one.started_at_s, _wait_s(one)))
+    return RecentUse(
+        now_s,
+        _span(hours, [wait_s for at_s, wait_s in waits if at_s >= now_s - DAY_S]),
+        _span(days, [wait_s for _, wait_s in waits]),
+        tuple(round(gpus, 3) for gpus in hours),
+        tuple(round(gpus, 3) for gpus in days),
+    )
+
+
+def _span(gpus: list[float], waits: list[int]) -> Span:
+    return Span(round(sum(gpus) / len(gpus), 3), len(waits), _mean(waits), p95(waits))

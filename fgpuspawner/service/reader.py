@@ -49,8 +49,8 @@ from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import CHOICES
 from fgpuspawner.meter.disk import DISK
 from fgpuspawner.meter.gpu_health import HEALTH
-from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
+from fgpuspawner.meter.usage_report import WEEK_S, RecentUse, recent_use
 from fgpuspawner.service.model import Savers, World, extension_of
 from fgpuspawner.service.problems import forecast_takes_long
 from fgpuspawner.settings import FGPU
@@ -124,7 +124,7 @@ class Reader:
         self._why_not = "the database is not connected yet"
         self._reading = asyncio.Lock()
         self._world: World | None = None
-        self._lately: Lately | None = None
+        self._lately: RecentUse | None = None
         self._adding_up = asyncio.Lock()
         self._fresh_until = 0.0
         self._looked_at = float("-inf")
@@ -287,7 +287,7 @@ class Reader:
         async with asyncio.timeout(REPORT_WITHIN_S):
             return await self._run(self._reports, lambda: function(self._queue))
 
-    async def lately(self) -> Lately:
+    async def recent_use(self) -> RecentUse:
         """Return use and waits of the last week, computed once a minute.
 
         Raises:
@@ -297,7 +297,7 @@ class Reader:
             now_s = self._clock.now_s()
             if self._lately is None or abs(now_s - self._lately.at_s) >= LATELY_S:
                 self._lately = await self.report(
-                    lambda queue: lately(queue.spent(now_s - WEEK_S, now_s), now_s)
+                    lambda queue: recent_use(queue.spent(now_s - WEEK_S, now_s), now_s)
                 )
             return self._lately
 

@@ -22,8 +22,7 @@ from fgpu_scheduler import (
     format_milli,
 )
 from fgpuspawner.isolation.choice import VERDICTS, Verdict
-from fgpuspawner.meter.lately import Lately
-from fgpuspawner.meter.usage_report import DAY_S
+from fgpuspawner.meter.usage_report import DAY_S, RecentUse
 from fgpuspawner.service.admin import objects
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.nodes import state_words
@@ -43,7 +42,7 @@ def overview_object(
     site: Site,
     *,
     now_s: int,
-    lately: Lately | None,
+    lately: RecentUse | None,
     foretold: ForecastAccuracy | None = None,
     verdicts: Iterable[Verdict] = (),
     strikes: Sequence[AuditLine] = (),
@@ -64,7 +63,7 @@ def overview_object(
     )
 
 
-def _use(lately: Lately, world: World) -> objects.Use:
+def _use(lately: RecentUse, world: World) -> objects.Use:
     gpus = len(world.devices)
 
     def percent(held: float) -> int | None:
@@ -206,13 +205,13 @@ async def overview(handler: Handler) -> Overview:
     reader, settings = service.reader, service.settings
     others: list[Trouble] = []
     strikes: tuple[AuditLine, ...] = ()
-    lately: Lately | None = None
+    lately: RecentUse | None = None
     foretold: ForecastAccuracy | None = None
     try:
         world = await reader.world()
         strikes = await reader.read(lambda store: _strikes(store, now_s))
         foretold = await reader.read(lambda store: forecast_accuracy(FirstForecasts(store).newest()))
-        lately = await reader.lately()
+        lately = await reader.recent_use()
     except TimeoutError:
         pass
     except StoreUnavailable:

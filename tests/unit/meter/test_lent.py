@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgpuspawner.meter.lent import Lent, lent_on
+from fgpuspawner.meter.reading import Lent, lent_on
 
 
 def test_who_computes_alone_has_the_rest_from_those_who_rest_and_from_what_is_free() -> None:

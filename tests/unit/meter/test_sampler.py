@@ -29,8 +29,8 @@ from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.limits import DeviceLimit, Limits, write
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
-from fgpuspawner.meter.lent import Lent
 from fgpuspawner.meter.model import KEPT_S, METERS, Meter, Point
+from fgpuspawner.meter.reading import Lent
 from fgpuspawner.meter.sampler import Sampler, points_with
 from fgpuspawner.meter.tally import mean_lent
 from fgpuspawner.settings import FGPU
@@ -130,7 +130,7 @@ class World:
             owners = {p.pid: p.pid // 10 for use in uses for p in use.processes if p.pid < 100}
             seen = GpuSnapshot(NvmlSource("libnvidia-ml.so.1"), float(self.clock.now), devices, owners)
             await self.sampler.observe(seen, self.scheduler.sessions)
-            await self.sampler.tell()
+            await self.sampler.publish()
         told = METERS.read(self.data).of(1, self.clock.now)
         return told.now if told else None
 
@@ -174,7 +174,7 @@ async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(world: Worl
 async def test_a_machine_that_nobody_could_look_at_for_long_makes_it_unknown(world: World) -> None:
     assert (await world.look()) is not None
     world.clock.now += 60
-    await world.sampler.tell()
+    await world.sampler.publish()
     told = METERS.read(world.data).of(1, world.clock.now + 1)
     assert told is not None
     assert told.now.memory_used_mib is None
@@ -353,7 +353,7 @@ async def test_the_meter_goes_on_after_it_could_not_tell(
             done.set()
         raise StoreUnavailable("away") if looks == 1 else ValueError("a bug")
 
-    monkeypatch.setattr(Sampler, "tell", failing)
+    monkeypatch.setattr(Sampler, "publish", failing)
     world.sampler._every_s = 0
     background = Background(logging.getLogger("fgpu.meter"))
     world.sampler.begin(background)

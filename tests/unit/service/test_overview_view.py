@@ -10,14 +10,14 @@ from worlds import ADMIN, SITE, Build, gpu, node
 from fgpu_scheduler import AuditLine, ForecastAccuracy, NodeState
 from fgpuspawner.isolation.choice import Verdict
 from fgpuspawner.meter.gpu_health import GpuHealth, GpuHealthState
-from fgpuspawner.meter.lately import Lately, Span
 from fgpuspawner.meter.model import Live, Meter, MeterState, Point
+from fgpuspawner.meter.usage_report import RecentUse, Span
 from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.overview import idle, overview_object, problems
 from fgpuspawner.service.model import World
 
 SPAN = Span(1.0, 3, 60, 120)
-LATELY = Lately(1000, SPAN, SPAN, (0.0, 1.0, 3.0), (0.5,))
+LATELY = RecentUse(1000, SPAN, SPAN, (0.0, 1.0, 3.0), (0.5,))
 
 
 def seen(world: World, **more: Any) -> Overview:
