@@ -126,14 +126,24 @@ if TYPE_CHECKING:
     from fgpu_scheduler.service.reader import StoreReader
     from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
     from fgpu_scheduler.store.audit import Audit, AuditLine
-    from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
     from fgpu_scheduler.store.claim import Claim, lock_file
-    from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
-    from fgpu_scheduler.store.first_forecasts import FirstForecasts
-    from fgpu_scheduler.store.history import History
-    from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits, value_words
-    from fgpu_scheduler.store.image_names import image_prefix_of
-    from fgpu_scheduler.store.meters import Meters
+    from fgpu_scheduler.store.edits import (
+        MOST_BANNER_TEXT,
+        Banner,
+        BannerLevel,
+        ImageEdit,
+        ImageEdits,
+        Notice,
+        value_words,
+    )
+    from fgpu_scheduler.store.history import FirstForecasts, History, Meters
+    from fgpu_scheduler.store.hub_requests import (
+        MOST_MESSAGE_TEXT,
+        EndMessages,
+        Resize,
+        Resizes,
+        ResizeState,
+    )
     from fgpu_scheduler.store.migrations import schema_revision
     from fgpu_scheduler.store.node_actions import (
         MOST_REASON,
@@ -151,21 +161,21 @@ if TYPE_CHECKING:
         ImageState,
         PrivateImage,
         check_size,
+        image_prefix_of,
         in_use_words,
         shown_mib,
     )
     from fgpu_scheduler.store.private_images import PrivateImages
-    from fgpu_scheduler.store.quota_edits import (
+    from fgpu_scheduler.store.quotas import (
         MOST_EDITS,
         ListedQuota,
         QuotaEdit,
         QuotaEdits,
         QuotaSource,
         in_force,
+        limits_words,
         listed_quotas,
     )
-    from fgpu_scheduler.store.quotas import limits_words
-    from fgpu_scheduler.store.resizes import Resize, Resizes, ResizeState
     from fgpu_scheduler.store.retention import Retention
     from fgpu_scheduler.store.store import Store
 else:

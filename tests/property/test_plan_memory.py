@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from simulator import MemoryStore, drawn
+from simulator import drawn
 from simulator.order_checks import less_liked
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
@@ -14,6 +14,7 @@ from fgpu_scheduler.core.model import Device, EndCause, Node, NodeState, Session
 from fgpu_scheduler.core.planner import PlanCache, plan
 from fgpu_scheduler.core.scores.placements import LEAST_ASKED
 from fgpu_scheduler.errors import FGPUError
+from fgpu_scheduler.store.store import Store
 
 S = SessionState
 ENDS = (S.TERMINATING, S.CANCELLED, S.TERMINATED, S.ERROR)
@@ -38,7 +39,9 @@ class History:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.nodes = cluster(self.rng)
-        self.store = MemoryStore(self.nodes)
+        self.store = Store("sqlite://")
+        self.store.open()
+        self.store.set_nodes(self.nodes, now_s=0)
         self.memory = PlanCache()
         self.policy = drawn.policy(self.rng)
         self.now_s = 1000
@@ -120,6 +123,7 @@ def live_through(seeds: range, steps: int) -> int:
         happened += sum(history.step() for _ in range(steps))
         assert history.servers > LEAST_ASKED
         assert history.of_several > 20
+        history.store.close()
     return happened
 
 

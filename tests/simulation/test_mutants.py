@@ -27,6 +27,7 @@ from fgpu_scheduler.service import healing, reclaiming, scheduler
 from fgpu_scheduler.service.scheduler import Scheduler
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.transaction import Write
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def test_a_returned_placement_that_is_kept_is_noticed(monkeypatch):
 
 
 def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):
-    monkeypatch.setattr(Store, "_check_version", lambda self, write, version: None)
+    monkeypatch.setattr(Write, "check_version", lambda self, version: None)
     assert fires("was committed at version", how=simulate_in_file)
 
 

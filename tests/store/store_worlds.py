@@ -24,7 +24,6 @@ from fgpu_scheduler.core.model import (
     Share,
 )
 from fgpu_scheduler.core.planner import Plan, Policy, StartDecision, plan
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 S = SessionState
@@ -93,17 +92,17 @@ def ask(
     return Request(user, server_name, image, group, fgpu_milli, 1000, 1024)
 
 
-def placing(store: SessionStore, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
+def placing(store: Store, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
     """Return a handmade plan of the current version; everything else in it may be wrong."""
     where = Placement(on[0].node_id, tuple(Share.of(d, fgpu_milli) for d in on))
     return Plan(store.version(), tuple(StartDecision(session_id, where) for session_id in session_ids))
 
 
-def schedule(store: SessionStore, *, now_s: int = 0) -> tuple[Session, ...]:
+def schedule(store: Store, *, now_s: int = 0) -> tuple[Session, ...]:
     return store.commit(plan(store.snapshot(now_s), Policy()), now_s=now_s)
 
 
-def run(store: SessionStore, request: Request, *, now_s: int = 0) -> Session:
+def run(store: Store, request: Request, *, now_s: int = 0) -> Session:
     """Bring a new session to RUNNING; it must fit at once."""
     session = store.submit([request], now_s=now_s)[0]
     assert session.id in [s.id for s in schedule(store, now_s=now_s)]
@@ -111,7 +110,7 @@ def run(store: SessionStore, request: Request, *, now_s: int = 0) -> Session:
     return store.move(session.id, S.RUNNING, now_s=now_s)
 
 
-def end(store: SessionStore, session_id: int, *, now_s: int = 0, cause: EndCause = EndCause.USER) -> Session:
+def end(store: Store, session_id: int, *, now_s: int = 0, cause: EndCause = EndCause.USER) -> Session:
     store.move(session_id, S.TERMINATING, now_s=now_s, cause=cause)
     return store.move(session_id, S.TERMINATED, now_s=now_s)
 

@@ -13,12 +13,12 @@ from fgpu_scheduler import BadSettings, InvalidTransition, Quota, QuotaScope, pl
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.planner import Policy
-from fgpu_scheduler.store.audit import MOST_DETAILS, Audit
-from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
-from fgpu_scheduler.store.end_messages import EndMessages
-from fgpu_scheduler.store.quota_edits import QuotaEdits, QuotaSource, listed_quotas
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.edits import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
+from fgpu_scheduler.store.hub_requests import EndMessages
+from fgpu_scheduler.store.quotas import QuotaEdits, QuotaSource, listed_quotas
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.store.transaction import HEEDED_S
+from fgpu_scheduler.store.transaction import HEEDED_S, MOST_DETAILS
 
 EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=2000)
 ALICE = Quota(QuotaScope.USER, "alice", "lab", max_sessions=3)

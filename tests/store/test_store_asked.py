@@ -9,7 +9,7 @@ from store_worlds import ask, node, opened
 
 from fgpu_scheduler.core import request_counts
 from fgpu_scheduler.core.model import RequestCount
-from fgpu_scheduler.store.sessions import SessionStore
+from fgpu_scheduler.store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -22,35 +22,35 @@ def lately(milli: int, count: int, group: str = "lab") -> RequestCount:
     return RequestCount(group, milli, 1000, 1024, None, None, (), count)
 
 
-def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 500) -> None:
+def submit(store: Store, first: int, number: int, *, fgpu_milli: int = 500) -> None:
     for n in range(first, first + number):
         store.submit([ask(f"u{n}", fgpu_milli=fgpu_milli)], now_s=1)
 
 
-def test_requested_amounts_are_recounted_every_few_requests(any_store: SessionStore) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    submit(any_store, 1, 3)
-    assert any_store.snapshot(1).request_counts == ()
-    submit(any_store, 4, 1)
-    assert any_store.snapshot(1).request_counts == (lately(500, 4),)
-    submit(any_store, 5, 3, fgpu_milli=250)
-    assert any_store.snapshot(1).request_counts == (lately(500, 4),), "not with each one"
-    submit(any_store, 8, 1)
-    assert any_store.snapshot(1).request_counts == (lately(250, 3), lately(500, 5))
-    submit(any_store, 9, 4, fgpu_milli=1000)
-    assert any_store.snapshot(1).request_counts == (lately(250, 3), lately(500, 1), lately(1000, 4)), (
+def test_requested_amounts_are_recounted_every_few_requests(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    submit(store, 1, 3)
+    assert store.snapshot(1).request_counts == ()
+    submit(store, 4, 1)
+    assert store.snapshot(1).request_counts == (lately(500, 4),)
+    submit(store, 5, 3, fgpu_milli=250)
+    assert store.snapshot(1).request_counts == (lately(500, 4),), "not with each one"
+    submit(store, 8, 1)
+    assert store.snapshot(1).request_counts == (lately(250, 3), lately(500, 5))
+    submit(store, 9, 4, fgpu_milli=1000)
+    assert store.snapshot(1).request_counts == (lately(250, 3), lately(500, 1), lately(1000, 4)), (
         "the newest 8"
     )
 
 
-def test_requests_are_counted_by_every_amount_and_group(any_store: SessionStore) -> None:
+def test_requests_are_counted_by_every_amount_and_group(store: Store) -> None:
     first = ask("a", group="b")
     memory = replace(ask("b", group="a", fgpu_milli=0), gpu_memory_mib=2048)
     both = replace(memory, user="c", compute_percent=25)
     model = replace(ask("d", group="a"), gpu_models=("T4",))
     several = [replace(model, user=user, gpu_models=("T4", "A,1")) for user in "efgh"]
-    any_store.submit([first, memory, both, model, *several], now_s=1)
-    assert any_store.snapshot(1).request_counts == (
+    store.submit([first, memory, both, model, *several], now_s=1)
+    assert store.snapshot(1).request_counts == (
         replace(lately(0, 1, "a"), gpu_memory_mib=2048),
         replace(lately(0, 1, "a"), gpu_memory_mib=2048, compute_percent=25),
         replace(lately(500, 1, "a"), gpu_models=("T4",)),

@@ -21,7 +21,6 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Plan, Policy, ReserveDecision, StartDecision, WaitDecision, plan
 from fgpu_scheduler.errors import StaleVersion
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 
@@ -198,25 +197,25 @@ def test_freed_share_can_be_placed_again(store: Store) -> None:
 
 
 def test_first_reserved_start_becomes_the_promise(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    session = any_store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
+    store.set_nodes([node()], now_s=0)
+    session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
 
     def reserve(starts_at_s: int | None) -> Session:
         decision = ReserveDecision(session.id, starts_at_s, "n1", ("GPU-n1-0", "GPU-n1-1"))
-        assert any_store.commit(Plan(any_store.version(), (decision,)), now_s=2) == ()
-        found = any_store.session(session.id)
+        assert store.commit(Plan(store.version(), (decision,)), now_s=2) == ()
+        found = store.session(session.id)
         assert found is not None
         return found
 
     assert reserve(None) == replace(session, wait_reason=WaitReason.RESERVED)
     assert reserve(500) == replace(session, wait_reason=WaitReason.RESERVED, promised_at_s=500)
-    version = any_store.version()
+    version = store.version()
     assert reserve(400).promised_at_s == reserve(900).promised_at_s == 500
-    assert any_store.version() == version
+    assert store.version() == version
     # The session keeps its promise when it starts, and after.
-    (placed,) = schedule(any_store, now_s=300)
+    (placed,) = schedule(store, now_s=300)
     assert placed.promised_at_s == 500
 
 
@@ -240,18 +239,18 @@ def test_promise_is_logged_once(store: Store) -> None:
         Quota(QuotaScope.GROUP, "class", "lab", max_fgpu_milli=700),
     ],
 )
-def test_a_plan_that_goes_over_a_quota_is_refused_whole(any_store: SessionStore, quota: Quota) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    any_store.set_quotas([quota], now_s=0)
+def test_a_plan_that_goes_over_a_quota_is_refused_whole(store: Store, quota: Quota) -> None:
+    store.set_nodes([node()], now_s=0)
+    store.set_quotas([quota], now_s=0)
     asked = [replace(ask("alice", name), groups=("class",)) for name in ("a", "b")]
-    one, other = any_store.submit(asked, now_s=1)
-    version = any_store.version()
+    one, other = store.submit(asked, now_s=1)
+    version = store.version()
     with pytest.raises(StaleVersion, match="over a quota"):
-        any_store.commit(placing(any_store, one.id, other.id, on=[device(0)]), now_s=2)
-    assert any_store.version() == version
-    assert len(any_store.commit(placing(any_store, one.id, on=[device(0)]), now_s=2)) == 1
+        store.commit(placing(store, one.id, other.id, on=[device(0)]), now_s=2)
+    assert store.version() == version
+    assert len(store.commit(placing(store, one.id, on=[device(0)]), now_s=2)) == 1
     with pytest.raises(StaleVersion, match="over a quota"):
-        any_store.commit(placing(any_store, other.id, on=[device(1)]), now_s=3)
+        store.commit(placing(store, other.id, on=[device(1)]), now_s=3)
 
 
 def test_plan_writes_only_changed_columns_of_pending_sessions(store: Store) -> None:

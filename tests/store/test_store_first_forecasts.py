@@ -15,7 +15,7 @@ from fgpu_scheduler.core.forecast_accuracy import (
     StartRange,
 )
 from fgpu_scheduler.core.model import EndCause, WaitReason
-from fgpu_scheduler.store.first_forecasts import FirstForecasts
+from fgpu_scheduler.store.history import FirstForecasts
 from fgpu_scheduler.store.retention import Retention
 from fgpu_scheduler.store.store import Store
 

@@ -18,9 +18,7 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, Sess
 from fgpu_scheduler.core.quota import Ledger, usage_of_quotas
 from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store import quotas as accounts
-from fgpu_scheduler.store.first_forecasts import read_experience
-from fgpu_scheduler.store.history import _MEASURED_OF, History
-from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler.store.history import _MEASURED_OF, History, Meters, read_experience
 from fgpu_scheduler.store.rows import life_values, quota_key, request_values
 from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.store import Store

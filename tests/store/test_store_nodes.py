@@ -12,7 +12,6 @@ from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.service.node_health import node_changes
 from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 
@@ -153,11 +152,11 @@ def test_duplicate_nodes_and_devices_are_refused(store: Store) -> None:
 
 
 def test_cluster_state_and_cordon_do_not_overwrite_each_other(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
     def state(**more: object) -> NodeState:
-        any_store.set_nodes([replace(node(), **more)], now_s=1, keep_states=True)  # type: ignore[arg-type]
-        return any_store.snapshot(2).nodes[0].state
+        store.set_nodes([replace(node(), **more)], now_s=1, keep_states=True)  # type: ignore[arg-type]
+        return store.snapshot(2).nodes[0].state
 
     cordon, uncordon = (NodeState.CORDONED, NodeState.READY), (NodeState.READY, NodeState.CORDONED)
     assert state() is NodeState.READY
@@ -165,26 +164,26 @@ def test_cluster_state_and_cordon_do_not_overwrite_each_other(
     assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
     # Cordoned while the cluster has closed it: it stays cordoned when the cluster opens it.
     assert state(closed=True) is NodeState.CORDONED
-    assert any_store.set_node_state("n1", cordon[0], now_s=3, only=cordon[1]) is NodeState.READY
+    assert store.set_node_state("n1", cordon[0], now_s=3, only=cordon[1]) is NodeState.READY
     assert [state(closed=True), state()] == [NodeState.CORDONED] * 2
     # Uncordoned while the cluster has closed it: it stays closed.
     assert state(closed=True) is NodeState.CORDONED
-    assert any_store.set_node_state("n1", uncordon[0], now_s=4, only=uncordon[1]) is NodeState.CORDONED
+    assert store.set_node_state("n1", uncordon[0], now_s=4, only=uncordon[1]) is NodeState.CORDONED
     assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
     # A silent node is lost, closed or not, and stays lost until it answers.
     assert state(closed=True) is NodeState.CORDONED
-    any_store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
+    store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
     assert [state(closed=True), state()] == [NodeState.LOST] * 2
 
 
 def test_node_added_while_running_gets_its_given_state_and_others_keep_theirs(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
-    any_store.set_nodes([node("n1")], now_s=1)
+    store.set_nodes([node("n1")], now_s=1)
     lost = [replace(node(name), state=NodeState.LOST) for name in ("n1", "n2")]
     lost[1] = replace(lost[1], devices=())
-    any_store.set_nodes(lost, now_s=2, keep_states=True)
-    assert [n.state for n in any_store.snapshot(3).nodes] == [NodeState.READY, NodeState.LOST]
+    store.set_nodes(lost, now_s=2, keep_states=True)
+    assert [n.state for n in store.snapshot(3).nodes] == [NodeState.READY, NodeState.LOST]
 
 
 def test_only_the_cluster_opens_a_node_it_closed(store: Store) -> None:
@@ -224,15 +223,13 @@ def test_scheduled_session_holds_its_node(store: Store) -> None:
     assert store.snapshot(3).nodes[0].state is NodeState.LOST
 
 
-def test_node_state_is_set_only_from_the_expected_state(any_store: SessionStore) -> None:
-    any_store.set_nodes([node()], now_s=1)
-    assert (
-        any_store.set_node_state("n1", NodeState.CORDONED, now_s=2, only=NodeState.READY) is NodeState.READY
-    )
-    before = any_store.version()
-    was = any_store.set_node_state("n1", NodeState.LOST, now_s=3, only=NodeState.READY)
-    assert (was, any_store.version()) == (NodeState.CORDONED, before)
-    assert any_store.snapshot(4).nodes[0].state is NodeState.CORDONED
+def test_node_state_is_set_only_from_the_expected_state(store: Store) -> None:
+    store.set_nodes([node()], now_s=1)
+    assert store.set_node_state("n1", NodeState.CORDONED, now_s=2, only=NodeState.READY) is NodeState.READY
+    before = store.version()
+    was = store.set_node_state("n1", NodeState.LOST, now_s=3, only=NodeState.READY)
+    assert (was, store.version()) == (NodeState.CORDONED, before)
+    assert store.snapshot(4).nodes[0].state is NodeState.CORDONED
 
 
 def test_node_that_answers_again_is_not_marked_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +245,7 @@ def test_node_that_answers_again_is_not_marked_gone(store: Store, monkeypatch: p
     assert Audit(store).lines(limit=1) == ()
 
 
-def cordons(store: SessionStore) -> list[str | None]:
+def cordons(store: Store) -> list[str | None]:
     return [d.cordon_reason for n in store.snapshot(9).nodes for d in n.devices]
 
 

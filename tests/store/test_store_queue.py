@@ -12,7 +12,6 @@ from fgpu_scheduler.core.run_lengths import LengthSource, RemainingTime
 from fgpu_scheduler.errors import SessionExists, TooManyPending
 from fgpu_scheduler.store.rows import life_values, request_values
 from fgpu_scheduler.store.schema import sessions
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 
@@ -73,47 +72,47 @@ def test_server_can_be_requested_while_its_last_session_terminates(store: Store)
 
 
 def test_replacing_request_takes_the_server_and_is_counted_instead(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
-    old = any_store.submit([ask("alice")], now_s=1, held=True, max_pending_per_user=1)[0]
+    old = store.submit([ask("alice")], now_s=1, held=True, max_pending_per_user=1)[0]
     asked = ask("alice", fgpu_milli=700)
-    new = any_store.submit([asked], now_s=5, max_pending_per_user=1, replacing=old.id)[0]
-    assert any_store.serving("alice", "") == new == Session(new.id, asked, S.PENDING, 5)
-    ended = any_store.session(old.id)
+    new = store.submit([asked], now_s=5, max_pending_per_user=1, replacing=old.id)[0]
+    assert store.serving("alice", "") == new == Session(new.id, asked, S.PENDING, 5)
+    ended = store.session(old.id)
     assert ended is not None
     assert (ended.state, ended.end_cause, ended.ended_at_s) == (S.CANCELLED, EndCause.USER, 5)
 
 
 def test_refused_replacement_leaves_the_old_request_in_its_place(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
-    old, _ = any_store.submit([ask("alice"), ask("bob")], now_s=1, held=True)
-    before = any_store.snapshot(9)
+    old, _ = store.submit([ask("alice"), ask("bob")], now_s=1, held=True)
+    before = store.snapshot(9)
     requests = [ask("alice", fgpu_milli=700), ask("alice", "another")]
     with pytest.raises(TooManyPending, match="alice may have 1 requests waiting: 0 wait already"):
-        any_store.submit(requests, now_s=5, max_pending_per_user=1, replacing=old.id)
+        store.submit(requests, now_s=5, max_pending_per_user=1, replacing=old.id)
     with pytest.raises(SessionExists):
-        any_store.submit([ask("alice"), ask("bob")], now_s=5, replacing=old.id)
-    assert any_store.snapshot(9) == before
+        store.submit([ask("alice"), ask("bob")], now_s=5, replacing=old.id)
+    assert store.snapshot(9) == before
 
 
-def test_replaced_running_session_keeps_its_share_until_it_is_gone(any_store: SessionStore) -> None:
-    any_store.set_nodes([node(devices=1)], now_s=0)
-    old = run(any_store, ask("alice", fgpu_milli=1000))
-    new = any_store.submit([ask("alice", fgpu_milli=1000)], now_s=5, replacing=old.id)[0]
-    left = any_store.session(old.id)
+def test_replaced_running_session_keeps_its_share_until_it_is_gone(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    old = run(store, ask("alice", fgpu_milli=1000))
+    new = store.submit([ask("alice", fgpu_milli=1000)], now_s=5, replacing=old.id)[0]
+    left = store.session(old.id)
     assert left is not None
     assert (left.state, left.placement) == (S.TERMINATING, old.placement)
-    assert schedule(any_store) == ()
-    any_store.move(old.id, S.TERMINATED, now_s=6)
-    assert [s.id for s in schedule(any_store)] == [new.id]
+    assert schedule(store) == ()
+    store.move(old.id, S.TERMINATED, now_s=6)
+    assert [s.id for s in schedule(store)] == [new.id]
 
 
-def test_ended_session_is_not_ended_again_by_a_replacement(any_store: SessionStore) -> None:
-    old = any_store.submit([ask("alice")], now_s=1)[0]
-    ended = any_store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")
-    assert any_store.submit([ask("alice")], now_s=5, replacing=old.id)[0].state is S.PENDING
-    assert any_store.session(old.id) == ended
+def test_ended_session_is_not_ended_again_by_a_replacement(store: Store) -> None:
+    old = store.submit([ask("alice")], now_s=1)[0]
+    ended = store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")
+    assert store.submit([ask("alice")], now_s=5, replacing=old.id)[0].state is S.PENDING
+    assert store.session(old.id) == ended
 
 
 def test_database_constraint_refuses_a_second_session_of_a_server(store: Store) -> None:

@@ -11,7 +11,6 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usag
 from fgpu_scheduler.core.quota import quota_words
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
@@ -23,18 +22,18 @@ def of(user: str, server: str, *groups: str) -> Request:
     return replace(ask(user, server), groups=groups)
 
 
-def test_quotas_are_read_back_sorted_and_replaced_as_a_whole(any_store: SessionStore) -> None:
+def test_quotas_are_read_back_sorted_and_replaced_as_a_whole(store: Store) -> None:
     everybody = Quota(ALL, "*", max_sessions=0)
-    any_store.set_quotas([EACH, CLASS, everybody], now_s=1)
-    assert any_store.snapshot(1).quotas == (everybody, CLASS, EACH)
-    version = any_store.version()
-    any_store.set_quotas([CLASS, everybody, EACH], now_s=2)
-    assert any_store.version() == version
-    any_store.set_quotas([replace(EACH, max_sessions=5)], now_s=3)
-    assert any_store.snapshot(1).quotas == (replace(EACH, max_sessions=5),)
-    assert any_store.version() > version
-    any_store.set_quotas([], now_s=4)
-    assert any_store.snapshot(1).quotas == ()
+    store.set_quotas([EACH, CLASS, everybody], now_s=1)
+    assert store.snapshot(1).quotas == (everybody, CLASS, EACH)
+    version = store.version()
+    store.set_quotas([CLASS, everybody, EACH], now_s=2)
+    assert store.version() == version
+    store.set_quotas([replace(EACH, max_sessions=5)], now_s=3)
+    assert store.snapshot(1).quotas == (replace(EACH, max_sessions=5),)
+    assert store.version() > version
+    store.set_quotas([], now_s=4)
+    assert store.snapshot(1).quotas == ()
 
 
 @pytest.mark.parametrize(
@@ -52,14 +51,14 @@ def test_quotas_are_read_back_sorted_and_replaced_as_a_whole(any_store: SessionS
     ],
 )
 def test_invalid_quotas_are_refused_and_the_old_ones_kept(
-    any_store: SessionStore, quotas: list[Quota], said: str
+    store: Store, quotas: list[Quota], said: str
 ) -> None:
-    any_store.set_quotas([CLASS], now_s=1)
-    before = any_store.snapshot(1)
+    store.set_quotas([CLASS], now_s=1)
+    before = store.snapshot(1)
     with pytest.raises(BadSettings) as refused:
-        any_store.set_quotas([Quota(USER, "b", max_sessions=1), *quotas], now_s=2)
+        store.set_quotas([Quota(USER, "b", max_sessions=1), *quotas], now_s=2)
     assert said in str(refused.value)
-    assert any_store.snapshot(1) == before
+    assert store.snapshot(1) == before
 
 
 def test_each_changed_quota_is_logged(store: Store) -> None:
@@ -81,73 +80,73 @@ def test_quotas_survive_a_restart(url: str) -> None:
         assert store.snapshot(1).quotas == (CLASS, EACH)
 
 
-def test_submission_over_a_pending_quota_is_refused_whole(any_store: SessionStore) -> None:
-    any_store.set_quotas([CLASS], now_s=1)
-    any_store.submit([of("alice", "a", "class", "staff"), of("bob", "b")], now_s=1)
-    version = any_store.version()
+def test_submission_over_a_pending_quota_is_refused_whole(store: Store) -> None:
+    store.set_quotas([CLASS], now_s=1)
+    store.submit([of("alice", "a", "class", "staff"), of("bob", "b")], now_s=1)
+    version = store.version()
     with pytest.raises(TooManyPending) as refused:
-        any_store.submit([of("bob", "c", "class"), of("carol", "d", "class")], now_s=1)
+        store.submit([of("bob", "c", "class"), of("carol", "d", "class")], now_s=1)
     assert str(refused.value) == (
         f"the quota of {quota_words(CLASS)} is 2 requests waiting: 1 wait already, and this would add 2"
     )
-    assert any_store.version() == version
-    assert len(any_store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2
+    assert store.version() == version
+    assert len(store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2
 
 
-def test_pending_quota_for_each_user_counts_only_that_user(any_store: SessionStore) -> None:
-    any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
-    any_store.submit([of("alice", "a"), of("bob", "b")], now_s=1)
+def test_pending_quota_for_each_user_counts_only_that_user(store: Store) -> None:
+    store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
+    store.submit([of("alice", "a"), of("bob", "b")], now_s=1)
     with pytest.raises(TooManyPending, match="each user is 1 requests waiting: 1 wait already"):
-        any_store.submit([of("carol", "c"), of("alice", "d")], now_s=1)
+        store.submit([of("carol", "c"), of("alice", "d")], now_s=1)
 
 
-def test_scheduled_sessions_do_not_count_as_pending(any_store: SessionStore) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
-    run(any_store, of("alice", "a"))
-    assert len(any_store.submit([of("alice", "b")], now_s=1)) == 1
+def test_scheduled_sessions_do_not_count_as_pending(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
+    run(store, of("alice", "a"))
+    assert len(store.submit([of("alice", "b")], now_s=1)) == 1
 
 
 def test_usage_of_an_ended_session_halves_in_each_half_life(
-    any_store: SessionStore,
+    store: Store,
 ) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    first = run(any_store, ask("alice"), now_s=1000)
-    assert any_store.snapshot(1500).usage == ()
-    end(any_store, first.id, now_s=1600)
-    assert any_store.snapshot(1600).usage == (Usage("alice", "lab", 500 * 600),)
+    store.set_nodes([node()], now_s=0)
+    first = run(store, ask("alice"), now_s=1000)
+    assert store.snapshot(1500).usage == ()
+    end(store, first.id, now_s=1600)
+    assert store.snapshot(1600).usage == (Usage("alice", "lab", 500 * 600),)
     later_s = 1600 + HALF_LIFE_S
-    assert any_store.snapshot(later_s).usage == (Usage("alice", "lab", 500 * 300),)
-    end(any_store, run(any_store, ask("alice"), now_s=later_s - 100).id, now_s=later_s)
-    end(any_store, run(any_store, ask("Zoë"), now_s=later_s).id, now_s=later_s + 1)
-    assert any_store.snapshot(later_s).usage == (
+    assert store.snapshot(later_s).usage == (Usage("alice", "lab", 500 * 300),)
+    end(store, run(store, ask("alice"), now_s=later_s - 100).id, now_s=later_s)
+    end(store, run(store, ask("Zoë"), now_s=later_s).id, now_s=later_s + 1)
+    assert store.snapshot(later_s).usage == (
         Usage("Zoë", "lab", 500),
         Usage("alice", "lab", 500 * 400),
     )
-    assert any_store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
+    assert store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
 
 
-def test_session_without_shares_has_no_usage(any_store: SessionStore) -> None:
-    waiting = any_store.submit([ask("alice")], now_s=1)[0]
-    any_store.move(waiting.id, S.CANCELLED, now_s=500, cause=EndCause.USER)
-    assert any_store.snapshot(500).usage == ()
+def test_session_without_shares_has_no_usage(store: Store) -> None:
+    waiting = store.submit([ask("alice")], now_s=1)[0]
+    store.move(waiting.id, S.CANCELLED, now_s=500, cause=EndCause.USER)
+    assert store.snapshot(500).usage == ()
 
 
-def test_usage_counts_from_the_placement(any_store: SessionStore) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    placed = any_store.submit([ask("alice")], now_s=1)[0]
-    schedule(any_store, now_s=10)
-    any_store.move(placed.id, S.CANCELLED, now_s=14, cause=EndCause.USER)
-    assert any_store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
-    any_store.set_held(placed.id, True, now_s=15)
-    assert any_store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
+def test_usage_counts_from_the_placement(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    placed = store.submit([ask("alice")], now_s=1)[0]
+    schedule(store, now_s=10)
+    store.move(placed.id, S.CANCELLED, now_s=14, cause=EndCause.USER)
+    assert store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
+    store.set_held(placed.id, True, now_s=15)
+    assert store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
 
 
-def test_clock_set_back_does_not_increase_usage(any_store: SessionStore) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    end(any_store, run(any_store, ask("alice"), now_s=10**6).id, now_s=10**6 + 10)
-    end(any_store, run(any_store, ask("alice"), now_s=10**6 + 10).id, now_s=5)
-    assert any_store.snapshot(0).usage == (Usage("alice", "lab", 5000),)
+def test_clock_set_back_does_not_increase_usage(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    end(store, run(store, ask("alice"), now_s=10**6).id, now_s=10**6 + 10)
+    end(store, run(store, ask("alice"), now_s=10**6 + 10).id, now_s=5)
+    assert store.snapshot(0).usage == (Usage("alice", "lab", 5000),)
 
 
 def test_each_resource_group_has_its_own_half_life(url: str) -> None:
@@ -164,11 +163,11 @@ def test_each_resource_group_has_its_own_half_life(url: str) -> None:
         (Quota(GROUP, "class", max_sessions=0), "1 is above 0 sessions, the quota of group 'class'"),
     ],
 )
-def test_request_larger_than_a_quota_is_refused(any_store: SessionStore, quota: Quota, said: str) -> None:
-    any_store.set_nodes([node()], now_s=0)
-    any_store.set_quotas([quota], now_s=1)
-    version = any_store.version()
+def test_request_larger_than_a_quota_is_refused(store: Store, quota: Quota, said: str) -> None:
+    store.set_nodes([node()], now_s=0)
+    store.set_quotas([quota], now_s=1)
+    version = store.version()
     with pytest.raises(OverQuota) as refused:
-        any_store.submit([of("bob", "b"), of("alice", "a", "class")], now_s=1)
+        store.submit([of("bob", "b"), of("alice", "a", "class")], now_s=1)
     assert said in str(refused.value)
-    assert any_store.version() == version
+    assert store.version() == version

@@ -8,9 +8,9 @@ from store_worlds import S, ask, assert_nothing_is_oversold, node, run
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
-from fgpu_scheduler.store.resizes import Resizes, ResizeState
+from fgpu_scheduler.store.history import spent_between
+from fgpu_scheduler.store.hub_requests import Resizes, ResizeState
 from fgpu_scheduler.store.retention import Retention
-from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store
 
 

@@ -14,8 +14,7 @@ from store_worlds import S, ask, end, node, run
 from fgpu_scheduler.core.model import EndCause, SessionState
 from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.core.request_counts import NEWEST
-from fgpu_scheduler.store.history import History
-from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler.store.history import History, Meters
 from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Retention
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
 from fgpu_scheduler.store.store import Store

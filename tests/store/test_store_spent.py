@@ -8,9 +8,8 @@ import pytest
 from store_worlds import ask, end, node, run
 
 from fgpu_scheduler.core.records import SessionMeasurements
-from fgpu_scheduler.store import spent
-from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.spent import spent_between
+from fgpu_scheduler.store import history
+from fgpu_scheduler.store.history import Meters, spent_between
 from fgpu_scheduler.store.store import Store
 
 
@@ -55,7 +54,7 @@ def test_share_of_a_removed_gpu_comes_from_the_meter_or_its_compute_percent(stor
 def test_each_session_has_its_own_shares_across_read_batches(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spent, "AT_ONCE", 2)
+    monkeypatch.setattr(history, "AT_ONCE", 2)
     store.set_nodes([node("n1", devices=2)], now_s=0)
     amounts = (100, 2000, 300, 400, 500, 600, 700)
     for at_s, milli in enumerate(amounts):

@@ -14,7 +14,7 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.errors import StoreUnavailable
 from fgpu_scheduler.ports import Clock
 from fgpu_scheduler.service.store_thread import StoreThread
-from fgpu_scheduler.store.first_forecasts import FirstForecasts
+from fgpu_scheduler.store.history import FirstForecasts
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")

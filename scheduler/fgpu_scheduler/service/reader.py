@@ -12,8 +12,7 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.records import Event, HeldShares, PastSession
 from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request, largest_now
 from fgpu_scheduler.queue import QueueReader
-from fgpu_scheduler.store.history import History
-from fgpu_scheduler.store.spent import spent_between
+from fgpu_scheduler.store.history import History, spent_between
 from fgpu_scheduler.store.store import Store
 
 OUTLOOK_FOR_S = 30

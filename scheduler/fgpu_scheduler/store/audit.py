@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, or_, select
+from sqlalchemy import func, or_, select
 
-from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import audit
-
-MOST_ACTOR = 255
-MOST_TARGET = 500
-MOST_DETAILS = 2000
-"""The longest text of each column: users write parts of it."""
+from fgpu_scheduler.store.transaction import StorePart, add_audit_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +27,8 @@ class AuditLine:
     resource_group: str | None = None
 
 
-class Audit:
-    """The audit log of an installation. Thread-safe."""
-
-    def __init__(self, store: StoreConnection) -> None:
-        self._store = store
+class Audit(StorePart):
+    """The audit log of an installation."""
 
     def add(
         self,
@@ -50,15 +42,7 @@ class Audit:
     ) -> None:
         """Add a line in its own transaction, after the action. ``group`` is the target's resource group."""
         with self._store.writing_unversioned() as connection:
-            record(
-                connection,
-                actor=actor,
-                action=action,
-                target=target,
-                group=group,
-                details=details,
-                now_s=now_s,
-            )
+            add_audit_line(connection, actor, action, target, details, group, now_s=now_s)
 
     def lines(
         self,
@@ -81,9 +65,8 @@ class Audit:
         if actor:
             found = found.where(audit.c.actor == actor)
         if action:
-            found = found.where(
-                or_(audit.c.action == action, audit.c.action.startswith(f"{action}.", autoescape=True))
-            )
+            of_kind = audit.c.action.startswith(f"{action}.", autoescape=True)
+            found = found.where(or_(audit.c.action == action, of_kind))
         if groups is not None:
             found = found.where(audit.c.resource_group.in_(groups))
         if text:
@@ -99,32 +82,3 @@ class Audit:
             )
         with self._store.reading() as connection:
             return tuple(AuditLine(*row) for row in connection.execute(found))
-
-
-def record(
-    connection: Connection,
-    *,
-    actor: str,
-    action: str,
-    target: str,
-    group: str | None = None,
-    details: str = "",
-    now_s: int,
-) -> None:
-    """Add a line in the action's transaction."""
-    connection.execute(
-        insert(audit).values(
-            at_s=now_s,
-            actor=_clean(actor, MOST_ACTOR),
-            action=action,
-            target=_clean(target, MOST_TARGET),
-            resource_group=group,
-            details=_clean(details, MOST_DETAILS),
-        )
-    )
-
-
-def _clean(text: str, most: int) -> str:
-    """Return the text as one line of at most ``most`` characters, without zero characters, which PostgreSQL refuses."""
-    line = " ".join(text.replace("\0", " ").split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"

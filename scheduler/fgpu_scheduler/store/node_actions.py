@@ -17,7 +17,7 @@ class NodeAction(StrEnum):
     GONE = "gone"
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """The state that a node must be in, the state that it then gets, and the effect in words."""
 
     was: NodeState
@@ -26,9 +26,11 @@ class Change(NamedTuple):
 
 
 CHANGES = {
-    NodeAction.CORDON: Change(NodeState.READY, NodeState.CORDONED, "takes no new sessions"),
-    NodeAction.UNCORDON: Change(NodeState.CORDONED, NodeState.READY, "takes sessions again"),
-    NodeAction.GONE: Change(NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
+    NodeAction.CORDON: NodeChange(NodeState.READY, NodeState.CORDONED, "takes no new sessions"),
+    NodeAction.UNCORDON: NodeChange(NodeState.CORDONED, NodeState.READY, "takes sessions again"),
+    NodeAction.GONE: NodeChange(
+        NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"
+    ),
 }
 MOST_REASON = 200
 """The longest reason for cordoning a GPU, in characters."""
@@ -53,23 +55,15 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
         BadSettings: the node does not exist, or its state does not allow the action.
     """
     node = _node(store, node_id, now_s)
-    change = CHANGES[action]
+    change, opens_closed = CHANGES[action], node.closed and action is NodeAction.UNCORDON
     # Decide by its state at this moment: a node that has just come back is not gone.
     was = store.set_node_state(node_id, change.to, now_s=now_s, only=change.was)
-    if was is NodeState.READY and node.closed and action is NodeAction.UNCORDON:
+    if was is NodeState.READY and opens_closed:
         raise BadSettings(f"node {node_id!r} was closed by its cluster; open it there")
     if was is not change.was:
         raise BadSettings(f"node {node_id!r} is {was}; {action} is for a node that is {change.was}")
-    Audit(store).add(
-        actor=by,
-        action=f"node.{action}",
-        target=f"node {node_id}",
-        group=node.resource_group,
-        details=f"{was} -> {change.to}",
-        now_s=now_s,
-    )
-    later = node.closed and action is NodeAction.UNCORDON
-    return "takes sessions again once its cluster opens it" if later else change.effect
+    _record(store, f"node.{action}", f"node {node_id}", f"{was} -> {change.to}", node, by, now_s)
+    return "takes sessions again once its cluster opens it" if opens_closed else change.effect
 
 
 def act_on_gpu(
@@ -91,21 +85,19 @@ def act_on_gpu(
     if len(reason) > MOST_REASON:
         raise BadSettings(f"reason: at most {MOST_REASON} characters")
     name = f"GPU {device.index} of node {node_id!r}"
+    if action is NodeAction.GONE:
+        raise BadSettings(f"{name}: use cordon or uncordon; gone is for a node")
     if action is not gpu_action_of(device):
-        if action is NodeAction.GONE:
-            raise BadSettings(f"{name}: use cordon or uncordon; gone is for a node")
         raise BadSettings(f"{name} is {'' if device.cordoned else 'not '}cordoned already")
-    cordons = action is NodeAction.CORDON
-    store.set_cordon(device.uuid, reason if cordons else None, now_s=now_s)
-    Audit(store).add(
-        actor=by,
-        action=f"gpu.{action}",
-        target=f"GPU {device.index} of node {node_id}",
-        group=node.resource_group,
-        details=f"{device.uuid}: {reason}" if reason else device.uuid,
-        now_s=now_s,
-    )
-    return "takes no new sessions" if cordons else "takes sessions again"
+    store.set_cordon(device.uuid, reason if action is NodeAction.CORDON else None, now_s=now_s)
+    details = f"{device.uuid}: {reason}" if reason else device.uuid
+    _record(store, f"gpu.{action}", f"GPU {device.index} of node {node_id}", details, node, by, now_s)
+    return CHANGES[action].effect
+
+
+def _record(store: Store, action: str, target: str, details: str, node: Node, by: str, now_s: int) -> None:
+    group = node.resource_group
+    Audit(store).add(actor=by, action=action, target=target, group=group, details=details, now_s=now_s)
 
 
 def _node(store: Store, node_id: str, now_s: int) -> Node:

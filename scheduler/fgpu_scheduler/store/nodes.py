@@ -11,15 +11,14 @@ from fgpu_scheduler.core.model import Node, NodeState
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.rows import device_values, node_values
 from fgpu_scheduler.store.schema import devices, nodes
-from fgpu_scheduler.store.statements import HELD_DEVICES
-from fgpu_scheduler.store.transaction import SqlWrite
-from fgpu_scheduler.store.upsert import put
+from fgpu_scheduler.store.statements import HELD_DEVICES, put
+from fgpu_scheduler.store.transaction import Write
 
 Rows = dict[str, dict[str, Any]]
 """Rows of a table, by key."""
 
 
-def replace_nodes(configured: Sequence[Node], write: SqlWrite, *, keep_states: bool = False) -> None:
+def replace_nodes(configured: Sequence[Node], write: Write, *, keep_states: bool = False) -> None:
     """Replace the stored nodes and devices, with an event for each node that changes.
 
     With ``keep_states`` known nodes keep their states.
@@ -88,7 +87,7 @@ def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Row
     return new
 
 
-def _rows(write: SqlWrite, table: Table, key: str) -> Rows:
+def _rows(write: Write, table: Table, key: str) -> Rows:
     return {row[key]: dict(row) for row in write.connection.execute(select(table)).mappings()}
 
 
@@ -99,13 +98,11 @@ def _differing(old: Rows, new: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _put(write: SqlWrite, table: Table, old: Rows, new: Rows) -> None:
-    changed = [row for name, row in new.items() if row != old.get(name)]
-    if changed:
-        put(write.connection, table, changed)
+def _put(write: Write, table: Table, old: Rows, new: Rows) -> None:
+    put(write.connection, table, [row for name, row in new.items() if row != old.get(name)])
 
 
-def _delete(write: SqlWrite, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
+def _delete(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
     for name in old:
         if name not in new:
             write.connection.execute(delete(table).where(key == name))

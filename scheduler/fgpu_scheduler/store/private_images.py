@@ -14,8 +14,6 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, u
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
-from fgpu_scheduler.store.connection import StoreConnection
-from fgpu_scheduler.store.image_names import checked_name, checked_tag, is_private, reference_of
 from fgpu_scheduler.store.private_image import (
     ImageInUse,
     ImageQuota,
@@ -23,10 +21,14 @@ from fgpu_scheduler.store.private_image import (
     PrivateImage,
     check_count,
     check_size,
+    checked_name,
+    checked_tag,
+    is_private,
+    reference_of,
 )
 from fgpu_scheduler.store.schema import image_answers as answers
 from fgpu_scheduler.store.schema import private_images as table
-from fgpu_scheduler.store.transaction import SqlWrite
+from fgpu_scheduler.store.transaction import StorePart, Write
 
 MOST_SHARED = 100
 MOST_NAME = 255
@@ -34,11 +36,8 @@ MOST_FAILED = 10
 """How many failed images of a user are kept for the user to read."""
 
 
-class PrivateImages:
-    """The private images of an installation. Thread-safe."""
-
-    def __init__(self, store: StoreConnection) -> None:
-        self._store = store
+class PrivateImages(StorePart):
+    """The private images of an installation."""
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -50,25 +49,18 @@ class PrivateImages:
     def get(self, image_id: int) -> PrivateImage:
         """Return the image with this id, or raise `UnknownImage`."""
         with self._store.reading() as connection:
-            found = _rows(connection, table.c.id == image_id)
-        if not found:
-            raise UnknownImage(f"there is no private image {image_id}")
-        return found[0]
-
-    def recipe(self, image_id: int) -> str | None:
-        """Return an image's Dockerfile, or None without a Dockerfile or an image."""
-        with self._store.reading() as connection:
-            return connection.execute(
-                select(table.c.recipe).where(table.c.id == image_id)
-            ).scalar_one_or_none()
+            return _found(_rows(connection, table.c.id == image_id), image_id)
 
     def by_name(self, name: str) -> PrivateImage:
         """Return the image with this full name, such as ``alice/torch-more:2``, or raise `UnknownImage`."""
         with self._store.reading() as connection:
-            found = _rows(connection, table.c.name == name)
-        if not found:
-            raise UnknownImage(f"there is no private image {name!r}")
-        return found[0]
+            return _found(_rows(connection, table.c.name == name), repr(name))
+
+    def recipe(self, image_id: int) -> str | None:
+        """Return an image's Dockerfile, or None without a Dockerfile or an image."""
+        with self._store.reading() as connection:
+            chosen = select(table.c.recipe).where(table.c.id == image_id)
+            return connection.execute(chosen).scalar_one_or_none()
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -101,7 +93,7 @@ class PrivateImages:
             owner = session.request.user
             check_count(known, owner, quota)
             path = checked_name(self._store.installation_id, owner, name)
-            full = f"{path}:{checked_tag(tag) if tag is not None else _next_tag(known, path)}"
+            full = f"{path}:{_next_tag(known, path) if tag is None else checked_tag(tag)}"
             reference = self._free_reference(write, known, full, instead_of_failed=True)
             failed = [
                 i for i in known if i.owner == owner and i.state is ImageState.FAILED and i.name != full
@@ -152,15 +144,13 @@ class PrivateImages:
             path = checked_name(self._store.installation_id, old.owner, name)
             if tag is None and path == old.name.rpartition(":")[0]:
                 raise BadImageName(f"name: {old.name} already has this name; give another one, or a tag")
-            full = f"{path}:{checked_tag(tag) if tag is not None else _next_tag(known, path)}"
+            full = f"{path}:{_next_tag(known, path) if tag is None else checked_tag(tag)}"
             if full == old.name:
                 return old
             _refuse_in_use(write, old)
             # The reference of its own earlier name is not taken by another.
             self._free_reference(write, [other for other in known if other.id != image_id], full)
-            _change(write, image_id, name=full)
-            write.event("images", reason=f"{old.name}: is now {full}")
-            return _one(write, image_id)
+            return _change(write, old, f"is now {full}", name=full)
 
     def share(
         self, image_id: int, *, users: Sequence[str], groups: Sequence[str], now_s: int
@@ -183,11 +173,8 @@ class PrivateImages:
                     f"{old.name} cannot be shared: it was saved where programs could become root; save one from a"
                     " session without sudo, or ask an administrator to build its recipe"
                 )
-            _change(
-                write, image_id, shared_users=json.dumps(users), shared_groups=json.dumps(list(wanted[1]))
-            )
-            write.event("images", reason=f"{old.name}: shared with {len(users) + len(wanted[1])}")
-            return _one(write, image_id)
+            values = {"shared_users": json.dumps(users), "shared_groups": json.dumps(wanted[1])}
+            return _change(write, old, f"shared with {len(users) + len(wanted[1])}", **values)
 
     def answer(self, engines_id: str, *, user: str, accepted: bool, now_s: int) -> None:
         """Store whether a user accepts the image with this id on the engines; ignore a deleted image.
@@ -222,8 +209,9 @@ class PrivateImages:
                     return None
                 case ImageState.READY:
                     _refuse_in_use(write, old)
-                    _set_state(write, old, ImageState.DELETING)
-            return _one(write, image_id)
+                    return _set_state(write, old, ImageState.DELETING)
+                case ImageState.DELETING:
+                    return old
 
     # -- for the worker -------------------------------------------------------------------------------
 
@@ -233,16 +221,14 @@ class PrivateImages:
             old = _find(write, image_id)
             if old is None or old.state not in _UNFINISHED:
                 return None
-            _set_state(write, old, ImageState.COMMITTING, **({"facts": facts} if facts else {}))
-            return _one(write, image_id)
+            return _set_state(write, old, ImageState.COMMITTING, facts=facts or old.facts)
 
     def note(self, image_id: int, message: str, *, now_s: int) -> None:
         """Store the progress of saving."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.state is ImageState.COMMITTING and old.message != message:
-                _change(write, image_id, message=message)
-                write.event("images", reason=f"{old.name}: {message}")
+                _change(write, old, message, message=message)
 
     def made(
         self,
@@ -264,7 +250,7 @@ class PrivateImages:
         with self._store.writing(now_s=now_s) as write:
             old = _one(write, image_id)
             check_size(_rows(write.connection), old, size_bytes, quota)
-            _set_state(
+            return _set_state(
                 write,
                 old,
                 ImageState.READY,
@@ -274,7 +260,6 @@ class PrivateImages:
                 server_kept=old.server_kept and server_kept,
                 made_at_s=now_s,
             )
-            return _one(write, image_id)
 
     def fail(self, image_id: int, message: str, *, now_s: int) -> None:
         """Mark the image FAILED with the reason."""
@@ -288,8 +273,7 @@ class PrivateImages:
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
             if old is not None and old.reference != reference == self.wanted_reference(old):
-                _change(write, image_id, reference=reference)
-                write.event("images", reason=f"{old.name}: the engines know it by that name")
+                _change(write, old, "the engines know it by that name", reference=reference)
 
     def removed(self, image_id: int, *, now_s: int) -> None:
         """Delete the row of a DELETING image, which no engine that answers has now."""
@@ -303,7 +287,7 @@ class PrivateImages:
         return reference_of(self._store.installation_id, image.name)
 
     def _free_reference(
-        self, write: SqlWrite, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
+        self, write: Write, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
     ) -> str:
         """Return the reference of a name, or raise ImageNameTaken if another image has the name or the reference."""
         reference = reference_of(self._store.installation_id, full)
@@ -343,27 +327,31 @@ def _image(row: Row[*tuple[Any, ...]], said: Mapping[bool, Sequence[str]]) -> Pr
     )
 
 
-def _find(write: SqlWrite, image_id: int) -> PrivateImage | None:
+def _find(write: Write, image_id: int) -> PrivateImage | None:
     return next(iter(_rows(write.connection, table.c.id == image_id)), None)
 
 
-def _one(write: SqlWrite, image_id: int) -> PrivateImage:
-    found = _find(write, image_id)
-    if found is None:
-        raise UnknownImage(f"there is no private image {image_id}")
-    return found
+def _one(write: Write, image_id: int) -> PrivateImage:
+    return _found(_rows(write.connection, table.c.id == image_id), image_id)
 
 
-def _change(write: SqlWrite, row_id: int, **values: Any) -> None:
-    write.connection.execute(update(table).where(table.c.id == row_id).values(values))
+def _found(rows: Sequence[PrivateImage], name: object) -> PrivateImage:
+    if not rows:
+        raise UnknownImage(f"there is no private image {name}")
+    return rows[0]
 
 
-def _set_state(write: SqlWrite, old: PrivateImage, to: ImageState, **values: Any) -> None:
-    _change(write, old.id, **{"state": to.value, "message": None, **values})
-    write.event("images", reason=f"{old.name}: {old.state} -> {to}")
+def _change(write: Write, old: PrivateImage, words: str, **values: Any) -> PrivateImage:
+    write.connection.execute(update(table).where(table.c.id == old.id).values(values))
+    write.event("images", reason=f"{old.name}: {words}")
+    return _one(write, old.id)
 
 
-def _forget(write: SqlWrite, image: PrivateImage) -> None:
+def _set_state(write: Write, old: PrivateImage, to: ImageState, **values: Any) -> PrivateImage:
+    return _change(write, old, f"{old.state} -> {to}", **{"state": to.value, "message": None, **values})
+
+
+def _forget(write: Write, image: PrivateImage) -> None:
     write.connection.execute(delete(table).where(table.c.id == image.id))
     write.connection.execute(delete(answers).where(answers.c.image_id == image.image_id))
     write.event("images", reason=f"{image.name}: {image.state}, and gone")
@@ -374,7 +362,7 @@ def _next_tag(known: Sequence[PrivateImage], path: str) -> str:
     return str(1 + max((int(t) for t in tags if t.isascii() and t.isdigit() and len(t) < 10), default=0))
 
 
-def _refuse_in_use(write: SqlWrite, image: PrivateImage) -> None:
+def _refuse_in_use(write: Write, image: PrivateImage) -> None:
     found = [s for s in write.world.sessions.values() if s.request.image == image.name]
     if found:
         raise ImageInUse(image.name, found)

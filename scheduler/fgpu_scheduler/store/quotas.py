@@ -1,31 +1,39 @@
-"""Quotas: their limits, their table, and the refusal of submissions that exceed them."""
+"""Quotas: their limits, their table, administrators' edits, and the refusal of submissions that exceed them.
+
+An edit replaces or removes a whole quota of the settings' file, or adds one. The table of quotas has those in force. It
+is rebuilt when the Hub starts with its file, and in the transaction of each edit.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import delete, insert
+from sqlalchemy import Connection, delete, insert
 
 from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, SessionIndex
 from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
+from fgpu_scheduler.store.edits import EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
 from fgpu_scheduler.store.snapshot_cache import Contents
-from fgpu_scheduler.store.transaction import SqlWrite
+from fgpu_scheduler.store.transaction import StorePart, Write
 
-LARGEST = {
-    "max_fgpu_milli": LARGEST_MILLI,
-    "max_sessions": 10**9,
-    "max_pending": 10**9,
-    "max_lifetime_s": 10**10,
+LIMITS = {
+    "max_fgpu_milli": (0, LARGEST_MILLI),
+    "max_sessions": (0, 10**9),
+    "max_pending": (0, 10**9),
+    "max_lifetime_s": (60, 10**10),
 }
-"""The largest value of each limit, which fits its column in the database."""
-
-LEAST = {"max_fgpu_milli": 0, "max_sessions": 0, "max_pending": 0, "max_lifetime_s": 60}
+"""The least and the largest value of each limit; the largest fits its column in the database."""
+MOST_EDITS = 10_000
+MOST_NAME = 255
 
 
 def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
@@ -43,21 +51,23 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
             raise BadSettings(f"{said}: a name is missing; {ANY!r} stands for each")
         if quota.scope is QuotaScope.ALL and quota.name != ANY:
             raise BadSettings(f"{said}: the name is {quota.name!r}, and can only be {ANY!r}")
-        limits = {name: getattr(quota, name) for name in LARGEST}
+        limits = {name: getattr(quota, name) for name in LIMITS}
         if all(limit is None for limit in limits.values()):
-            raise BadSettings(f"{said} limits nothing; give one of {', '.join(LARGEST)}")
+            raise BadSettings(f"{said} limits nothing; give one of {', '.join(LIMITS)}")
         for name, limit in limits.items():
-            if limit is not None and not LEAST[name] <= limit <= LARGEST[name]:
-                raise BadSettings(f"{said}: {name} is {limit}, and may be {LEAST[name]} to {LARGEST[name]}")
+            least, largest = LIMITS[name]
+            if limit is not None and not least <= limit <= largest:
+                raise BadSettings(f"{said}: {name} is {limit}, and may be {least} to {largest}")
     return found
 
 
-def replace_quotas(wanted: Iterable[Quota], write: SqlWrite) -> bool:
-    """Replace the stored quotas, with an event for each that changes; return whether any changed.
+def replace_file_quotas(file: Iterable[Quota], write: Write) -> None:
+    """Replace the stored quotas by the file's with the edits applied; raises as `checked` does."""
+    _replace(in_force(checked(file), read_quota_edits(write.connection)), write)
 
-    Raises:
-        BadSettings: as in `checked`.
-    """
+
+def _replace(wanted: Iterable[Quota], write: Write) -> bool:
+    """Replace the stored quotas, with an event for each that changes; return whether any changed."""
     new, old = checked(wanted), write.world.quotas
     if new == old:
         return False
@@ -75,7 +85,7 @@ def replace_quotas(wanted: Iterable[Quota], write: SqlWrite) -> bool:
 def quota_values(quota: Quota) -> dict[str, Any]:
     """Return the row of a quota."""
     scope, name, resource_group = quota_key(quota)
-    limits = {name: getattr(quota, name) for name in LARGEST}
+    limits = {name: getattr(quota, name) for name in LIMITS}
     return {"scope": scope, "name": name, "resource_group": resource_group, **limits}
 
 
@@ -109,3 +119,152 @@ def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: Session
         never = quota_refusals(one, 0, world.nodes, Caps(fgpu_step_milli=MILLI), world.quotas)
         if never:
             raise OverQuota(never[0].message)
+
+
+# --- Edits ---
+
+
+class QuotaSource(StrEnum):
+    """Where a listed quota comes from."""
+
+    FILE = "file"
+    EDITED = "edited"
+    """It replaces the file's quota for the same users and resource group."""
+    ADDED = "added"
+    REMOVED = "removed"
+    """It is in the file, but not in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEdit:
+    """A quota that replaces the file's or adds to it; ``removed``: the file's quota is not in force."""
+
+    quota: Quota
+    removed: bool = False
+    changed_by: str = ""
+    changed_at_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedQuota:
+    """A quota with its source, the file's quota for the same, and the edit."""
+
+    quota: Quota
+    source: QuotaSource
+    file: Quota | None = None
+    edit: QuotaEdit | None = None
+
+
+def listed_quotas(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[ListedQuota, ...]:
+    """Return the file's quotas with the edits applied, by `quota_key`."""
+    given, changed = {quota_key(q): q for q in file}, {quota_key(e.quota): e for e in edits}
+    found: list[ListedQuota] = []
+    for key in sorted({*given, *changed}):
+        own, edit = given.get(key), changed.get(key)
+        if edit is None:
+            found.append(ListedQuota(given[key], QuotaSource.FILE))
+        elif not edit.removed:
+            source = QuotaSource.ADDED if own is None else QuotaSource.EDITED
+            found.append(ListedQuota(edit.quota, source, own, edit))
+        elif own is not None:
+            found.append(ListedQuota(own, QuotaSource.REMOVED, own, edit))
+    return tuple(found)
+
+
+def in_force(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[Quota, ...]:
+    """Return the quotas in force."""
+    return tuple(one.quota for one in listed_quotas(file, edits) if one.source is not QuotaSource.REMOVED)
+
+
+def read_quota_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
+    """Return every edit, by `quota_key`."""
+    found = []
+    for edit in read_edits(connection, EditKind.QUOTA):
+        scope, name, resource_group, *limits = (
+            edit.fields[key] for key in ("scope", "name", "resource_group", *LIMITS)
+        )
+        quota = Quota(QuotaScope(scope), name, resource_group or None, *limits)
+        found.append(QuotaEdit(quota, edit.fields["removed"], edit.changed_by, edit.changed_at_s))
+    return tuple(sorted(found, key=lambda edit: quota_key(edit.quota)))
+
+
+QuotaChange = tuple[str, Quota, QuotaEdit | None]
+"""An action of the audit log, its quota, and the quota's edit afterwards; None: no edit."""
+
+
+class QuotaEdits(StorePart):
+    """The quota edits of an installation. ``file`` is always the quotas in the settings."""
+
+    def all(self) -> tuple[QuotaEdit, ...]:
+        """Return every edit, by `quota_key`."""
+        with self._store.reading() as connection:
+            return read_quota_edits(connection)
+
+    def put(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
+        """Put this quota in force, instead of one for the same users and resource group; raises as `put_all` does."""
+        self.put_all([quota], file=file, by=by, now_s=now_s)
+
+    def remove(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
+        """Remove the quota for the same users and resource group, even if the file has it; raises as `put_all` does."""
+        self.put_all([], without=[quota], file=file, by=by, now_s=now_s)
+
+    def back_to_file(self, quota: Quota, *, file: Sequence[Quota], by: str, now_s: int) -> None:
+        """Delete the edit of a quota (`BadSettings` if it has none), so that the file's is in force again, if any."""
+        self._change([("quota.back", quota, None)], file=file, by=by, now_s=now_s)
+
+    def put_all(
+        self,
+        wanted: Sequence[Quota],
+        *,
+        without: Sequence[Quota] = (),
+        file: Sequence[Quota],
+        by: str,
+        now_s: int,
+    ) -> None:
+        """Put quotas in force and remove those in ``without``, all or nothing.
+
+        Raises:
+            BadSettings: one has no limit, an impossible limit, or no name; one in ``without`` is not in force; or there
+                are too many edits.
+        """
+        checked(wanted)
+        given = {quota_key(quota) for quota in file}
+        changes: list[QuotaChange] = []
+        for quota in wanted:
+            if len(quota.name) > MOST_NAME or "\0" in quota.name:
+                raise BadSettings(f"the name has {len(quota.name)} characters; it may have {MOST_NAME}")
+            changes.append(("quota.set", quota, QuotaEdit(quota)))
+        for quota in without:
+            gone = QuotaEdit(quota, removed=True)
+            changes.append(("quota.remove", quota, gone if quota_key(quota) in given else None))
+        self._change(changes, file=file, by=by, now_s=now_s)
+
+    def _change(self, changes: Sequence[QuotaChange], *, file: Sequence[Quota], by: str, now_s: int) -> None:
+        with self._store.writing(now_s=now_s) as write:
+            edits = {quota_key(edit.quota): edit for edit in read_quota_edits(write.connection)}
+            done, written = [], {}
+            for action, quota, edit in changes:
+                key, name = quota_key(quota), json.dumps(quota_key(quota))
+                old = edits.get(key)
+                if edit is None:
+                    if edits.pop(key, None) is None:
+                        raise BadSettings(f"nothing was changed of the quota of {quota_words(quota)}")
+                    delete_edit(write.connection, EditKind.QUOTA, name)
+                elif old is None or (old.quota, old.removed) != (edit.quota, edit.removed):
+                    edits[key] = edit
+                    written[name] = {**quota_values(quota), "removed": edit.removed}
+                else:
+                    continue
+                details = limits_words(quota) if action == "quota.set" else ""
+                done.append(quota_words(quota))
+                write.audit(by, action, done[-1], details, quota.resource_group)
+            if len(edits) > MOST_EDITS:
+                raise BadSettings(
+                    f"{len(edits)} quotas would be changed from the file; at most {MOST_EDITS} can be"
+                )
+            write_edits(write.connection, EditKind.QUOTA, written, by=by, now_s=now_s)
+            # Log an event even if no quota in force changes: without one the transaction is rolled back.
+            if done and not _replace(in_force(file, edits.values()), write):
+                write.event(
+                    "quotas", reason=f"{done[0] if len(done) == 1 else f'{len(done)} quotas'}: edited"
+                )

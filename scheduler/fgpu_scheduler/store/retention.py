@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_, select
 
 from fgpu_scheduler.core.request_counts import counted_ids
-from fgpu_scheduler.store.connection import StoreConnection
 from fgpu_scheduler.store.schema import (
     end_messages,
     events,
@@ -22,6 +21,7 @@ from fgpu_scheduler.store.schema import (
     sessions,
     shares,
 )
+from fgpu_scheduler.store.transaction import StorePart
 
 BATCH = 200
 """How many rows one transaction deletes."""
@@ -31,11 +31,8 @@ KEPT_EVENTS = 2000
 """How many of the newest events are kept at any age: more than a client that missed some can ask for."""
 
 
-class Retention:
-    """Deletes old sessions and events. Thread-safe."""
-
-    def __init__(self, store: StoreConnection) -> None:
-        self._store = store
+class Retention(StorePart):
+    """Deletes old sessions and events."""
 
     def delete_old_sessions(self, before_s: int, *, now_s: int, limit: int = BATCH) -> int:
         """Delete at most ``limit`` sessions that ended before ``before_s``, with their shares and receipts.

@@ -66,8 +66,8 @@ _REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(
 _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
 """The fields of a session that change in its life, which are columns of the same names."""
 _life = attrgetter(*_LIFE)
-_SIZED = ("fgpu_milli", "gpu_memory_mib", "compute_percent")
-"""The fields of a request that a resize changes."""
+_CHANGEABLE = ("fgpu_milli", "gpu_memory_mib", "compute_percent", "priority")
+"""The fields of a request that a resize or an administrator changes."""
 _ENUMS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
@@ -138,7 +138,7 @@ def life_values(session: Session, before: Session | None = None) -> dict[str, An
             values[name] = json.dumps([astuple(one) for one in found]) if found else EMPTY
     if before is not None and session.request is not before.request:
         asked, was_asked = session.request, before.request
-        values |= {n: getattr(asked, n) for n in _SIZED if getattr(asked, n) != getattr(was_asked, n)}
+        values |= {n: getattr(asked, n) for n in _CHANGEABLE if getattr(asked, n) != getattr(was_asked, n)}
     if before is None or session.placement is not before.placement:
         values["node_id"] = session.placement.node_id if session.placement else None
     return values

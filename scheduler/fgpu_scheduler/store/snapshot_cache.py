@@ -112,3 +112,33 @@ class Contents:
             in_order=None,
             runs=self.runs.then(runs) if runs else self.runs,
         )
+
+
+class ContentsCache:
+    """The newest contents that this process has seen."""
+
+    def __init__(self) -> None:
+        self.contents: Contents | None = None
+        #: The usage before its decay, the time to which it was decayed, and the result.
+        self._usage: tuple[Used, int, tuple[Usage, ...]] = ({}, 0, ())
+
+    def put(self, contents: Contents) -> None:
+        """Keep these contents unless newer ones are known: threads may call this in any order."""
+        if self.contents is None or self.contents.version < contents.version:
+            self.contents = contents
+
+    def at(self, connection: Connection, version: int) -> Contents:
+        """Return the contents at a version, which the transaction must see."""
+        contents = self.contents
+        if contents is None or contents.version != version:
+            contents = Contents.read(connection, version)
+            self.put(contents)
+        return contents
+
+    def snapshot(self, contents: Contents, now_s: int, half_life_s: HalfLife) -> Snapshot:
+        """Return the contents as a snapshot, with the usage decayed to now; that is cached for one second."""
+        used, at_s, usage = self._usage
+        if used is not contents.used or at_s != now_s:
+            usage = contents.usage(now_s, half_life_s)
+            self._usage = contents.used, now_s, usage
+        return contents.snapshot(now_s, usage)

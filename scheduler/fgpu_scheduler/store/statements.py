@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
     Connection,
+    CursorResult,
+    Delete,
+    Dialect,
+    Insert,
     Select,
+    Table,
+    Update,
     bindparam,
     case,
     delete,
@@ -18,12 +25,12 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import Node, Quota, RequestCount, Session, SessionState
 from fgpu_scheduler.core.request_counts import AMOUNTS, counted_ids, in_order
 from fgpu_scheduler.core.run_lengths import NEWEST_RUNS, PastRun
-from fgpu_scheduler.store.prepared import Prepared
 from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
     devices,
@@ -44,7 +51,50 @@ from fgpu_scheduler.store.schema import (
 S = SessionState
 
 
-class Sessions:
+class CompiledStatement:
+    """A statement that is compiled once for each driver: compiling is most of the time of a small write in SQLAlchemy.
+
+    Values go to the driver unchanged: numbers, texts, booleans, None.
+    """
+
+    def __init__(self, statement: Insert | Update | Delete | Select[Any], names: Iterable[str] = ()) -> None:
+        """``names`` are the columns that an INSERT or UPDATE sets."""
+        self._statement = statement
+        self._names = tuple(names)
+        #: By dialect: the SQL, and a function from a row to the values that the driver takes.
+        self._compiled: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {}
+
+    def one(self, connection: Connection, row: Mapping[str, Any]) -> CursorResult[Any]:
+        """Run the statement for one row."""
+        sql, values_of = self._compiled_for(connection.dialect)
+        return connection.exec_driver_sql(sql, values_of(row))
+
+    def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run the statement for each of the rows."""
+        if len(rows) == 1:
+            self.one(connection, rows[0])
+        elif rows:
+            sql, values_of = self._compiled_for(connection.dialect)
+            connection.exec_driver_sql(sql, [values_of(row) for row in rows])
+
+    def _compiled_for(self, dialect: Dialect) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
+        found = self._compiled.get(dialect.name)
+        if found is None:
+            # None: the columns in the statement itself.
+            made = self._statement.compile(dialect=dialect, column_keys=self._names or None)
+            order = made.positiontup
+            values_of: Callable[[Mapping[str, Any]], Any]
+            if order is None:
+                values_of = dict  # Placeholders have names.
+            elif len(order) > 1:
+                values_of = itemgetter(*order)
+            else:
+                values_of = lambda row: tuple(row[name] for name in order)  # noqa: E731
+            found = self._compiled[dialect.name] = str(made), values_of
+        return found
+
+
+class SessionQuery:
     """Statements that read the sessions of a condition and all their shares."""
 
     def __init__(self, chosen: Select[Any]) -> None:
@@ -61,81 +111,71 @@ class Sessions:
         return sessions_of(rows, connection.execute(self.shares, values) if rows else ())
 
 
-def _live(*states: SessionState) -> Select[Any]:
+def put(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Insert these complete rows, replacing rows with the same primary key.
+
+    One statement does it, so that two concurrent writers both succeed.
+    """
+    if not rows:
+        return
+    new: postgresql.Insert | sqlite.Insert
+    new = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    keys = [column.name for column in table.primary_key]
+    rest = {c.name: new.excluded[c.name] for c in table.columns if c.name not in keys}
+    connection.execute(new.on_conflict_do_update(index_elements=keys, set_=rest), rows)
+
+
+_of_user = sessions.c.user_name == bindparam("user")
+_ended = select(sessions).where(sessions.c.ended_at_s.is_not(None)).limit(bindparam("limit"))
+_ended_last = _ended.order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
+#: Ended sessions, those that were submitted last first.
+ENDED_BY_ID = _ended.order_by(sessions.c.id.desc())
+
+LIVE_SESSIONS = SessionQuery(select(sessions).where(is_live).order_by(sessions.c.id))
+HELD_SESSIONS = SessionQuery(
     # The first condition selects the index, the second one the states.
-    return select(sessions).where(is_live, in_states(states)).order_by(sessions.c.id)
-
-
-LIVE_SESSIONS = Sessions(select(sessions).where(is_live).order_by(sessions.c.id))
-HELD_SESSIONS = Sessions(
-    _live(S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
-    .where(sessions.c.held)
-    .order_by(None)
+    select(sessions)
+    .where(is_live, in_states((S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)), sessions.c.held)
     .order_by(
         case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
     )
 )
-ONE_SESSION = Sessions(select(sessions).where(sessions.c.id == bindparam("session_id")))
-SERVING_SESSION = Sessions(
-    select(sessions).where(
-        is_serving,
-        sessions.c.user_name == bindparam("user"),
-        sessions.c.server_name == bindparam("server_name"),
-    )
+ONE_SESSION = SessionQuery(select(sessions).where(sessions.c.id == bindparam("session_id")))
+SERVING_SESSION = SessionQuery(
+    select(sessions).where(is_serving, _of_user, sessions.c.server_name == bindparam("server_name"))
 )
-_newest_ended = (
-    select(sessions)
-    .where(sessions.c.ended_at_s.is_not(None))
-    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
-    .limit(bindparam("limit"))
-)
-ENDED_SESSIONS = Sessions(_newest_ended)
-ENDED_OF = Sessions(_newest_ended.where(sessions.c.user_name == bindparam("user")))
-LATEST_OF = Sessions(
-    select(sessions)
-    .where(sessions.c.user_name == bindparam("user"))
-    .order_by(sessions.c.id.desc())
-    .limit(bindparam("limit"))
+ENDED_SESSIONS = SessionQuery(_ended_last)
+ENDED_OF = SessionQuery(_ended_last.where(_of_user))
+LATEST_OF = SessionQuery(
+    select(sessions).where(_of_user).order_by(sessions.c.id.desc()).limit(bindparam("limit"))
 )
 HELD_DEVICES = (
     select(sessions.c.node_id, shares.c.device_uuid)
     .join_from(sessions, shares)
     .where(is_live, in_states(lifecycle.HOLDING))
 )
-VERSION = Prepared(select(meta.c.version))
-NEXT_VERSION = Prepared(
+VERSION = CompiledStatement(select(meta.c.version))
+NEXT_VERSION = CompiledStatement(
     update(meta).values(version=meta.c.version + literal_column("1")).returning(meta.c.version)
 )
-NODES = select(nodes)
-QUOTAS = select(quotas)
-USED = select(usage)
 NEWEST_ID = select(func.max(sessions.c.id))
 _amounts = [sessions.c[name] for name in AMOUNTS]
-ASKED = (
+_ASKED = (
     select(*_amounts, func.count())
     .where(sessions.c.id.between(bindparam("first"), bindparam("last")))
     .group_by(*_amounts)
 )
-OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
-SUBMIT = Prepared(
+SUBMIT = CompiledStatement(
     insert(sessions).returning(sessions.c.id),
     [column.name for column in sessions.columns if column.name != "id"],
 )
-LOG = Prepared(insert(events), [column.name for column in events.columns if column.name != "id"])
-HOLD = Prepared(insert(shares), shares.columns.keys())
-RELEASE = Prepared(delete(shares).where(shares.c.session_id == bindparam("session_id")))
+LOG = CompiledStatement(insert(events), [column.name for column in events.columns if column.name != "id"])
+HOLD = CompiledStatement(insert(shares), shares.columns.keys())
+RELEASE = CompiledStatement(delete(shares).where(shares.c.session_id == bindparam("session_id")))
 _message = end_messages.c.session_id == bindparam("session_id")
-MESSAGE = Prepared(select(end_messages.c.message, end_messages.c.said_at_s).where(_message))
-FORGET_MESSAGE = Prepared(delete(end_messages).where(_message))
-
-
-@cache
-def save_session(*columns: str) -> Prepared:
-    """Return the statement that sets these columns of the session ``session_id``."""
-    return Prepared(update(sessions).where(sessions.c.id == bindparam("session_id")), columns)
-
-
-_runs = (
+MESSAGE = CompiledStatement(select(end_messages.c.message, end_messages.c.said_at_s).where(_message))
+FORGET_MESSAGE = CompiledStatement(delete(end_messages).where(_message))
+_RUNS = (
     select(
         sessions.c.resource_group,
         sessions.c.user_name,
@@ -149,7 +189,13 @@ _runs = (
     .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
     .limit(NEWEST_RUNS)
 )
-_RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
+_RUNS_OF = _RUNS.where(sessions.c.resource_group == bindparam("resource_group"))
+
+
+@cache
+def save_session(*columns: str) -> CompiledStatement:
+    """Return the statement that sets these columns of the session ``session_id``."""
+    return CompiledStatement(update(sessions).where(sessions.c.id == bindparam("session_id")), columns)
 
 
 def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
@@ -163,22 +209,24 @@ def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[st
 
 def read_all_runs(connection: Connection) -> tuple[PastRun, ...]:
     """Return the newest runs of all resource groups together, newest first."""
-    return tuple(PastRun(*row) for row in connection.execute(_runs))
+    return tuple(PastRun(*row) for row in connection.execute(_RUNS))
 
 
 def read_nodes(connection: Connection) -> tuple[Node, ...]:
     """Return the nodes by id, with the devices that are offered."""
-    return nodes_of(connection.execute(NODES), connection.execute(OFFERED_DEVICES))
+    offered = select(devices).where(devices.c.retired.is_(False))
+    return nodes_of(connection.execute(select(nodes)), connection.execute(offered))
 
 
 def read_quotas(connection: Connection) -> tuple[Quota, ...]:
     """Return the quotas by `quota_key`."""
-    return quotas_of(connection.execute(QUOTAS))
+    return quotas_of(connection.execute(select(quotas)))
 
 
 def read_used(connection: Connection) -> Used:
     """Return the usage of ended sessions."""
-    return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}
+    rows = connection.execute(select(usage))
+    return {(user, group): (amount, at_s) for user, group, amount, at_s in rows}
 
 
 def read_asked(connection: Connection, newest_id: int) -> tuple[RequestCount, ...]:
@@ -186,6 +234,6 @@ def read_asked(connection: Connection, newest_id: int) -> tuple[RequestCount, ..
     ids = counted_ids(newest_id)
     if not ids:
         return ()
-    counts = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
+    counts = connection.execute(_ASKED, {"first": ids[0], "last": ids[-1]})
     # The models are the last column of the amounts.
     return in_order((*amounts, models_of(models), count) for *amounts, models, count in counts)

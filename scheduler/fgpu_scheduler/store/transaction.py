@@ -1,22 +1,21 @@
-"""A write transaction of the store: the next version, the changes, and their events."""
+"""Transactions of the store: a read sees one instant; a write makes the next version, with an event for each change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, update
 
-from fgpu_scheduler.core.model import Session, SessionState, Usage
-from fgpu_scheduler.core.usage import HalfLife
-from fgpu_scheduler.errors import UnknownSession
+from fgpu_scheduler.core.model import Session, SessionState
+from fgpu_scheduler.errors import StaleVersion, UnknownSession
 from fgpu_scheduler.store.database import Database
-from fgpu_scheduler.store.rows import Used, life_values, request_values, share_values
-from fgpu_scheduler.store.schema import usage
-from fgpu_scheduler.store.snapshot_cache import Contents
+from fgpu_scheduler.store.rows import life_values, request_values, share_values
+from fgpu_scheduler.store.schema import audit, meta, usage
+from fgpu_scheduler.store.snapshot_cache import Contents, ContentsCache
 from fgpu_scheduler.store.statements import (
     FORGET_MESSAGE,
     HOLD,
@@ -26,80 +25,134 @@ from fgpu_scheduler.store.statements import (
     ONE_SESSION,
     RELEASE,
     SUBMIT,
+    put,
     read_asked,
     save_session,
 )
-from fgpu_scheduler.store.upsert import put
 
 HEEDED_S = 180
 """How long an end message counts: the Hub ends a server within this time, and an older message is about no later end."""
+MOST_ACTOR, MOST_TARGET, MOST_DETAILS = 255, 500, 2000
+"""The longest texts of an audit line: users write parts of them."""
 
 
-class Newest:
-    """The newest version that this process has seen."""
+class StoreConnection:
+    """The database of one installation. Thread-safe; other processes may use the same database.
 
-    def __init__(self) -> None:
-        self.contents: Contents | None = None
-        self._usage: tuple[Used, int, tuple[Usage, ...]] = ({}, 0, ())
+    Every read or write through it raises `StoreUnavailable` if the database does not answer; nothing was written then.
+    """
 
-    def put(self, contents: Contents) -> None:
-        """Keep these contents unless newer ones are known: threads may call this in any order."""
-        if self.contents is None or self.contents.version < contents.version:
-            self.contents = contents
+    def __init__(self, url: str) -> None:
+        """Parse the URL without I/O; raises as `Database` does."""
+        self._database = Database(url)
+        self._cache = ContentsCache()
+        self._installation_id = ""
 
-    def at(self, connection: Connection, version: int) -> Contents:
-        """Return the contents at a version, which the transaction must see."""
-        contents = self.contents
-        if contents is None or contents.version != version:
-            contents = Contents.read(connection, version)
-            self.put(contents)
-        return contents
+    def tell_transactions(self, told: Callable[[str, float], None]) -> None:
+        """Call ``told`` after each transaction: ``read`` or ``write``, and the seconds from request to end."""
+        self._database.on_transaction = told
 
-    def usage(self, contents: Contents, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
-        """Return the usage decayed to now, cached for one second."""
-        used, at_s, usage = self._usage
-        if used is not contents.used or at_s != now_s:
-            usage = contents.usage(now_s, half_life_s)
-            self._usage = contents.used, now_s, usage
-        return usage
+    def open(self) -> None:
+        """Connect and bring the schema up to date.
 
+        Raises:
+            StoreUnavailable: unreachable, or of a newer version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=True)
 
-@contextmanager
-def writing(database: Database, newest: Newest, *, now_s: int) -> Iterator[SqlWrite]:
-    """Run a write transaction; if it changed nothing, it is rolled back with its version."""
-    with database.writing() as connection:
-        write = SqlWrite(connection, newest, now_s)
-        yield write
-        if write.log:
-            LOG.all(connection, write.log)
-        if not (write.log or write.changed):
+    def connect_readonly(self) -> None:
+        """Connect for reading, without migrating. Writes then raise `StoreUnavailable`.
+
+        Raises:
+            StoreUnavailable: unreachable, or not of this version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=False)
+
+    def connect(self) -> None:
+        """Connect as `connect_readonly` does, and for writing too: for processes other than the Hub."""
+        self._installation_id = self._database.open(migrate=False, write=True)
+
+    def check_writable(self) -> None:
+        """Try a write and roll it back.
+
+        Raises:
+            StoreUnavailable: writing is impossible; one line, without the password.
+        """
+        with self._database.writing() as connection:
+            connection.execute(update(meta).values(version=meta.c.version))
             connection.rollback()
-            return
-        then = write.then()
-    if then is not None:
-        newest.put(then)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._database.close()
+        self._cache = ContentsCache()
+
+    @property
+    def installation_id(self) -> str:
+        """Twelve random hex digits, created with the database, that mark what this installation launches."""
+        return self._installation_id
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Begin a read transaction, which sees one instant."""
+        return self._database.reading()
+
+    @contextmanager
+    def writing(self, *, now_s: int) -> Iterator[Write]:
+        """Begin a write transaction; if it changes nothing, it is rolled back with its version."""
+        with self._database.writing() as connection:
+            write = Write(connection, self._cache, now_s)
+            yield write
+            if write.log:
+                LOG.all(connection, write.log)
+            if not (write.log or write.changed):
+                connection.rollback()
+                return
+            then = write.then()
+        if then is not None:
+            self._cache.put(then)
+
+    def writing_unversioned(self) -> AbstractContextManager[Connection]:
+        """Begin a write transaction on data that no plan uses: it changes no version and logs nothing."""
+        return self._database.writing()
 
 
-class SqlWrite:
-    """A `fgpu_scheduler.store.sessions.Write` in SQL, with its ``connection`` for other statements."""
+class StorePart:
+    """A subject of the store with its own reads and writes. Thread-safe; each method is one transaction."""
 
-    def __init__(self, connection: Connection, newest: Newest, now_s: int) -> None:
+    def __init__(self, store: StoreConnection) -> None:
+        self._store = store
+
+
+class Write:
+    """One write: the store's contents before it, the changes, and their events."""
+
+    def __init__(self, connection: Connection, cache: ContentsCache, now_s: int) -> None:
+        #: For statements that no method runs.
         self.connection = connection
         self.now_s = now_s
         before = NEXT_VERSION.one(connection, {}).scalar_one() - 1
-        # Read the contents before anything else is written.
-        self.world = newest.at(connection, before)
+        #: The contents and version before the write. They are read before anything else is written.
+        self.world = cache.at(connection, before)
+        #: The rows of events.
         self.log: list[dict[str, Any]] = []
+        #: The new and changed sessions, by id, and the changed usage.
         self.changed: dict[int, Session] = {}
         self.used: dict[tuple[str, str], tuple[float, int]] = {}
         self._only_sessions = True
 
     def then(self) -> Contents | None:
+        """Return the contents after this write, or None if they must be read from the database."""
         if not self._only_sessions:
             return None
         return self.world.then(self.changed, self.used, partial(read_asked, self.connection))
 
+    def check_version(self, version: int) -> None:
+        """Raise `StaleVersion` unless the store is at this version, on which a change was decided."""
+        if self.world.version != version:
+            raise StaleVersion(f"planned on version {version}; the store is at {self.world.version}")
+
     def one(self, session_id: int) -> Session:
+        """Return the session with this id as it was before, or raise `UnknownSession`."""
         live = self.world.sessions.get(session_id)
         if live is not None:
             return live
@@ -116,6 +169,7 @@ class SqlWrite:
         was: SessionState | None = None,
         reason: str | None = None,
     ) -> None:
+        """Log a change; with ``was`` it is a transition from that state to the session's state."""
         if session is None:
             # Nodes or quotas changed.
             self._only_sessions = False
@@ -131,13 +185,20 @@ class SqlWrite:
             }
         )
 
+    def audit(self, by: str, action: str, target: str, details: str = "", group: str | None = None) -> None:
+        """Add a line to the audit log."""
+        add_audit_line(self.connection, by, action, target, details, group, now_s=self.now_s)
+
     def add(self, new: Session) -> Session:
+        """Add and log a new session, and return it with its id."""
         row = {**request_values(new.request), **life_values(new)}
         new = replace(new, id=SUBMIT.one(self.connection, row).scalar_one())
         self.changed[new.id] = new
+        self.event("submitted", new, reason=None if new.replaces is None else f"replaces {new.replaces}")
         return new
 
     def save(self, changed: Sequence[Session]) -> None:
+        """Write the changed sessions, except their shares: `give_shares` and `take_shares` write those."""
         alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for session in changed:
             # Only changed columns: each written column also writes its indexes.
@@ -148,21 +209,59 @@ class SqlWrite:
         for columns, rows in alike.items():
             save_session(*columns).all(self.connection, rows)
 
+    def save_one(self, new: Session, kind: str, reason: str | None = None) -> Session:
+        """Write one changed session with an event of this kind, and return it."""
+        self.save([new])
+        self.event(kind, new, reason=reason)
+        return new
+
     def give_shares(self, placed: Sequence[Session]) -> None:
+        """Write the shares of sessions that had none."""
         HOLD.all(self.connection, [row for session in placed for row in share_values(session)])
 
     def take_shares(self, session_id: int) -> None:
+        """Delete the shares of a session."""
         RELEASE.one(self.connection, {"session_id": session_id})
 
     def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
+        """Set the usage of a user's ended sessions, decayed to now."""
         self.used[user, resource_group] = fgpu_milli_s, self.now_s
         row = {"user_name": user, "resource_group": resource_group, "fgpu_milli_s": fgpu_milli_s}
         put(self.connection, usage, [{**row, "at_s": self.now_s}])
 
     def take_message(self, session_id: int) -> str | None:
+        """Return and delete an administrator's message to the owner of a session that ends now."""
         own = {"session_id": session_id}
         found = MESSAGE.one(self.connection, own).one_or_none()
         if found is None:
             return None
         FORGET_MESSAGE.one(self.connection, own)
         return str(found.message) if self.now_s - found.said_at_s <= HEEDED_S else None
+
+
+def add_audit_line(
+    connection: Connection,
+    by: str,
+    action: str,
+    target: str,
+    details: str = "",
+    group: str | None = None,
+    *,
+    now_s: int,
+) -> None:
+    """Add a line to the audit log in the action's transaction. ``group`` is the target's resource group."""
+    values = {
+        "at_s": now_s,
+        "actor": _line(by, MOST_ACTOR),
+        "action": action,
+        "target": _line(target, MOST_TARGET),
+        "resource_group": group,
+        "details": _line(details, MOST_DETAILS),
+    }
+    connection.execute(insert(audit).values(values))
+
+
+def _line(text: str, most: int) -> str:
+    """Return the text as one line of at most ``most`` characters, without zero characters, which PostgreSQL refuses."""
+    line = " ".join(text.replace("\0", " ").split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

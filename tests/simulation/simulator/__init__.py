@@ -5,7 +5,6 @@
 
 from simulator.checks import Checks, Container, Violation
 from simulator.lab import Faults
-from simulator.memory import MemoryStore
 from simulator.simulator import Report, Simulation, simulate, simulate_in_file
 from simulator.world import NOW_S, World, decided, lasting, world
 
@@ -13,7 +12,6 @@ __all__ = [
     "NOW_S",
     "Checks",
     "Faults",
-    "MemoryStore",
     "Report",
     "Simulation",
     "Container",

@@ -14,8 +14,9 @@ from fgpu_scheduler.core.reclaim import Reclaim
 from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.errors import StaleVersion, StoreUnavailable
 from fgpu_scheduler.store.database import Database
+from fgpu_scheduler.store.snapshot_cache import ContentsCache
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.store.transaction import Newest, SqlWrite
+from fgpu_scheduler.store.transaction import Write
 
 
 class Observer(Protocol):
@@ -54,7 +55,7 @@ class WatchedStore(Store):
 
     def forget(self) -> None:
         """Drop the cache, as in a process that has just connected."""
-        self._newest = Newest()
+        self._cache = ContentsCache()
 
     @contextmanager
     def faultless(self) -> Iterator[None]:
@@ -66,8 +67,8 @@ class WatchedStore(Store):
             self._faulty.faulty = was
 
     @contextmanager
-    def writing(self, *, now_s: int) -> Iterator[SqlWrite]:
-        writes: list[SqlWrite] = []
+    def writing(self, *, now_s: int) -> Iterator[Write]:
+        writes: list[Write] = []
         try:
             with super().writing(now_s=now_s) as write:
                 yield write

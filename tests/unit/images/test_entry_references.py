@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fgpu_scheduler.errors import BadImageName
-from fgpu_scheduler.store import image_names as names
+from fgpu_scheduler.store import private_image as names
 from fgpuspawner.images.entry import REFERENCE
 
 INSTALLATION = "0123456789ab"

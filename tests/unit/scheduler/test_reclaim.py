@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import World, world
-from simulator.memory import MemoryStore
 from simulator.world import NOW_S, request
+from store_worlds import opened
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Policy, plan
@@ -25,6 +25,7 @@ from fgpu_scheduler.core.reclaim import (
     end_message,
     reclaims,
 )
+from fgpu_scheduler.store.store import Store
 
 IDLE, LIMIT = EndCause.IDLE, EndCause.TIME_LIMIT
 LIFE = Rules(grace_s=600, max_lifetime_s=7200)
@@ -167,20 +168,25 @@ STEPS = st.lists(
 )
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@settings(derandomize=True, database=None, deadline=None, max_examples=80)
 @given(STEPS)
 def test_whatever_happens_an_end_comes_after_a_warning_that_stood_for_the_grace(
     steps: list[tuple[str, Any]],
 ) -> None:
     rules = AllRules(Rules(grace_s=600, max_lifetime_s=5000, idle_after_s=1000))
-    store = MemoryStore(world().nodes)
+    with opened("sqlite://") as store:
+        assert_warned(store, [*steps, *[("wait", 5000)] * 100], rules)
+
+
+def assert_warned(store: Store, steps: list[tuple[str, Any]], rules: AllRules) -> None:
+    store.set_nodes(world().nodes, now_s=NOW_S)
     now_s, steady_s, stands_since, cause = NOW_S, 0, 0, None
     store.submit([request("a", "1")], now_s=now_s)
     store.commit(plan(store.snapshot(now_s), Policy()), now_s=now_s)
     store.move(1, SessionState.PREPARING, now_s=now_s)
     store.move(1, SessionState.RUNNING, now_s=now_s)
     warnings = WarningAges()
-    for step, value in [*steps, *[("wait", 5000)] * 100]:
+    for step, value in steps:
         match step:
             case "wait":
                 now_s, steady_s = now_s + value, steady_s + value
