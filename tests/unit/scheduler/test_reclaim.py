@@ -168,7 +168,7 @@ STEPS = st.lists(
 )
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=80)
+@settings(derandomize=True, database=None, deadline=None, max_examples=40)
 @given(STEPS)
 def test_whatever_happens_an_end_comes_after_a_warning_that_stood_for_the_grace(
     steps: list[tuple[str, Any]],
