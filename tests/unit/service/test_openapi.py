@@ -24,7 +24,7 @@ def test_every_route_and_method_is_described_and_no_other() -> None:
     }
     described = {path: set(operations) for path, operations in document()["paths"].items()}
     told = {re.sub(r"{\w+}", "{id}", path): methods for path, methods in described.items()}
-    assert told == found, "see fgpuspawner/service/openapi/paths.py"
+    assert told == found, "see fgpuspawner/service/openapi.py"
 
 
 def references(value: Any) -> Iterator[str]:

@@ -1,0 +1,441 @@
+"""The REST API as an OpenAPI 3.1 document: ``docs/openapi.json``, and ``api/v1/openapi.json`` of a running service.
+
+Every route of the API is in `CALLS` or `ADMIN_CALLS`, with its answer's object from `fgpuspawner.service.objects`;
+tests compare both with the service. A new endpoint adds its lines there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+import fgpuspawner
+from fgpu_scheduler import BannerLevel
+from fgpuspawner import scopes
+from fgpuspawner.meter.usage_report import By
+from fgpuspawner.service import objects
+from fgpuspawner.service.admin import objects as admin
+from fgpuspawner.service.admin.banner import LATEST_S
+from fgpuspawner.service.objects import AMOUNT, Error, OnePrivateImage, OneSession
+
+Schema = dict[str, Any]
+
+LARGEST_ID = 10**15 - 1
+TEXT: Schema = {"type": "string"}
+YES_NO: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "string", "enum": ["0", "1"]}
+MEANINGS = {
+    "400": "what was sent cannot be read, or an argument is out of its bounds; `field` names it",
+    "401": "no token, or one that JupyterHub does not know",
+    "403": "the scope that the message names is missing, or it is not the caller's to do",
+    "404": "not there, or not for the caller",
+    "409": "it cannot be done now; the message says why",
+    "429": "too many of these at once",
+    "502": "JupyterHub failed",
+    "503": "the database or JupyterHub does not answer",
+}
+FAILED = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+ALWAYS = ("400", "401", "403", "429", "503")
+
+
+class Call(NamedTuple):
+    """One operation, and the type of its answer. ``answered`` gets the schema."""
+
+    path: str
+    method: str
+    operation: Schema
+    answer: TypeAdapter[Any]
+    answered: Schema
+
+
+class _Schemas(GenerateJsonSchema):
+    """Leaves out titles, which repeat the names, and required keys of a dict that may lack some."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return bool(field.get("required", True)) and super().field_is_required(field, total)
+
+
+def sent(*required: str, **fields: Schema) -> Schema:
+    """Return a request's object: no other fields are allowed, and only some are required."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def maybe(schema: Schema) -> Schema:
+    """Return a schema that also allows null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def asks(name: str, schema: Schema, description: str) -> Schema:
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+def number(name: str, most: int, description: str) -> Schema:
+    """Return a whole number of the query, from 1 on."""
+    return asks(name, {"type": "integer", "minimum": 1, "maximum": most}, description)
+
+
+ALL = asks("all", FLAG, "`1`: everybody's; for administrators")
+IN_PATH: dict[str, Schema] = {
+    "id": {"schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}, "example": 1},
+    # Addresses cannot contain the parts "." and "..", which browsers resolve.
+    "name": {
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_-])?$"},
+        "example": "local",
+    },
+}
+
+
+def call(
+    address: str,
+    name: str,
+    summary: str,
+    answer: Any = str,
+    *parameters: Schema,
+    status: str = "200",
+    media: str = "application/json",
+    body: Schema | None = None,
+    may_be_empty: bool = False,
+    errors: tuple[str, ...] = (),
+    scope: str | None = scopes.QUEUE_READ,
+) -> Call:
+    """Return one call, such as ``GET /sessions/{id}``: its arguments, the type of its answer, and its errors.
+
+    If the address names an object, 404 is possible; if the call changes it, 409.
+    """
+    method, path = address.split()
+    own = [part for part in IN_PATH if f"{{{part}}}" in path]
+    of_one = ("404",) if method == "GET" else ("404", "409")
+    media = "text/csv" if path.endswith(".csv") else media
+    needs = f"Needs the scope `{scope}`." if scope else "Needs no scope beside access to the service."
+    answered: Schema = {}
+    found: Schema = {
+        "operationId": name,
+        "summary": summary,
+        "description": needs,
+        "parameters": [
+            *({"name": part, "in": "path", "required": True, **IN_PATH[part]} for part in own),
+            *parameters,
+        ],
+        "responses": {
+            status: {"description": "what was asked for", "content": {media: {"schema": answered}}},
+            **{
+                code: {"description": MEANINGS[code], "content": FAILED}
+                for code in sorted({*ALWAYS, *errors, *(of_one if own else ())})
+            },
+        },
+    }
+    if status == "200" and media != "text/event-stream":
+        found["responses"]["304"] = {"description": "it is as `If-None-Match` says"}
+    if body is not None:
+        content = {"application/json": {"schema": body}}
+        found["requestBody"] = {"required": not may_be_empty, "content": content}
+    return Call(path, method.lower(), found, TypeAdapter(answer), answered)
+
+
+def described(calls: Sequence[Call]) -> tuple[Schema, Schema]:
+    """Return the calls by their paths and methods, and their answers' schemas by name."""
+    answers = [call.answer for call in calls]
+    schemas, found = TypeAdapter.json_schemas(
+        [(number, "serialization", one) for number, one in enumerate([*answers, TypeAdapter(Error)])],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Schemas,
+    )
+    paths: dict[str, Schema] = {}
+    for number, call in enumerate(calls):
+        call.answered.update(schemas[number, "serialization"])
+        paths.setdefault(call.path, {})[call.method] = call.operation
+    return paths, found["$defs"]
+
+
+NAME_AND_TAG: dict[str, Schema] = {"name": {**TEXT, "example": "torch-more"}, "tag": maybe(TEXT)}
+NAMED = sent("name", **NAME_AND_TAG)
+MESSAGE = sent(message={"type": "string", "maxLength": 500})
+TEXTS = {"type": "array", "items": TEXT}
+WHOSE = asks("user", TEXT, "whose; others' for administrators")
+ENDED = asks("ended", FLAG, "`1`: the last 50 ended ones, too")
+GROUP = asks("group", TEXT, "the first of the caller's by default")
+ASKED = {
+    "group": "resource group",
+    "image": "slug of an image",
+    "fgpu": "amount of fGPU",
+    "gpu_memory_mib": "exact GPU memory, in place of fGPU",
+    "compute_percent": "exact compute, beside the memory",
+    "gpu_models": "GPU models with `,` between them, the most liked first; none: any",
+    "gpu_model": "the same, of one",
+    "cpu": "cores",
+    "memory_mib": "memory",
+    "count": "how many sessions",
+    "time_limit_s": "how long it may run",
+    "time_limit": "the same, as `2:30`",
+    "priority": "a whole number",
+    "instead_of": "a session of the caller's that would have ended first",
+}
+LAST_EVENT = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    "description": "the event to resume from",
+}
+EVENT = asks("last_event_id", TEXT, "the same, for who cannot set a header")
+
+of_owners = partial(call, scope=scopes.KEEP)
+of_images = partial(call, scope=scopes.IMAGES)
+of_admins = partial(call, scope=scopes.ADMIN)
+
+CALLS = (
+    call("GET /openapi.json", "openapi", "This document", dict[str, Any], scope=None),
+    call("GET /me", "me", "Who asks", objects.Me, scope=None),
+    call("GET /sessions", "sessions", "Live sessions", objects.Sessions, ALL, ENDED),
+    call("GET /sessions/{id}", "session", "One session, live or ended", OneSession),
+    call(
+        "DELETE /sessions/{id}",
+        "endSession",
+        "End or cancel a session",
+        OneSession,
+        body=MESSAGE,
+        may_be_empty=True,
+        status="202",
+        errors=("502",),
+    ),
+    of_owners(
+        "PATCH /sessions/{id}",
+        "resizeSession",
+        "Give a running session another amount of its GPU",
+        OneSession,
+        body=sent(fgpu=AMOUNT, gpu_memory_mib=COUNT, compute_percent=COUNT),
+        status="202",
+    ),
+    of_owners("POST /sessions/{id}/keep", "keepSession", "Put off the end of an idle session", OneSession),
+    of_owners(
+        "POST /sessions/{id}/extend",
+        "extendSession",
+        "Make the time limit of a session longer",
+        OneSession,
+    ),
+    of_images(
+        "POST /sessions/{id}/image",
+        "saveSession",
+        "Save a session as a private image",
+        OnePrivateImage,
+        status="202",
+        body=sent("name", end=YES_NO, **NAME_AND_TAG),
+    ),
+    call(
+        "GET /sessions/{id}/meter",
+        "sessionMeter",
+        "What a session holds and uses of its GPUs",
+        objects.SessionMeter,
+    ),
+    call("GET /sessions/{id}/receipt", "receipt", "A session's receipt", objects.OneReceipt),
+    call("GET /meters", "meters", "What running sessions hold and use of their GPUs", objects.Meters, ALL),
+    call(
+        "GET /history",
+        "history",
+        "Receipts of what has ended, newest first",
+        objects.History,
+        number("limit", 200, "so many, 50 by default"),
+        number("before", 10**15, "the `next` of the page before"),
+        WHOSE,
+        ALL,
+    ),
+    call(
+        "GET /history.csv",
+        "historyFile",
+        "Receipts of what has ended, as a file",
+        str,
+        number("limit", 10_000, "so many, 10,000 by default"),
+        number("before", 10**15, "sessions with ids below this"),
+        WHOSE,
+        ALL,
+    ),
+    call(
+        "GET /advice",
+        "advice",
+        "What would have been enough for the caller's last runs",
+        objects.AllAdvice,
+        asks("image", TEXT, "of this image only"),
+    ),
+    of_images(
+        "GET /private-images", "privateImages", "The caller's private images", objects.PrivateImages, ALL
+    ),
+    of_images("GET /private-images/{id}", "privateImage", "One private image", OnePrivateImage),
+    of_images(
+        "DELETE /private-images/{id}", "deleteImage", "Delete a private image", OnePrivateImage, status="202"
+    ),
+    of_images(
+        "PUT /private-images/{id}/name",
+        "renameImage",
+        "Rename a private image",
+        OnePrivateImage,
+        body=sent("name", **NAME_AND_TAG),
+    ),
+    of_images(
+        "PUT /private-images/{id}/shares",
+        "shareImage",
+        "Say who may start a private image beside its owner",
+        OnePrivateImage,
+        body=sent(users=TEXTS, groups=TEXTS),
+    ),
+    of_images(
+        "PUT /private-images/{id}/answer",
+        "answerImage",
+        "Accept or decline a private image that is offered to the caller",
+        OnePrivateImage,
+        body=sent(accepted=YES_NO),
+    ),
+    of_images(
+        "GET /private-images/{id}/recipe", "recipe", "A private image's Dockerfile", str, media="text/plain"
+    ),
+    call("GET /queue", "queue", "The queue of a resource group", objects.Queue, GROUP, errors=("404",)),
+    call(
+        "GET /capacity",
+        "capacity",
+        "What there is, and what is used of it",
+        objects.Capacity | objects.CapacityForAdmins,
+    ),
+    call(
+        "GET /forecast",
+        "forecast",
+        "What would become of a request",
+        objects.Forecast,
+        *(asks(name, TEXT, description) for name, description in ASKED.items()),
+        errors=("404",),
+    ),
+    call("GET /images", "images", "What the caller may start", objects.Images, scope=None),
+    call("GET /events", "events", "Server-sent events", str, LAST_EVENT, EVENT, media="text/event-stream"),
+)
+
+LIMITS: dict[str, Schema] = {
+    "max_fgpu": AMOUNT,
+    "max_sessions": COUNT,
+    "max_pending": COUNT,
+    "max_lifetime_s": COUNT,
+}
+FOR = dict.fromkeys(("user", "hub_group", "resource_group"), TEXT)
+DAY: Schema = {"type": "string", "pattern": "^(20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))?$"}
+SPAN = (
+    asks("from", DAY, "the first day, UTC"),
+    asks("to", DAY, "the last day; today by default"),
+    asks("by", {"type": "string", "enum": list(By)}, "what there is a line for; day by default"),
+)
+FILTERS = (
+    asks("actor", TEXT, "who did it"),
+    asks("action", TEXT, "what was done; `node` finds all of nodes"),
+    asks("text", TEXT, "in the target or the details"),
+    asks("group", TEXT, "of this resource group; all that you administer by default"),
+    number("before", LARGEST_ID + 1, "the `next` of the page before"),
+)
+WORDS: Schema = {"type": "string", "maxLength": 500}
+
+ADMIN_CALLS = (
+    of_admins("GET /admin/overview", "overview", "Use, queues, the idle, and what is wrong", admin.Overview),
+    of_admins("GET /admin/queue", "queues", "Every queue, with who waits too long", admin.Queues),
+    of_admins(
+        "PUT /admin/sessions/{id}/priority",
+        "setPriority",
+        "Give a waiting session another priority",
+        admin.OneWaiting,
+        body=sent("priority", priority={"type": "integer", "minimum": 0, "maximum": 1000}),
+    ),
+    of_admins("GET /admin/nodes", "nodes", "Every node with what is on it", admin.Nodes),
+    of_admins(
+        "POST /admin/nodes/{name}",
+        "changeNode",
+        "Cordon, uncordon or drain a node, or say that it is gone; or cordon or uncordon one of its GPUs",
+        admin.NodeChange,
+        body=sent(
+            "action",
+            action={"type": "string", "enum": ["cordon", "uncordon", "gone", "drain"]},
+            message=WORDS,
+            gpu=TEXT,
+        ),
+    ),
+    of_admins("GET /admin/quotas", "quotas", "Every quota, and who has how much of it", admin.Quotas),
+    of_admins(
+        "PUT /admin/quotas",
+        "setQuota",
+        "Set a quota in place of one for the same",
+        admin.OneQuota,
+        body=sent(**FOR, **LIMITS),
+        errors=("409",),
+    ),
+    of_admins(
+        "DELETE /admin/quotas",
+        "removeQuota",
+        "Take a quota out of force",
+        admin.OneQuota,
+        *(asks(name, TEXT, "whom and what it is for") for name in FOR),
+        asks("back", FLAG, "`1`: it is as in the file again"),
+        errors=("409",),
+    ),
+    of_admins("GET /admin/banner", "banner", "The announcement", admin.OneBanner),
+    of_admins(
+        "PUT /admin/banner",
+        "setBanner",
+        "Announce something on every page",
+        admin.OneBanner,
+        body=sent(
+            "text",
+            text=WORDS,
+            level={"type": "string", "enum": list(BannerLevel)},
+            until_at_s=maybe({"type": "integer", "minimum": 0, "maximum": LATEST_S}),
+        ),
+    ),
+    of_admins("DELETE /admin/banner", "clearBanner", "Take the announcement down", admin.OneBanner),
+    of_admins("GET /admin/usage", "usage", "GPU-hours and waits", admin.Usage, *SPAN),
+    of_admins("GET /admin/usage.csv", "usageFile", "GPU-hours and waits, as a file", str, *SPAN),
+    of_admins(
+        "GET /admin/audit",
+        "audit",
+        "Who did what, newest first",
+        admin.AuditLines,
+        *FILTERS,
+        number("limit", 500, "so many, 50 by default"),
+    ),
+    of_admins("GET /admin/audit.csv", "auditFile", "Who did what, as a file", str, *FILTERS),
+)
+
+
+BASE = "/services/fgpu/api/v1"
+
+
+def document(base: str = BASE) -> dict[str, Any]:
+    """Return the document, with the address below which the paths are."""
+    calls, schemas = described([*CALLS, *ADMIN_CALLS])
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "fgpu",
+            "version": fgpuspawner.__version__,
+            "description": "GPU sessions: the queue, what runs, and what has run. docs/rest-api.md says what is meant.",
+            "license": {"name": "BSD-3-Clause", "identifier": "BSD-3-Clause"},
+        },
+        "servers": [{"url": base.rstrip("/")}],
+        "security": [{"token": []}],
+        "paths": calls,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "token": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "`token ...`, of a user, a server or a service of JupyterHub",
+                }
+            },
+        },
+    }
