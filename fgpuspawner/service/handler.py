@@ -44,26 +44,17 @@ STATUS_OF = {
 }
 """HTTP statuses of errors that the request did not cause."""
 
-AT_A_TIME = 4
+CONCURRENT_REQUESTS = 4
 """Requests of one user that are handled at a time; a browser has six connections, and a few tabs."""
-MOST_THERE = 1000
+MAX_REQUESTS = 1000
 """Most requests of one user, waiting ones included."""
-
-MOST_LOG_INS = 10_000
-LONGEST_ADDRESS = 2000
+MAX_LOG_INS = 10_000
+MAX_ADDRESS_LENGTH = 2000
 """Longest address, in characters, to return to after a log-in."""
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-        "base-uri 'none'",
-    )
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 
 
@@ -79,7 +70,7 @@ class Service:
     prefix: str
     forecast_key: str
     background: Background = field(default_factory=lambda: Background(log))
-    turns: Turns = field(default_factory=lambda: Turns(at_a_time=AT_A_TIME, most=MOST_THERE))
+    turns: Turns = field(default_factory=lambda: Turns(at_a_time=CONCURRENT_REQUESTS, most=MAX_REQUESTS))
 
 
 class LogIns(HubOAuth):  # type: ignore[misc]
@@ -87,9 +78,9 @@ class LogIns(HubOAuth):  # type: ignore[misc]
 
     def generate_state(self, next_url: str | None = None, **more: Any) -> str:
         """Note a log-in that begins, and return its id. An address that is too long is not returned to."""
-        while len(self._oauth_states) >= MOST_LOG_INS:
+        while len(self._oauth_states) >= MAX_LOG_INS:
             del self._oauth_states[next(iter(self._oauth_states.values))]
-        short = next_url if len(next_url or "") <= LONGEST_ADDRESS else None
+        short = next_url if len(next_url or "") <= MAX_ADDRESS_LENGTH else None
         return str(super().generate_state(short, **more))
 
 
@@ -100,14 +91,15 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     header needs no such check. `HubOAuth` makes the check whenever a cookie would identify the caller.
     """
 
+    #: The scope that the caller needs; None: any user of the service.
     needs_scope: ClassVar[str | None] = scopes.QUEUE_READ
+    #: Whether administrators of a resource group need no other scope. The handler then shows and changes only that group.
     for_groups: ClassVar[bool] = False
-    """Whether administrators of a resource group need no other scope. The handler then shows and changes only that
-    group."""
     service: Service
     viewer: Viewer
-    _whose_turn: str | None = None
-    _has_gone = False
+    #: The user with the turn that this request holds.
+    _turn_of: str | None = None
+    _disconnected = False
 
     def initialize(self, service: Service) -> None:
         self.service = service
@@ -134,11 +126,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
 
     async def administered_world(self) -> World:
-        """Return the part of the current world that the caller administers.
-
-        Raises:
-            StoreUnavailable: it cannot be read.
-        """
+        """Return the part of the current world that the caller administers."""
         return administered(await self.service.reader.world(), self.viewer)
 
     async def ended(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:
@@ -186,27 +174,27 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         await self.wait_for_turn()
 
     async def wait_for_turn(self) -> None:
-        """Wait until fewer than `AT_A_TIME` requests of this user are handled. Other services do not wait."""
-        who = self.viewer.user
-        if who is None:
+        """Wait until fewer than `CONCURRENT_REQUESTS` requests of this user are handled. Other services do not wait."""
+        user = self.viewer.user
+        if user is None:
             return
         try:
-            await self.service.turns.take(who)
+            await self.service.turns.take(user)
         except TooMany:
-            message = f"{MOST_THERE} of your requests are waiting; send the next when some are answered"
+            message = f"{MAX_REQUESTS} of your requests are waiting; send the next when some are answered"
             raise Problem(429, "too_many_requests", message) from None
-        self._whose_turn = who
-        if self._has_gone:
+        self._turn_of = user
+        if self._disconnected:
             raise Finish
 
     def on_connection_close(self) -> None:
-        self._has_gone = True
+        self._disconnected = True
 
     def leave_turn(self) -> None:
         """Let the next request of this user run. Idempotent."""
-        who, self._whose_turn = self._whose_turn, None
-        if who is not None:
-            self.service.turns.leave(who)
+        user, self._turn_of = self._turn_of, None
+        if user is not None:
+            self.service.turns.leave(user)
 
     async def _execute(self, *args: Any, **kwargs: Any) -> None:
         # Tornado's ``on_finish`` does not run if the client has gone.
@@ -228,9 +216,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             try:
                 self.check_xsrf_cookie()
             except HTTPError:
-                message = (
-                    "with a cookie this needs the header X-XSRFToken, with the value of the cookie _xsrf"
-                )
+                message = "send the header X-XSRFToken with the value of the cookie _xsrf"
                 raise Problem(403, "xsrf", message) from None
         raise Problem(401, "unauthenticated", "log in, or send a token of JupyterHub that is still valid")
 
@@ -272,12 +258,11 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
         problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
         ERRORS.labels(problem.code).inc()
-        super().send_error(problem.status, **kwargs)
+        super().send_error(problem.status, problem=problem, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
         self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(problem.as_json())
+        self.finish(kwargs["problem"].as_json())
 
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         if isinstance(value, Problem | FGPUError):
@@ -287,15 +272,9 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
 
 
 def needs(scope: str | None, *, of_group: str | None = None) -> str:
-    """Return which people may do what needs this scope, and which scope a program needs.
-
-    ``of_group``: the scope of the resource group's administrators is enough.
-    """
-    who = (
-        "only administrators may do this"
-        if scope == scopes.ADMIN
-        else "you may not do this; ask an administrator"
-    )
+    """Return who may do this and which scope a program needs; ``of_group``: that of its administrators will do."""
+    admins = scope == scopes.ADMIN
+    who = "only administrators may do this" if admins else "you may not do this; ask an administrator"
     return f"{who} (scope {scope}{f' or {scopes.admin_of(of_group)}' if of_group else ''})"
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -61,8 +61,6 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-THREADS = 4
-FORECASTERS = 2
 FRESH_S = 1.5
 """Seconds for which a reading serves while the store's version stays the same: forecasts move with the clock."""
 RECENT_S = 15
@@ -74,10 +72,9 @@ ANSWER_WITHIN_S = 12.0
 """Seconds after which the database counts as not answering: longer than it waits for a lock or a connection."""
 REPORT_WITHIN_S = 50.0
 """Most seconds for a report of a year; proxies usually wait for a minute."""
-LATELY_S = 60
-CONNECT_EVERY_S = 0.5
-WRITTEN_ANEW = 4
-"""Retries of a write when another process wrote in between."""
+WEEK_SUMS_FRESH_S = 60
+WRITE_TRIES = 5
+"""Tries of a write when another process wrote in between."""
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
 """Stands for any image, in questions that do not depend on it."""
 NO_SERVER = "/"
@@ -95,7 +92,16 @@ class Changes:
 
 
 class Reader:
-    """Reads the store for all handlers. Every failure is `StoreUnavailable`, never an empty answer."""
+    """Reads the store for all handlers. Every failure is `StoreUnavailable`, never an empty answer.
+
+    How one `World` serves many requests:
+
+    1. `world` runs one reading at a time. Callers that wait behind it take its result, as it began after their calls.
+    2. The reading is kept while the store's version stays the same, and at most `FRESH_S`, as forecasts move with the
+       clock; after a slow reading four times as long as it took, so that a long queue does not keep the service busy.
+    3. A failure also answers all callers that waited behind it.
+    4. A write through `change` ends the freshness at once: it may not change the store's version.
+    """
 
     def __init__(
         self, store: Store, settings: FGPU, images: Images, clock: Clock, engine: Capabilities
@@ -115,20 +121,25 @@ class Reader:
         self.extension = Extension(
             settings.extend_by_s, settings.extend_times, settings.max_time_limit_s or None
         )
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
-        # One forecast at a time, in its own thread, so that it does not delay other reads.
+        # Reports and forecasts take long; threads of their own keep them from delaying other reads.
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="fgpu-store")
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="fgpu-report")
-        self._forecasts = ThreadPoolExecutor(FORECASTERS, thread_name_prefix="fgpu-forecast")
+        self._forecasts = ThreadPoolExecutor(2, thread_name_prefix="fgpu-forecast")
+        #: A lock for each user with a forecast in progress.
         self._forecasting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._connected = False
-        self._why_not = "the database is not connected yet"
+        #: Why no read is possible; empty while connected.
+        self._not_connected = "the database is not connected yet"
         self._reading = asyncio.Lock()
         self._world: World | None = None
         self._lately: RecentUse | None = None
         self._adding_up = asyncio.Lock()
+        #: Monotonic time up to which `_world` serves while the store's version stays the same.
         self._fresh_until = 0.0
-        self._looked_at = float("-inf")
+        #: Monotonic time at which the last successful reading began.
+        self._read_at = float("-inf")
+        #: Number of writes through this object.
         self._changes_made = 0
+        #: The last failure, which answers callers up to this monotonic time.
         self._failure = ""
         self._failed_until = 0.0
 
@@ -140,12 +151,12 @@ class Reader:
                 await self._in_thread(self._queue.connect)
                 await self._in_thread(self.images.refresh)
             except StoreUnavailable as e:
-                self._why_not = str(e)
+                self._not_connected = str(e)
                 raise
 
         failures = Failures(log, "The scheduler's database cannot be read yet, trying again")
-        await until_it_works(connect, every_s=CONNECT_EVERY_S, failures=failures)
-        self._connected = True
+        await until_it_works(connect, every_s=0.5, failures=failures)
+        self._not_connected = ""
         log.info("Connected to the scheduler's database")
 
     def room(self) -> Room | None:
@@ -157,7 +168,7 @@ class Reader:
 
     async def close(self) -> None:
         """Wait for running reads, and close every connection. Later calls raise `StoreUnavailable`."""
-        self._connected, self._why_not = False, "the service is ending"
+        self._not_connected = "the service is ending"
         for pool in (self._pool, self._forecasts, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(pool.shutdown, wait=True)
@@ -168,8 +179,7 @@ class Reader:
         self._check_connected()
         asked_at = time.monotonic()
         async with self._reading:
-            if self._world is not None and self._looked_at >= asked_at:
-                # Callers that waited together share one reading, also while the version changes all the time.
+            if self._world is not None and self._read_at >= asked_at:
                 return self._world
             if time.monotonic() < self._failed_until:
                 raise StoreUnavailable(self._failure)
@@ -185,19 +195,15 @@ class Reader:
         For a page's first view, which then refreshes: forecasts of a long queue take long.
         """
         world = self._world
-        is_recent = world is not None and 0 <= self._clock.now_s() - world.snapshot.now_s <= RECENT_S
-        if (
-            world is not None
-            and is_recent
-            # An administrator's write, such as the banner, may not change the version.
-            and self._fresh_until
-            and await self._read(self._queue.version) == world.snapshot.version
-        ):
-            return world
-        return await self.world()
+        # `_fresh_until` is 0 after an administrator's write, such as the banner, which may not change the version.
+        if world is None or not self._fresh_until:
+            return await self.world()
+        is_recent = 0 <= self._clock.now_s() - world.snapshot.now_s <= RECENT_S
+        same = is_recent and await self._read(self._queue.version) == world.snapshot.version
+        return world if same else await self.world()
 
     async def _current_world(self) -> World:
-        looked_at = time.monotonic()
+        read_at = time.monotonic()
         version = await self._read(self._queue.version)
         world = self._world
         if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
@@ -207,9 +213,8 @@ class Reader:
             self._world = world
             # It may lack what an administrator wrote during the read.
             if changes_made == self._changes_made:
-                # A long queue takes long to forecast: not again at once.
                 self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
-        self._looked_at = looked_at
+        self._read_at = read_at
         return world
 
     async def now(self) -> World:
@@ -236,10 +241,6 @@ class Reader:
     async def last_event_id(self) -> int:
         return await self._read(self._queue.last_event_id)
 
-    async def changes(self, after_id: int) -> Changes | None:
-        """Return the changes after an event; None if there are too many."""
-        return await self._read(self._changes, after_id)
-
     async def forecast(self, wanted: LaunchRequest, offer: Offer, world: World) -> RequestForecast:
         """Return the forecast of a request that may queue.
 
@@ -265,14 +266,6 @@ class Reader:
         """
         return await self._read(self._extend, session_id)
 
-    async def change_images(self, change: Callable[[Draft], Update], by: str) -> None:
-        """Change the catalogue, on top of the last good file, and read it again.
-
-        Raises:
-            CatalogueError: it cannot be done; one line.
-        """
-        await self._read(self._change_images, change, by)
-
     async def read(self, function: Callable[[Store], R]) -> R:
         """Return what a function reads from the store."""
         return await self._read(function, self._store)
@@ -295,7 +288,7 @@ class Reader:
         """
         async with self._adding_up:
             now_s = self._clock.now_s()
-            if self._lately is None or abs(now_s - self._lately.at_s) >= LATELY_S:
+            if self._lately is None or abs(now_s - self._lately.at_s) >= WEEK_SUMS_FRESH_S:
                 self._lately = await self.report(
                     lambda queue: recent_use(queue.spent(now_s - WEEK_S, now_s), now_s)
                 )
@@ -303,8 +296,7 @@ class Reader:
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
         """Write an administrator's change: ``change`` gets the store and the time."""
-        found = await self._read(self._changing, change)
-        # The caller sees it at once, even if the store's version stays the same.
+        found = await self._read(self._write, change)
         self._fresh_until = 0.0
         self._changes_made += 1
         return found
@@ -315,17 +307,21 @@ class Reader:
 
     async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:
         """Write a change of private images; errors of ``change`` are raised here."""
-        found = await self._read(self._changing, lambda store, now_s: change(PrivateImages(store), now_s))
+        found = await self._read(self._write, lambda store, now_s: change(PrivateImages(store), now_s))
         # The caller sees it at once.
         await self._read(self.images.refresh)
         return found
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` if that is nothing."""
-        images = self.catalogue.startable_by(user, hub_groups)
-        nodes, available = world.snapshot.nodes, world.available
         return make_offer(
-            self.settings, nodes, images, groups, user=user, hub_groups=hub_groups, available=available
+            self.settings,
+            world.snapshot.nodes,
+            self.catalogue.startable_by(user, hub_groups),
+            groups,
+            user=user,
+            hub_groups=hub_groups,
+            available=world.available,
         )
 
     def beside(self, world: World) -> Callable[[str, int], tuple[int, int]]:
@@ -350,18 +346,13 @@ class Reader:
 
     def _check_connected(self) -> None:
         """Raise the error that prevents a connection. It is not a failed reading, so it is not cached."""
-        if not self._connected:
-            raise StoreUnavailable(self._why_not)
+        if self._not_connected:
+            raise StoreUnavailable(self._not_connected)
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._in_time():
-            return await self._run(self._pool, lambda: function(*args, **kwargs))
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                yield
+                return await self._run(self._pool, lambda: function(*args, **kwargs))
         except TimeoutError:
             raise StoreUnavailable(
                 f"the scheduler's database has not answered for {ANSWER_WITHIN_S:.0f} seconds"
@@ -372,9 +363,8 @@ class Reader:
             return await asyncio.get_running_loop().run_in_executor(pool, function)
         except SQLAlchemyError as e:
             # Errors that the store does not classify, such as a damaged file: the log has the details.
-            log.error(
-                "The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300]
-            )
+            details = " ".join(str(getattr(e, "orig", None) or e).split())
+            log.error("The scheduler's database: %s", details[:300])
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_now(self) -> World:
@@ -390,24 +380,21 @@ class Reader:
         return await self._read(self._read_world, ahead)
 
     def _read_world(self, ahead: Outlook) -> World:
-        largest = {
-            group: self._largest_now(ahead.snapshot, group) for group in ahead.snapshot.resource_groups
-        }
-        isolation = CHOICES.read(self.settings.data_path())
+        groups, data, now_s = ahead.snapshot.resource_groups, self.settings.data_path(), self._clock.now_s()
         return World(
             ahead.snapshot,
             ahead.forecasts,
-            largest,
-            isolation,
+            {group: self._largest_now(ahead.snapshot, group) for group in groups},
+            CHOICES.read(data),
             self._rules,
-            read_pulls(self.settings.data_path(), now_s=self._clock.now_s()),
+            read_pulls(data, now_s=now_s),
             private=PrivateImages(self._store).all(),
             savers=self.savers,
-            banner=Banner(self._store).at(self._clock.now_s()),
+            banner=Banner(self._store).at(now_s),
             meters=self._meters.read(),
-            disks=DISK.read(self.settings.data_path()),
+            disks=DISK.read(data),
             extension=self.extension,
-            gpus=HEALTH.read(self.settings.data_path()),
+            gpus=HEALTH.read(data),
             resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
             step_milli=self.settings.caps().fgpu_step_milli,
             unblockings=ahead.unblockings,
@@ -429,11 +416,9 @@ class Reader:
         return make_offer(self.settings, nodes, [ANY_IMAGE], (group,))
 
     def _extend(self, session_id: int) -> Session | NotExtended:
-        for _ in range(WRITTEN_ANEW):
-            try:
+        for _ in range(WRITE_TRIES - 1):
+            with contextlib.suppress(StaleVersion):
                 return self._extend_once(session_id)
-            except StaleVersion:
-                continue  # Another process wrote in between.
         return self._extend_once(session_id)
 
     def _extend_once(self, session_id: int) -> Session | NotExtended:
@@ -447,11 +432,11 @@ class Reader:
             return against
         if self._queue.delays_promised_start(session, allowed.by_s, snapshot):
             return NotExtended.PROMISED
-        return self._changing(
+        return self._write(
             lambda store, now_s: store.extend(session_id, allowed.by_s, snapshot.version, now_s=now_s)
         )
 
-    def _changing(self, change: Callable[[Store, int], R]) -> R:
+    def _write(self, change: Callable[[Store, int], R]) -> R:
         # It has its own connection: all others of this process can only read.
         store = Store(self.settings.database_url())
         store.connect()
@@ -460,18 +445,27 @@ class Reader:
         finally:
             store.close()
 
+    async def change_images(self, change: Callable[[Draft], Update], by: str) -> None:
+        """Change the catalogue, on top of the last good file, and read it again.
+
+        Raises:
+            CatalogueError: it cannot be done; one line.
+        """
+        await self._read(self._change_images, change, by)
+
     def _change_images(self, change: Callable[[Draft], Update], by: str) -> None:
         if not self.images.file.images:
-            raise CatalogueError(
-                f"nothing can be changed before the file was good once: {self.images.problem or 'it was not read yet'}"
-            )
+            why = self.images.problem or "it was not read yet"
+            raise CatalogueError(f"nothing can be changed before the file was good once: {why}")
         amounts = amounts_that_fit(self._queue.snapshot(self._clock.now_s()).nodes, self._caps)
-        self._changing(
-            lambda store, _: edit_catalogue(store, self.images.file, change, by=by, amounts=amounts)
-        )
+        self._write(lambda store, _: edit_catalogue(store, self.images.file, change, by=by, amounts=amounts))
         self.images.refresh()
 
-    def _changes(self, after_id: int) -> Changes | None:
+    async def changes(self, after_id: int) -> Changes | None:
+        """Return the changes after an event; None if there are too many."""
+        return await self._read(self._read_changes, after_id)
+
+    def _read_changes(self, after_id: int) -> Changes | None:
         events = self._queue.events(after_id=after_id, limit=MAX_EVENTS + 1)
         if len(events) > MAX_EVENTS:
             return None

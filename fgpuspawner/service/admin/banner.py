@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from fgpu_scheduler import MOST_BANNER_TEXT, BadSettings, Banner, BannerLevel, Notice, SystemClock
-from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole_number
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
 from fgpuspawner.service.admin.objects import OneBanner, SetBanner
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.problems import Problem, bad_argument
@@ -34,7 +34,8 @@ async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -
     try:
         await handler.change(lambda store, by, now_s: Banner(store).put(notice, by=by, now_s=now_s))
     except BadSettings as e:
-        raise problem_of(e, FIELDS) from None
+        name = str(e).partition(":")[0]
+        raise Problem(400, "bad_argument", str(e), field=name if name in FIELDS else None) from None
 
 
 async def take_down(handler: Handler) -> None:
@@ -86,11 +87,8 @@ class BannerApi(AdminApi):
 
     async def put(self) -> None:
         given = self.body(("text", "level", "until_at_s"))
-        text, level, until_at_s = (
-            given.get("text"),
-            given.get("level", BannerLevel.INFO),
-            given.get("until_at_s"),
-        )
+        text, until_at_s = given.get("text"), given.get("until_at_s")
+        level = given.get("level", BannerLevel.INFO)
         if not isinstance(text, str):
             raise bad_argument("text", "must be a text")
         if until_at_s is not None:

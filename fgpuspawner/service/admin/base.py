@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import BadSettings, SystemClock, memory_words
+from fgpu_scheduler import SystemClock, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.pages.base import FormPage, PageHandler
 from fgpuspawner.service.pages.session_rows import percent
-from fgpuspawner.service.problems import Problem, bad_argument
+from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.times import duration
 
 
@@ -33,24 +32,16 @@ class AdminPage(PageHandler):
     def back(self, fragment: str = "", **query: str) -> None:
         """Redirect to the page after a change."""
         kept = {name: value for name, value in query.items() if value}
-        text = f"?{urlencode(kept)}" if kept else ""
-        self.redirect(
-            f"{self.service.prefix}{self.address}{text}{'#' if fragment else ''}{fragment}", status=303
-        )
+        after = (f"?{urlencode(kept)}" if kept else "") + (f"#{fragment}" if fragment else "")
+        self.redirect(f"{self.service.prefix}{self.address}{after}", status=303)
 
 
 class AdminFormPage(AdminPage, FormPage):
-    """A page for administrators with forms."""
+    pass
 
 
 class AdminApi(Api):
     needs_scope = scopes.ADMIN
-
-
-def problem_of(error: BadSettings, fields: Collection[str]) -> Problem:
-    """Return the problem, with its field if the message begins with a field's name."""
-    name = str(error).partition(":")[0]
-    return Problem(400, "bad_argument", str(error), field=name if name in fields else None)
 
 
 def whole_number(name: str, given: object, *, least: int, most: int) -> int:

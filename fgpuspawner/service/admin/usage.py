@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from typing import NamedTuple
 
 from fgpu_scheduler import QueueReader, SystemClock
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Line, Report, day_of, report, starts_at_s
@@ -20,8 +21,7 @@ LEFT, TOP, BOTTOM = 64, 22, 40
 MOST_LABELS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class PlotBar(NamedTuple):
     """One bar, in the units of the drawing; ``label`` stands under it, or is empty."""
 
     x: float
@@ -33,17 +33,10 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """One horizontal line, at a number of GPU-hours."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Plot:
-    bars: tuple[Bar, ...]
-    marks: tuple[Mark, ...]
+    bars: tuple[PlotBar, ...]
+    #: Horizontal lines: their y and their text, in GPU-hours.
+    marks: tuple[tuple[float, str], ...]
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -60,7 +53,7 @@ def plot(lines: Sequence[Line]) -> Plot:
         high = tall * line.gpu_hours / top
         wide = max(1.0, step * 0.8)
         bars.append(
-            Bar(
+            PlotBar(
                 round(LEFT + at * step + (step - wide) / 2, 2),
                 round(HEIGHT - BOTTOM - high, 2),
                 round(wide, 2),
@@ -69,7 +62,7 @@ def plot(lines: Sequence[Line]) -> Plot:
                 line.name[5:] if at % every == 0 else "",
             )
         )
-    marks = (Mark(round(HEIGHT - BOTTOM - tall * part, 2), number(top * part)) for part in (0, 0.5, 1))
+    marks = ((round(HEIGHT - BOTTOM - tall * part, 2), number(top * part)) for part in (0, 0.5, 1))
     return Plot(tuple(bars), tuple(marks))
 
 
@@ -103,7 +96,7 @@ COLUMNS = ("sessions", "starts", "gpu_hours", "fgpu_hours", "wait_mean_s", "wait
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Days:
     """The requested days, both included, and what the lines are by."""
 
     first: date
@@ -111,7 +104,7 @@ class Asked:
     by: By
 
 
-def read(handler: Handler) -> Asked:
+def read(handler: Handler) -> Days:
     """Return the requested report; by default the last thirty days by day.
 
     Raises:
@@ -125,7 +118,7 @@ def read(handler: Handler) -> Asked:
     first = _day(handler, "from") or last - timedelta(days=USUAL_DAYS - 1)
     if not first <= last <= first + timedelta(days=MOST_DAYS - 1):
         raise bad_argument("from", f"must be a day up to {MOST_DAYS - 1} days before {last.isoformat()}")
-    return Asked(first, last, By(by))
+    return Days(first, last, By(by))
 
 
 def _day(handler: Handler, name: str) -> date | None:
@@ -146,8 +139,7 @@ def complete_from(history_days: int, now_s: int) -> date | None:
     return day_of(now_s - history_days * DAY_S) + timedelta(days=1) if history_days else None
 
 
-async def found_for(handler: Handler, asked: Asked) -> Report:
-    """Return the report, made in a thread: a year has many sessions."""
+async def report_for(handler: Handler, asked: Days) -> Report:
     now_s = SystemClock().now_s()
     names = handler.service.site.image_names
     begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
@@ -157,25 +149,22 @@ async def found_for(handler: Handler, asked: Asked) -> Report:
         return report(spent, asked.by, first=asked.first, last=asked.last, now_s=now_s)
 
     try:
+        # In a thread: a year has many sessions.
         found = await handler.service.reader.report(made)
     except TimeoutError:
         message = f"from: this takes longer than {REPORT_WITHIN_S:.0f} seconds to add up; ask for fewer days"
         raise Problem(503, "too_many_sessions", message, field="from") from None
     if asked.by is not By.IMAGE:
         return found
-    return named(found, dict(names))
-
-
-def named(found: Report, names: dict[str, str]) -> Report:
-    """Return a report by image with the images' names beside their slugs."""
 
     def words(slug: str) -> str:
-        return f"{names[slug]} ({slug})" if slug in names and names[slug] != slug else slug
+        name = names.get(slug, slug)
+        return slug if name == slug else f"{name} ({slug})"
 
     return Report(tuple(replace(line, name=words(line.name)) for line in found.lines), found.total)
 
 
-def _forgotten_before(handler: Handler, asked: Asked) -> date | None:
+def _forgotten_before(handler: Handler, asked: Days) -> date | None:
     """Return the day before which records may be missing, if it is in the span."""
     day = complete_from(handler.service.settings.history_days, SystemClock().now_s())
     return day if day is not None and asked.first < day else None
@@ -192,8 +181,8 @@ class UsagePage(AdminPage):
         except Problem as e:
             self.set_status(e.status)
             today = day_of(SystemClock().now_s())
-            asked, trouble = Asked(today - timedelta(days=USUAL_DAYS - 1), today, By.DAY), e
-        found = await found_for(self, asked)
+            asked, trouble = Days(today - timedelta(days=USUAL_DAYS - 1), today, By.DAY), e
+        found = await report_for(self, asked)
         drawn: Plot | None = plot(found.lines) if asked.by is By.DAY and found.total.sessions else None
         self.render(
             "admin_usage.html",
@@ -214,7 +203,7 @@ class UsageApi(AdminApi):
     async def get(self) -> None:
         self.query(ARGUMENTS)
         asked = read(self)
-        found = await found_for(self, asked)
+        found = await report_for(self, asked)
         self.answer(
             Usage.of(
                 found,
@@ -233,7 +222,7 @@ class UsageFile(AdminApi):
     async def get(self) -> None:
         self.query(ARGUMENTS)
         asked = read(self)
-        found = await found_for(self, asked)
+        found = await report_for(self, asked)
         name = f"fgpu-usage-by-{asked.by}-{asked.first}-{asked.last}.csv"
         rows = ((line.name, *(getattr(line, column) for column in COLUMNS)) for line in found.lines)
         self.send_csv(name, (asked.by.value, *COLUMNS), rows)

@@ -29,7 +29,6 @@ class Api(Handler):
         self.finish(found.as_json())
 
     def object_of(self, session: Session, world: World) -> Answer:
-        """Return a session as its object, and whether it is simulated."""
         shown = session_object(session, world, self.viewer, self.service.site)
         return OneSession.of(session=shown, simulated=shown.simulated)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from fgpu_scheduler import (
     HOLDING,
@@ -31,11 +31,7 @@ class Amounts:
     memory_mib: int = 0
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            self.fgpu_milli + other.fgpu_milli,
-            self.cpu_milli + other.cpu_milli,
-            self.memory_mib + other.memory_mib,
-        )
+        return Amounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def total_of(world: World, group: str) -> Amounts:
@@ -103,14 +99,6 @@ def inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_al
     return milli if room is None else min(milli, room)
 
 
-def waiting_in(world: World, group: str) -> int:
-    return sum(
-        1
-        for s in world.snapshot.sessions
-        if s.state is SessionState.PENDING and s.request.resource_group == group
-    )
-
-
 class Capacity(Api):
     async def get(self) -> None:
         step = self.service.settings.caps().fgpu_step_milli
@@ -145,10 +133,11 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> ob
             name=node.id,
             group=node.resource_group,
             state=node.state,
-            isolation=chosen[node.id].backend if node.id in chosen else None,
-            reason=chosen[node.id].reason if node.id in chosen else None,
+            isolation=own.backend if own else None,
+            reason=own.reason if own else None,
         )
         for node in world.snapshot.nodes
+        for own in [chosen.get(node.id)]
     ]
     return objects.CapacityForAdmins.of(found, nodes=nodes)
 
@@ -156,6 +145,7 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> ob
 def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> objects.Group:
     largest = world.largest_now.get(group)
     nodes = [node for node in world.snapshot.nodes if node.resource_group == group]
+    sessions = [s for s in world.snapshot.sessions if s.request.resource_group == group]
     return objects.Group.of(
         name=group,
         nodes=len(nodes),
@@ -167,7 +157,7 @@ def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int
         allocatable=allocatable_in(world, viewer, group),
         largest_fgpu_now=None if largest is None else format_milli(largest),
         fgpu_step=format_milli(fgpu_step_milli),
-        waiting=waiting_in(world, group),
+        waiting=sum(s.state is SessionState.PENDING for s in sessions),
         devices=[
             _device_object(left, node.node.id, world, viewer)
             for node in free(world.snapshot)
@@ -196,10 +186,10 @@ def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) ->
 
 def device_fields(left: DeviceFree) -> dict[str, str]:
     """Return a GPU's fGPU, and how much of it is used."""
-    worth_milli = left.device.capacity_milli
-    # An administrator may have made the unit smaller since.
-    used_milli = max(0, worth_milli - left.fgpu_milli)
-    return {"fgpu_total": format_milli(worth_milli), "fgpu_used": format_milli(used_milli)}
+    total_milli = left.device.capacity_milli
+    # Above 0 also where an administrator has made the unit smaller since.
+    used_milli = max(0, total_milli - left.fgpu_milli)
+    return {"fgpu_total": format_milli(total_milli), "fgpu_used": format_milli(used_milli)}
 
 
 def queue_object(group: str, world: World, viewer: Viewer) -> objects.Queue:

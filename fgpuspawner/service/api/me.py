@@ -16,7 +16,6 @@ from fgpuspawner.service.model import Viewer, World, groups_of
 
 
 def me_object(viewer: Viewer, world: World) -> objects.Me:
-    """Return the caller, and the resource groups that they may use and administer."""
     return objects.Me.of(viewer, banner=world.banner, simulated=world.simulated(groups_of(viewer, world)))
 
 

@@ -10,7 +10,6 @@ from fgpu_scheduler import (
     BlockingSessions,
     EndCause,
     ImageState,
-    PrivateImage,
     Session,
     SessionState,
     Share,
@@ -46,6 +45,10 @@ from fgpuspawner.text.sessions import (
     warning_words,
 )
 
+IN_PROGRESS = (ImageState.WISHED, ImageState.COMMITTING)
+"""States of a private image that is being saved."""
+MAX_NAMED = 3
+
 
 def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> dict[str, object]:
     """Return the fields that a session and its receipt share, except those read from the session and its request."""
@@ -64,7 +67,10 @@ def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> 
 def session_object(session: Session, world: World, viewer: Viewer, site: Site) -> objects.Session:
     """Return one session. The viewer must be allowed to see it."""
     asked, live = session.request, meter_of(session, world)
-    shares = session.placement.shares if session.placement else ()
+    shares, waits = (
+        session.placement.shares if session.placement else (),
+        session.state is SessionState.PENDING,
+    )
     server = "/".join(quote(part, safe="@~") for part in (asked.user, asked.server_name) if part)
     return objects.Session.of(
         session,
@@ -77,10 +83,12 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         node=session.placement.node_id if session.placement else None,
         gpus=[_gpu_object(share, world) for share in shares],
         pull=_pull(session, world),
-        message=session.message or _withdrawn(session, site),
+        message=session.message or (None if site.is_offered(asked) or not waits else WITHDRAWN),
         url=f"{site.base_url}user/{server}/",
         pending_url=f"{site.base_url}hub/spawn-pending/{server}",
-        saving=_saving(session, world),
+        saving=next(
+            (i for i in world.private if i.session_id == session.id and i.state in IN_PROGRESS), None
+        ),
         can_save=may_save(session, world, viewer),
         meter=live.now if live else None,
         disk=_disk(session, world, viewer),
@@ -89,10 +97,9 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
 
 
 def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
-    """Return a running session's use of the disk, for its owner and administrators: it names their folders."""
-    if session.state is not SessionState.RUNNING or not (is_mine(session, viewer) or viewer.admin):
-        return None
-    return world.disks.sessions.get(session.id)
+    # It names folders: only for the session's owner and administrators.
+    may = session.state is SessionState.RUNNING and (is_mine(session, viewer) or viewer.admin)
+    return world.disks.sessions.get(session.id) if may else None
 
 
 def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, object]:
@@ -116,16 +123,6 @@ def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, ob
     }
 
 
-def _withdrawn(session: Session, site: Site) -> str | None:
-    waits = session.state is SessionState.PENDING and not site.is_offered(session.request)
-    return WITHDRAWN if waits else None
-
-
-def _saving(session: Session, world: World) -> PrivateImage | None:
-    making = (ImageState.WISHED, ImageState.COMMITTING)
-    return next((i for i in world.private if i.session_id == session.id and i.state in making), None)
-
-
 def waits_for(ahead: BlockingSessions | None, world: World, viewer: Viewer) -> objects.WaitsFor | None:
     """Return the sessions that must end before this one starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
@@ -135,9 +132,6 @@ def waits_for(ahead: BlockingSessions | None, world: World, viewer: Viewer) -> o
         return None
     listed = [objects.OtherSession.of(s, s.request, mine=is_mine(s, viewer)) for s in known]
     return objects.WaitsFor.of(ahead, count=ahead.sessions, sessions=listed, text=text)
-
-
-MOST_NAMED = 3
 
 
 def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, str]:
@@ -172,7 +166,7 @@ def sooner_words(head: Session, world: World, viewer: Viewer) -> str:
         return ""
     # The viewer's own first: these they can end themselves.
     ends.sort(key=lambda s: not is_mine(s, viewer))
-    told = [_ending_words(s, world, viewer) for s in ends[:MOST_NAMED]]
+    told = [_ending_words(s, world, viewer) for s in ends[:MAX_NAMED]]
     others = len(ends) - len(told)
     if others:
         told.append("another one" if others == 1 else f"one of {others} others")
@@ -183,16 +177,15 @@ def sooner_words(head: Session, world: World, viewer: Viewer) -> str:
 def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
     shares = session.placement.shares if session.placement else ()
     places = [f"GPU {d.index} of {d.node_id}" for s in shares if (d := world.devices.get(s.device_uuid))]
-    where = f" on {', '.join(places[:MOST_NAMED])}" if places else ""
+    where = f" on {', '.join(places[:MAX_NAMED])}" if places else ""
     holds = f"{format_milli(sum(s.fgpu_milli for s in shares))} fGPU{where}"
     return f"{whose(session, viewer)} ({holds})" if is_visible(session, viewer) else f"a session with {holds}"
 
 
 def _pull(session: Session, world: World) -> dict[str, object] | None:
     state = world.pulls.get(session.id)
-    if state is None or session.state not in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING):
-        return None
-    return state.as_json()
+    starts = session.state in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING)
+    return state.as_json() if state is not None and starts else None
 
 
 def _end_fields(session: Session, world: World) -> dict[str, object]:

@@ -65,21 +65,16 @@ class PageHandler(Handler):
     def _alarms(self) -> list[str]:
         """Return the problems that an administrator sees on every page."""
         reader, settings = self.service.reader, self.service.settings
-        room = reader.room()
-        found = [
-            room.words(settings.data_path()) if room is not None else None,
-            settings.danger_of_sharing(
-                saves_images=reader.engine.saves_images, subdomain_host=self.service.site.hub_host
-            ),
-        ]
-        return [words for words in found if words]
+        room, host = reader.room(), self.service.site.hub_host
+        short = None if room is None else room.words(settings.data_path())
+        danger = settings.danger_of_sharing(saves_images=reader.engine.saves_images, subdomain_host=host)
+        return [words for words in (short, danger) if words]
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
         if self.wants_part:
             super().write_error(status_code, **kwargs)
-            return
-        self.render("error.html", problem=problem)
+        else:
+            self.render("error.html", problem=kwargs["problem"])
 
     @property
     def xsrf(self) -> str:

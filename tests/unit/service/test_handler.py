@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fgpuspawner.service import handler
-from fgpuspawner.service.handler import LONGEST_ADDRESS, LogIns, server_of
+from fgpuspawner.service.handler import MAX_ADDRESS_LENGTH, LogIns, server_of
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_the_calling_server_is_told_by_the_one_server_that_its_token_opens(
 
 def test_log_ins_that_nobody_goes_on_with_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for a page without a cookie begins one: nobody has to be known for that."""
-    monkeypatch.setattr(handler, "MOST_LOG_INS", 100)
+    monkeypatch.setattr(handler, "MAX_LOG_INS", 100)
     auth = LogIns(api_token="-", oauth_client_id="service-fgpu")
     ids = [auth.generate_state(f"/services/fgpu/?{number}") for number in range(1000)]
     assert len(auth._oauth_states) == 100
     assert [auth.get_next_url(one) for one in ids[-2:]] == ["/services/fgpu/?998", "/services/fgpu/?999"]
-    long = auth.generate_state("/services/fgpu/?" + "x" * LONGEST_ADDRESS)
+    long = auth.generate_state("/services/fgpu/?" + "x" * MAX_ADDRESS_LENGTH)
     assert auth.get_next_url(long) == auth.base_url

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from traitlets.config import Config
@@ -32,7 +32,7 @@ from fgpuspawner.form.options import parse
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.reader import ANY_IMAGE, THREADS, Reader
+from fgpuspawner.service.reader import ANY_IMAGE, Reader
 from fgpuspawner.settings import FGPU
 
 
@@ -64,7 +64,7 @@ def reader_of(settings: FGPU, tmp_path: Path) -> Callable[[Store], Reader]:
 async def reader(store: Store, reader_of: Callable[[Store], Reader]) -> AsyncIterator[Reader]:
     """A reader of the store, connected."""
     found = reader_of(store)
-    found._connected = True
+    found._not_connected = ""
     yield found
     await found.close()
 
@@ -147,7 +147,7 @@ async def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
         return "made"
 
     try:
-        reports = [asyncio.create_task(reader.report(long)) for _ in range(2 * THREADS)]
+        reports = [asyncio.create_task(reader.report(long)) for _ in range(8)]
         assert (await asyncio.wait_for(reader.world(), 30)).snapshot.sessions == ()
         assert len(begun) <= 1, "one at a time"
         go_on.set()
@@ -226,14 +226,12 @@ async def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[bool] = []
-    while_timed, of_database, outlook = [0], reader._in_time, reader._queue.outlook
+    while_timed, in_thread, outlook = [0], reader._in_thread, reader._queue.outlook
 
-    @asynccontextmanager
-    async def in_time() -> AsyncIterator[None]:
+    async def with_limit(function: Callable[..., Any], *args: Any) -> Any:
         while_timed[0] += 1
         try:
-            async with of_database():
-                yield
+            return await in_thread(function, *args)
         finally:
             while_timed[0] -= 1
 
@@ -241,7 +239,7 @@ async def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
         timed.append(while_timed[0] > 0)
         return outlook(snapshot)
 
-    monkeypatch.setattr(reader, "_in_time", in_time)
+    monkeypatch.setattr(reader, "_in_thread", with_limit)
     monkeypatch.setattr(reader._queue, "outlook", looked)
     await reader.world()
     assert timed == [False]

@@ -12,7 +12,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 from fgpuspawner.concurrency.turns import Turns
-from fgpuspawner.service.handler import AT_A_TIME, Handler
+from fgpuspawner.service.handler import CONCURRENT_REQUESTS, Handler
 from fgpuspawner.service.model import Viewer
 
 WORKED_ON: list[str] = []
@@ -40,7 +40,7 @@ class Waits(Handler):
 async def port() -> AsyncIterator[int]:
     WORKED_ON.clear()
     Waits.go_on = asyncio.Event()
-    service = SimpleNamespace(turns=Turns(at_a_time=AT_A_TIME, most=20))
+    service = SimpleNamespace(turns=Turns(at_a_time=CONCURRENT_REQUESTS, most=20))
     server = HTTPServer(Application([("/", Waits, {"service": service})], log_function=lambda handler: None))
     (socket,) = bind_sockets(0, "127.0.0.1")
     server.add_sockets([socket])
@@ -69,7 +69,7 @@ async def status(connection: Connection) -> int:
 async def test_nobody_waits_behind_the_many_of_another_and_too_many_are_refused(port: int) -> None:
     many = [await ask(port, "mallory") for _ in range(20)]
     assert await status(await ask(port, "alice")) == 200
-    assert WORKED_ON.count("mallory") == AT_A_TIME
+    assert WORKED_ON.count("mallory") == CONCURRENT_REQUESTS
     assert await status(await ask(port, "mallory")) == 429
     Waits.go_on.set()
     assert {await status(one) for one in many} == {200}
@@ -77,17 +77,19 @@ async def test_nobody_waits_behind_the_many_of_another_and_too_many_are_refused(
 
 
 async def test_a_request_that_fails_gives_its_turn_back(port: int) -> None:
-    assert [await status(await ask(port, "fails")) for _ in range(AT_A_TIME + 1)] == [500] * (AT_A_TIME + 1)
+    assert [await status(await ask(port, "fails")) for _ in range(CONCURRENT_REQUESTS + 1)] == [500] * (
+        CONCURRENT_REQUESTS + 1
+    )
 
 
 async def test_what_its_sender_has_left_is_not_worked_on(port: int) -> None:
     many = [await ask(port, "mallory") for _ in range(19)]
     assert await status(await ask(port, "alice")) == 200
-    for _, writer in many[AT_A_TIME:]:
+    for _, writer in many[CONCURRENT_REQUESTS:]:
         writer.transport.abort()
     # The server has read that they are gone when it has read this.
     assert await status(await ask(port, "alice")) == 200
     Waits.go_on.set()
-    assert {await status(one) for one in many[:AT_A_TIME]} == {200}
+    assert {await status(one) for one in many[:CONCURRENT_REQUESTS]} == {200}
     assert await status(await ask(port, "mallory")) == 200
-    assert WORKED_ON.count("mallory") == AT_A_TIME + 1
+    assert WORKED_ON.count("mallory") == CONCURRENT_REQUESTS + 1

@@ -23,7 +23,7 @@ def test_the_highest_bar_is_inside_of_the_plot_and_every_day_has_one() -> None:
     heights = [bar.height for bar in found.bars]
     assert heights == sorted(heights)
     assert found.bars[-1].title == "2026-05-30: 30 GPU-hours"
-    assert [mark.text for mark in found.marks] == ["0", "25", "50"]
+    assert [text for _, text in found.marks] == ["0", "25", "50"]
     assert sum(bool(bar.label) for bar in found.bars) <= 8
 
 
