@@ -167,7 +167,7 @@ def check_kernel(module: str, wanted: str) -> None:
     first = next((line for line in lines if line.endswith("/opt/env/bin/python")), "")
     took = f"{time.monotonic() - begun_s:.2f} s"
     name = manager.kernel_spec.display_name
-    has_extension = (Path("/opt/fgpu/kernel") / "jupyterlab_fgpu" / "magic.py").exists()
+    has_extension = (Path("/opt/fgpu/kernel") / "jupyterlab_fgpu" / "widget.py").exists()
     check("%fgpu in the kernel", f"%fgpu {has_extension}" in lines, str(has_extension))
     check(
         "kernel", bool(first) and f"Python {first.split(' ')[0]}" in name, f"{name}: Python {first} in {took}"

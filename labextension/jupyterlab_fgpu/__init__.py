@@ -36,6 +36,14 @@ def _load_jupyter_server_extension(server_app: Any) -> None:
 
 def load_ipython_extension(shell: Any) -> None:
     """Add the magic `%fgpu` to IPython (`%load_ext jupyterlab_fgpu`)."""
-    from .magic import add_magic  # noqa: PLC0415 - only IPython asks for it
+    shell.register_magic_function(fgpu, "line", "fgpu")
 
-    add_magic(shell)
+
+def fgpu(line: str) -> None:
+    """Print this session's slice of a GPU, the processes that hold its memory, and the queue."""
+    from . import kernel_reading  # noqa: PLC0415 - every kernel loads the magic, few use it
+
+    if line.strip():
+        print("%fgpu takes no arguments")
+        return
+    print(kernel_reading.as_text(kernel_reading.read()))

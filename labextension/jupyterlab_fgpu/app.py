@@ -18,15 +18,13 @@ from tornado import web
 from traitlets import Float
 from traitlets.config import LoggingConfigurable
 
-from .details import DetailsReader
+from .details import DetailsReader, kernels_of
 from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
-from .kernels import kernels_of
 from .proof import Proof
-from .service_answers import Refused, ServiceError, Session
-from .shared_read import SharedRead
-from .status import StatusReader
+from .service_client import Refused, ServiceError, Session
+from .status import SharedRead, StatusReader
 
 NVML_TIMEOUT_S = 2.0
 MOST_DIGITS = 9
@@ -158,23 +156,20 @@ class InputHandler(_Handler):
         await self.get()
 
 
-class _SessionCall(_Handler):
-    """Passes a user's request about a session on to the service.
+class SessionHandler(_Handler):
+    """`POST fgpu/api/sessions/{id}/ACTION`: pass a user's request about a session to the service.
 
-    The answer is the session, or the service's own status and error object.
+    `stop` ends or cancels it, `keep` keeps an idle session that is about to be ended, `extend`
+    extends its time limit. `resize` takes the amount as the service does, in JSON; its answer comes
+    within some seconds, once the session has the amount or keeps its old one. The answer is the
+    session, or the service's own status and error object.
     """
-
-    done_status = 200
-
-    async def ask(self, session_id: int) -> Session:
-        """Ask the service for it; raises ServiceError."""
-        raise NotImplementedError
 
     @web.authenticated
     @authorized
-    async def post(self, session_id: str) -> None:
+    async def post(self, session_id: str, action: str) -> None:
         try:
-            session = await self.ask(int(session_id))
+            session = await self._ask(int(session_id), action)
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}
@@ -182,44 +177,19 @@ class _SessionCall(_Handler):
             return
         finally:
             self.status.shared.forget()
-        self.set_status(self.done_status)
+        self.set_status(202 if action == "stop" else 200)
         self.finish(json.dumps({"session": session}))
 
-
-class StopHandler(_SessionCall):
-    """`POST fgpu/api/sessions/{id}/stop`: end or cancel one of the user's sessions."""
-
-    done_status = 202
-
-    async def ask(self, session_id: int) -> Session:
-        return await self.status.reader.stop(session_id)
-
-
-class KeepHandler(_SessionCall):
-    """`POST fgpu/api/sessions/{id}/keep`: keep an idle session that is about to be ended."""
-
-    async def ask(self, session_id: int) -> Session:
-        return await self.status.reader.ask_for("keep", session_id)
-
-
-class ExtendHandler(_SessionCall):
-    """`POST fgpu/api/sessions/{id}/extend`: extend a session's time limit."""
-
-    async def ask(self, session_id: int) -> Session:
-        return await self.status.reader.ask_for("extend", session_id)
-
-
-class ResizeHandler(_SessionCall):
-    """`POST fgpu/api/sessions/{id}/resize` with the amount as the service takes it, in JSON.
-
-    The answer comes within some seconds, once the session has the amount or keeps its old one.
-    """
-
-    async def ask(self, session_id: int) -> Session:
+    async def _ask(self, session_id: int, action: str) -> Session:
+        reader = self.status.reader
+        if action == "stop":
+            return await reader.stop(session_id)
+        if action != "resize":
+            return await reader.ask_for(action, session_id)
         amount = self.get_json_body()
         if not isinstance(amount, dict):
             raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
-        return await self.status.reader.resize(session_id, amount)
+        return await reader.resize(session_id, amount)
 
 
 class ProofHandler(_Handler):
@@ -301,30 +271,17 @@ def load(server_app: Any) -> None:
     status = FGPUStatus(parent=server_app, token=hub_token(server_app))
     root = server_app.web_app.settings["base_url"]
     base = url_path_join(root, "fgpu", "api")
-    server_app.web_app.add_handlers(
-        ".*$",
-        [
-            *((url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files),
-            (url_path_join(base, "status"), StatusHandler, {"status": status}),
-            (url_path_join(base, "explain"), ExplainHandler, {"status": status}),
-            (url_path_join(base, "input"), InputHandler, {"status": status}),
-            (url_path_join(base, "proof"), ProofHandler, {"status": status}),
-            # At most 18 digits: what the service's database can hold as an id.
-            *(
-                (
-                    url_path_join(base, "sessions", r"([0-9]{1,18})", name),
-                    handler,
-                    {"status": status},
-                )
-                for name, handler in (
-                    ("stop", StopHandler),
-                    ("keep", KeepHandler),
-                    ("extend", ExtendHandler),
-                    ("resize", ResizeHandler),
-                )
-            ),
-        ],
-    )
+    handlers = {
+        "status": StatusHandler,
+        "explain": ExplainHandler,
+        "input": InputHandler,
+        "proof": ProofHandler,
+        # At most 18 digits: the service's database holds no longer id.
+        "sessions/([0-9]{1,18})/(stop|keep|extend|resize)": SessionHandler,
+    }
+    own = [(f"{base}/{path}", handler, {"status": status}) for path, handler in handlers.items()]
+    files = [(url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files]
+    server_app.web_app.add_handlers(".*$", [*files, *own])
     find_kernels_at_home(server_app)
     try:
         # It lives as long as the server, and ends with its process.

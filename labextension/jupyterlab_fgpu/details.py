@@ -6,19 +6,22 @@ A part that cannot be read is null, and does not hold back the others.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable
 
+from .amounts import in_place, next_larger
 from .gpu_memory import Used
-from .kernels import notebook_of, process_name
-from .room import in_place, next_larger
-from .service_answers import ServiceError, Session
-from .service_client import ServiceClient
+from .service_client import ServiceClient, ServiceError, Session
 
 ADVICE_EVERY_S = 600.0
 MOST_PROCESSES = 50
+MOST_ANCESTORS = 64
+NAME_BYTES = 4096
+SHOWN_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -125,33 +128,78 @@ class DetailsReader:
             larger = next_larger(session, await self._client.capacity(), needed)
             if larger is None:
                 return None
-            if in_place(session, larger):
-                return {
-                    "amount": larger.amount,
-                    "gpu_memory_mib": larger.gpu_memory_mib,
-                    "options": larger.options,
-                    "in_place": True,
-                    "starts_now": False,
-                    "text": None,
-                }
+            found: dict[str, Any] = {
+                "amount": larger.amount,
+                "gpu_memory_mib": larger.gpu_memory_mib,
+                "options": larger.options,
+                "in_place": in_place(session, larger),
+                "starts_now": False,
+                "text": None,
+            }
+            if found["in_place"]:
+                return found
             forecast = await self._client.forecast(larger.options, instead_of=session["id"])
         except ServiceError:
             return None
-        refusals = forecast.get("refusals") or []
-        refused = next(
-            (_reason(r) for r in refusals if isinstance(r, dict) and "message" in r), None
-        )
-        return {
-            "amount": larger.amount,
-            "gpu_memory_mib": larger.gpu_memory_mib,
-            "options": larger.options,
-            "in_place": False,
-            "starts_now": forecast.get("starts_now") is True and refused is None,
-            "text": refused or forecast.get("text"),
-        }
+        refusals = [r for r in forecast.get("refusals") or [] if isinstance(r, dict)]
+        refused = next((_reason(r) for r in refusals if "message" in r), None)
+        found["starts_now"] = forecast.get("starts_now") is True and refused is None
+        found["text"] = refused or forecast.get("text")
+        return found
 
 
 def _reason(refusal: dict[str, Any]) -> str:
     """Return a refusal's message without its option's name, which Lab does not use."""
     message, name = str(refusal["message"]), f"{refusal.get('field')}: "
     return message[len(name) :] if message.startswith(name) else message
+
+
+# ---- processes ---------------------------------------------------------------------------------
+
+
+async def kernels_of(server_app: Any) -> dict[int, str]:
+    """Return the notebook (or the console) of each kernel, by the kernel's process."""
+    found = {}
+    for session in await server_app.session_manager.list_sessions():
+        try:
+            kernel = server_app.kernel_manager.get_kernel(session["kernel"]["id"])
+        except KeyError:
+            continue  # It has ended since.
+        pid = getattr(getattr(kernel, "provisioner", None), "pid", None)
+        if isinstance(pid, int):
+            found[pid] = str(session.get("path") or session.get("name") or "")
+    return found
+
+
+def notebook_of(pid: int, kernels: Mapping[int, str], proc: Path = Path("/proc")) -> str | None:
+    """Return the notebook of the kernel that started this process; None: a terminal's, or it
+    ended.
+    """
+    for _ in range(MOST_ANCESTORS):
+        if pid in kernels:
+            return kernels[pid]
+        parent = _parent(pid, proc)
+        if parent is None or parent <= 1:
+            return None
+        pid = parent
+    return None
+
+
+def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """Return a process's command in a few words, None where it has ended."""
+    try:
+        with (proc / str(pid) / "cmdline").open("rb") as file:
+            words = file.read(NAME_BYTES).rstrip(b"\0").split(b"\0")
+    except OSError:
+        return None
+    words[0] = os.path.basename(words[0])
+    return b" ".join(words).decode("utf-8", "replace")[:SHOWN_NAME] or None
+
+
+def _parent(pid: int, proc: Path) -> int | None:
+    try:
+        # The name, in brackets, may hold anything; what follows the last one does not.
+        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return None

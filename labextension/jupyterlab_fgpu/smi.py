@@ -30,13 +30,13 @@ from xml.etree import ElementTree
 
 VERSION = "0.1.0"
 MIB = 1024 * 1024
-SIMULATED = "Simulated GPU"  # how the name of every simulated device begins
+SIMULATED = "Simulated GPU"  # prefix of the names of simulated devices
 NO_REAL_GPU = "simulated: no real GPU is behind these figures"
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
 INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, DEPRECATED = 7, 12, 13, 26
-# Devices and drivers without a value answer with one of these: newer drivers lack some old values.
+# Status of a value that a device or driver does not have: newer drivers lack some old values.
 WITHOUT = {NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED}
-NOT_AVAILABLE = 2**64 - 1  # NVML's "not known", where it gives bytes
+NOT_AVAILABLE = 2**64 - 1  # an unknown number of bytes in NVML
 WIDTH = 79
 
 
@@ -69,7 +69,6 @@ class Nvml:
         self.call("nvmlInit_v2")
 
     def close(self) -> None:
-        """Undo the initialisation."""
         self._library.nvmlShutdown()
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -83,7 +82,6 @@ class Nvml:
             raise NvmlError(name, code, text or f"error {code}")
 
     def has(self, name: str) -> bool:
-        """Whether there is such a function."""
         return hasattr(self._library, name)
 
     def fill(self, kind: Any, name: str, *before: Any) -> Any:
@@ -100,10 +98,7 @@ class Nvml:
 
 
 def optional(read: Callable[[], Any], more: Iterable[int] = ()) -> Any:
-    """Return what `read` does: None where there is no such value, Failed where it failed.
-
-    `more` are codes that mean "no such value", too.
-    """
+    """Return the value of `read`; None for a code of WITHOUT or `more`, Failed for another."""
     try:
         return read()
     except NvmlError as error:
@@ -113,43 +108,29 @@ def optional(read: Callable[[], Any], more: Iterable[int] = ()) -> Any:
 # ---- the values of a device ----------------------------------------------------------------------
 
 
-class Memory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
-class MemoryV2(ctypes.Structure):
-    """nvmlMemory_v2_t."""
-
-    _fields_ = [("version", ctypes.c_uint)]
-    _fields_ += [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
+def structure(*fields: Tuple[str, Any]) -> Any:
+    """Return a structure of NVML."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields)})
 
 
-class Pci(ctypes.Structure):
-    """nvmlPciInfo_t."""
-
-    _fields_ = [("legacy", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5)]
-    _fields_ += [("bus_id", ctypes.c_char * 32)]
+def numbers(kind: Any, *names: str) -> List[Tuple[str, Any]]:
+    """Return fields of one type."""
+    return [(name, kind) for name in names]
 
 
-class ProcessInfoV1(ctypes.Structure):
-    """nvmlProcessInfo_t, version 1."""
-
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
-
-
-class ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_t, version 2."""
-
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("mig", ctypes.c_uint * 2)]
-
-
-class Sample(ctypes.Structure):
-    """nvmlProcessUtilizationSample_t."""
-
-    _fields_ = [("pid", ctypes.c_uint), ("at_us", ctypes.c_ulonglong)]
-    _fields_ += [(name, ctypes.c_uint) for name in ("sm", "memory", "encoder", "decoder")]
+U32, U64 = ctypes.c_uint, ctypes.c_ulonglong
+# nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t of versions 1 and 2,
+# nvmlProcessUtilizationSample_t
+Memory = structure(*numbers(U64, "total", "free", "used"))
+MemoryV2 = structure(("version", U32), *numbers(U64, "total", "reserved", "free", "used"))
+Pci = structure(
+    ("legacy", ctypes.c_char * 16), ("numbers", U32 * 5), ("bus_id", ctypes.c_char * 32)
+)
+ProcessInfoV1 = structure(("pid", U32), ("used", U64))
+ProcessInfo = structure(("pid", U32), ("used", U64), ("mig", U32 * 2))
+Sample = structure(
+    ("pid", U32), ("at_us", U64), *numbers(U32, "sm", "memory", "encoder", "decoder")
+)
 
 
 Reader = Callable[[Nvml, ctypes.c_void_p], Value]
@@ -174,10 +155,10 @@ def number_of(name: str, *more: int, factor: float = 1, words: str = "{}") -> Re
 
 
 def memory_of(field: str) -> Reader:
-    """Read total, free or used memory in MiB, by the newer call where there is one."""
+    """Read total, free or used memory in MiB."""
 
     def read(nvml: Nvml, gpu: ctypes.c_void_p) -> Value:
-        memory = MemoryV2(ctypes.sizeof(MemoryV2) | 2 << 24)  # type: Any
+        memory = MemoryV2(ctypes.sizeof(MemoryV2) | 2 << 24)
         try:
             nvml.call("nvmlDeviceGetMemoryInfo_v2", gpu, ctypes.byref(memory))
         except NvmlError as error:
@@ -197,15 +178,10 @@ def utilization_of(index: int) -> Reader:
     return lambda nvml, gpu: nvml.fill(ctypes.c_uint * 2, name, gpu)[index]
 
 
-def pair_of(name: str) -> Callable[[Nvml, ctypes.c_void_p], Tuple[int, int]]:
-    """Read two numbers."""
-
-    def read(nvml: Nvml, gpu: ctypes.c_void_p) -> Tuple[int, int]:
-        first, second = ctypes.c_uint(), ctypes.c_uint()
-        nvml.call("nvmlDeviceGet" + name, gpu, ctypes.byref(first), ctypes.byref(second))
-        return first.value, second.value
-
-    return read
+def pair(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> Tuple[int, int]:
+    first, second = ctypes.c_uint(), ctypes.c_uint()
+    nvml.call("nvmlDeviceGet" + name, gpu, ctypes.byref(first), ctypes.byref(second))
+    return first.value, second.value
 
 
 SWITCH = "Disabled Enabled"
@@ -230,10 +206,10 @@ READERS = {
     "persistence_mode": number_of("PersistenceMode", words=SWITCH),
     "display_active": number_of("DisplayActive", words=SWITCH),
     "display_mode": number_of("DisplayMode", words=SWITCH),
-    "mig.mode.current": lambda nvml, gpu: SWITCH.split()[pair_of("MigMode")(nvml, gpu)[0]],
-    "compute_cap": lambda nvml, gpu: "{}.{}".format(*pair_of("CudaComputeCapability")(nvml, gpu)),
+    "mig.mode.current": lambda nvml, gpu: SWITCH.split()[pair(nvml, "MigMode", gpu)[0]],
+    "compute_cap": lambda nvml, gpu: "{}.{}".format(*pair(nvml, "CudaComputeCapability", gpu)),
 }  # type: Dict[str, Reader]
-# The values that identify a slice. Any other one a driver may refuse for this device or user.
+# The values that identify a slice. A driver may refuse the others for a device or user.
 ESSENTIAL = {"name", "uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu"}
 UNITS = {"memory": "MiB", "used_gpu_memory": "MiB", "utilization": "%", "fan": "%", "power": "W"}
 ALIASES = {
@@ -250,7 +226,7 @@ APP_FIELDS += ["used_gpu_memory", "used_memory"]
 
 
 def unit_of(field: str) -> str:
-    """Return the unit of a field's values, empty without one."""
+    """Return the unit of a field's values; empty without one."""
     return UNITS.get(field.split(".", maxsplit=1)[0], "")
 
 
@@ -265,11 +241,11 @@ class Share(NamedTuple):
     device_mib: int
     compute_percent: int
     mode: str
-    lent: bool  # more while others have no work
+    lent: bool  # it gets more while other sessions have no work
 
 
 class Limits(NamedTuple):
-    """The limits file, or why it cannot be read. For information only."""
+    """The limits file, or why it cannot be read. libfgpu enforces it; here it is only shown."""
 
     session: Optional[int]
     shares: List[Share]
@@ -302,7 +278,7 @@ def read_limits() -> Optional[Limits]:
 
 
 class Process(NamedTuple):
-    """A process that uses a device."""
+    """A process that uses a device. `kind` is C (compute), G (graphics) or C+G."""
 
     pid: int
     kind: str
@@ -335,7 +311,7 @@ class Reading(NamedTuple):
 
 
 def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
-    """Return NVML's values of this session's devices, or of those `wanted` among them."""
+    """Return NVML's values of this session's devices, or of the `wanted` ones (index or UUID)."""
     limits = read_limits()
     problems = [limits.problem] if limits is not None and limits.problem else []
     handles = []  # type: List[Tuple[ctypes.c_void_p, Optional[Share]]]
@@ -374,9 +350,7 @@ def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
 
 
 def problems_of(gpu: Gpu) -> List[str]:
-    """Return the values of a device that could not be read, and whether its memory is not its
-    share's.
-    """
+    """Return a line for each unreadable value, and one for a total that is not the share's."""
     parts = [*gpu.values.items(), ("processes", gpu.processes)]  # type: List[Tuple[str, Any]]
     found = [f"{name}: {value.text}" for name, value in parts if isinstance(value, Failed)]
     if gpu.share is not None and not is_own(gpu):
@@ -386,9 +360,7 @@ def problems_of(gpu: Gpu) -> List[str]:
 
 
 def is_own(gpu: Gpu) -> bool:
-    """Return whether NVML shows the share's memory, or the GPU's where no share is known; True if
-    unknown.
-    """
+    """Return whether NVML's total is the share's memory; True if either is unknown."""
     total = gpu.values["memory.total"]
     if gpu.share is None or not isinstance(total, int):
         return True
@@ -411,35 +383,27 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
             kinds = found[process.pid][0] + "+" + kind if process.pid in found else kind
             found[process.pid] = (kinds, process.used)
     sm = read_percents(nvml, gpu) if found else {}
-    mib = {
-        pid: None if used == NOT_AVAILABLE else -(-used // MIB) for pid, (_, used) in found.items()
-    }
-    return [
-        Process(pid, found[pid][0], process_name(pid), mib[pid], sm.get(pid))
-        for pid in sorted(found)
-    ]
+    processes = []
+    for pid, (kinds, used) in sorted(found.items()):
+        mib = None if used == NOT_AVAILABLE else -(-used // MIB)
+        processes.append(Process(pid, kinds, process_name(pid), mib, sm.get(pid)))
+    return processes
 
 
 def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
     """Return what each process computed recently, in percent, where NVML reports it."""
     samples, count = (Sample * 1024)(), ctypes.c_uint(1024)
+    name, since = "nvmlDeviceGetProcessUtilization", ctypes.c_ulonglong(0)
     try:
-        nvml.call(
-            "nvmlDeviceGetProcessUtilization",
-            gpu,
-            samples,
-            ctypes.byref(count),
-            ctypes.c_ulonglong(0),
-        )
+        nvml.call(name, gpu, samples, ctypes.byref(count), since)
     except NvmlError:
         return {}
-    return {
-        sample.pid: sample.sm for sample in sorted(samples[: count.value], key=lambda s: s.at_us)
-    }
+    # The newest sample of each process is the last one.
+    return {s.pid: s.sm for s in sorted(samples[: count.value], key=lambda s: s.at_us)}
 
 
 def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
-    """Return one of NVML's lists, however long, in the newest version that the driver has."""
+    """Return one of NVML's lists of processes, from the newest function that the driver has."""
     versions = (("_v3", ProcessInfo), ("_v2", ProcessInfo), ("", ProcessInfoV1))
     suffix, entry = next((v for v in versions if nvml.has(name + v[0])), versions[0])
     name, room = name + suffix, 16
@@ -456,7 +420,7 @@ def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
 
 
 def process_name(pid: int) -> str:
-    """Return the command line of a process, or what nvidia-smi says where there is none."""
+    """Return the command line of a process; nvidia-smi's words if it has none."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4096).rstrip(b"\0").replace(b"\0", b" ")

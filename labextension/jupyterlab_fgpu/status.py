@@ -1,33 +1,36 @@
-"""The one payload that every tab of this server polls: this session, the others, the queue.
+"""The payload that every tab of this server polls: this session, the others, the queue.
 
-`hub` says how far it can be trusted:
+`hub` is the state of the connection to the service:
 
 - `ok`: the service answered `as_of_s` seconds ago.
-- `unreachable`: it does not answer. What it said last is still shown, with its age in `as_of_s`;
-  if it never answered, `as_of_s` is null and this session is what its environment says.
-- `forbidden`: it does not accept this server's token; nothing that it said before is shown.
+- `unreachable`: it does not answer. Its last answer is still shown, with its age in `as_of_s`;
+  if it never answered, `as_of_s` is null and this session's fields come from its environment.
+- `forbidden`: it does not accept this server's token; its earlier answers are not shown.
 - `absent`: there is no service to ask.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
+from .amounts import bars
 from .environment import NoService, Service, Slice
 from .gpu_memory import Device, GpuMemory, Used
-from .room import bars
-from .service_answers import (
+from .service_client import (
     SCHEMAS,
     Forbidden,
     Refused,
+    ServiceClient,
     ServiceError,
     Session,
     Unreachable,
 )
-from .service_client import ServiceClient
+
+T = TypeVar("T")
 
 ENDED = ("TERMINATED", "ERROR", "CANCELLED")
 SLOW_EVERY_S = 30.0
@@ -285,3 +288,51 @@ def total_use(used: Sequence[Used]) -> Used:
 def _simulated(reading: Reading) -> bool:
     sessions = [*reading.view.others, *([] if reading.session is None else [reading.session])]
     return any(session["simulated"] for session in sessions)
+
+
+class SharedRead(Generic[T]):
+    """The result of `read`, at most `max_age_s` old, with one read at a time.
+
+    A caller that leaves (a closed tab) does not cancel the read that others wait for.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[T]],
+        *,
+        max_age_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._task: asyncio.Task[T] | None = None
+        self._done_at = 0.0
+
+    async def get(self) -> T:
+        """Return the kept value, or wait for the read under way; its error is raised."""
+        task = self._task
+        if task is None or (task.done() and self._clock() - self._done_at >= self._max_age_s):
+            task = self._task = asyncio.ensure_future(self._stamped())
+        return await asyncio.shield(task)
+
+    async def fresh(self) -> T:
+        """Return a value read after this call, and keep it; its error is raised."""
+        before = self._task
+        if before is not None and not before.done():
+            # A read that began earlier may have an older value.
+            await asyncio.wait([before])
+        task = self._task
+        if task is before or task is None:
+            task = self._task = asyncio.ensure_future(self._stamped())
+        return await asyncio.shield(task)
+
+    def forget(self) -> None:
+        """Make the next `get` read again, because something here changed the answer."""
+        self._task = None
+
+    async def _stamped(self) -> T:
+        try:
+            return await self._read()
+        finally:
+            self._done_at = self._clock()

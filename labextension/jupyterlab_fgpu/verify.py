@@ -54,23 +54,22 @@ again:
 
 
 class Share(NamedTuple):
-    """What the limits file says of one device."""
+    """One device of the limits file."""
 
     uuid: str
     memory_mib: int
     device_mib: int
     compute_percent: int
     mode: str
-    most_percent: int  # with what others lend
+    most_percent: int  # with borrowed compute
 
     @property
     def whole(self) -> bool:
-        """Whether this is all of the device: then no bypass could be told apart."""
         return self.memory_mib == self.device_mib
 
 
 class Limits(NamedTuple):
-    """What the limits file says, and where it is."""
+    """The content of the limits file, and its path."""
 
     path: str
     session: int
@@ -79,12 +78,10 @@ class Limits(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder of libfgpu."""
         return os.path.dirname(self.path)
 
     @property
     def container(self) -> bool:
-        """Whether the session is a container: the folder's place tells."""
         return self.folder == IN_CONTAINER
 
 
@@ -115,11 +112,11 @@ def uuid_bytes(uuid: str) -> str:
     return f"{value:032x}"
 
 
-# ---- in a child: what the driver says ------------------------------------------------------------
+# ---- in a child: questions to the driver ---------------------------------------------------------
 
 
 class CheckError(Exception):
-    """A check could not be made; the message says why."""
+    """A check could not run; the message says why."""
 
 
 class NotThere(CheckError):
@@ -135,7 +132,7 @@ class DriverError(CheckError):
 
 
 def open_library(path: str, way: str) -> ctypes.CDLL:
-    """Load a library as a program might that wants to get around a library in front of it."""
+    """Load a library in the `way` of a program that wants to bypass a preloaded library."""
     try:
         if way == "deepbind":
             return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
@@ -154,7 +151,7 @@ def open_library(path: str, way: str) -> ctypes.CDLL:
 
 
 class Cuda:
-    """The CUDA driver, initialised; its functions found in one `way`."""
+    """The CUDA driver, initialised. `way` is how its functions are found."""
 
     def __init__(self, library: str = "libcuda.so.1", way: str = "dlsym") -> None:
         self.library = open_library(library, way)
@@ -173,8 +170,8 @@ class Cuda:
                 raise NotThere(f"the driver has no {name}")
             return function
         pointer, found = ctypes.c_void_p(), ctypes.c_int()
-        get = getattr(self.library, "cuGetProcAddress_v2", None)
-        get = get or getattr(self.library, "cuGetProcAddress", None)
+        names = ("cuGetProcAddress_v2", "cuGetProcAddress")
+        get = next((getattr(self.library, n) for n in names if hasattr(self.library, n)), None)
         if get is None:
             raise NotThere("the driver has no cuGetProcAddress")
         flags = ctypes.c_ulonglong(self._flags)
@@ -202,11 +199,9 @@ class Cuda:
         for index in range(count.value):
             device, uuid = ctypes.c_int(), ctypes.create_string_buffer(16)
             self("cuDeviceGet", ctypes.byref(device), index)
-            name = "cuDeviceGetUuid_v2"
-            if getattr(self.library, name, None) is None:
-                name = "cuDeviceGetUuid"
-            self(name, uuid, device)
-            found["".join(f"{byte:02x}" for byte in uuid.raw)] = device
+            has_v2 = hasattr(self.library, "cuDeviceGetUuid_v2")
+            self("cuDeviceGetUuid_v2" if has_v2 else "cuDeviceGetUuid", uuid, device)
+            found[uuid.raw.hex()] = device
         return found
 
     def enter(self, device: ctypes.c_int) -> None:
@@ -216,7 +211,7 @@ class Cuda:
         self("cuCtxSetCurrent", context)
 
     def leave(self, device: ctypes.c_int) -> None:
-        """Give the primary context back."""
+        """Release the primary context."""
         self("cuDevicePrimaryCtxRelease_v2", device)
 
     def memory(self) -> Tuple[int, int]:
@@ -227,7 +222,7 @@ class Cuda:
 
 
 def child_locate(_ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Where the loader finds the driver: the path under which it opens it, links and all."""
+    """Return the path under which the loader opens the driver."""
 
     class Found(ctypes.Structure):
         _fields_ = [("name", ctypes.c_char_p), ("base", ctypes.c_void_p)]
@@ -241,7 +236,7 @@ def child_locate(_ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def child_totals(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """What CUDA says each device of the session has, by UUID and call."""
+    """Return the total memory of each of the session's devices in CUDA, by UUID and call."""
     cuda = Cuda(ask.get("library", "libcuda.so.1"), ask["way"])
     seen = {}
     for uuid, device in cuda.devices().items():
@@ -256,7 +251,7 @@ def child_totals(ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def open_nvml(way: str = "dlsym") -> Callable[..., None]:
-    """Return a function that calls NVML's, by name; it raises what Cuda does."""
+    """Return a function that calls an NVML function by name; it raises as Cuda does."""
     library = open_library("libnvidia-ml.so.1", way)
     library.nvmlErrorString.restype = ctypes.c_char_p
 
@@ -280,17 +275,16 @@ def nvml_device(call: Callable[..., None], uuid: str) -> ctypes.c_void_p:
 
 
 def child_nvml(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """What NVML says each device of the session has, by UUID."""
+    """Return the total memory of each of the session's devices in NVML, by UUID."""
     call = open_nvml()
-    version = ask["version"]
+    second = ask["version"] == 2
     seen = {}
     for uuid in ask["names"]:
         memory = (ctypes.c_ulonglong * 5)()
         memory[0] = 40 | 2 << 24  # the structure's version: its size and a 2
-        suffix = "_v2" if version == 2 else ""
-        handle = nvml_device(call, uuid)
-        call("nvmlDeviceGetMemoryInfo" + suffix, handle, ctypes.byref(memory))
-        seen[uuid_bytes(uuid)] = {f"nvmlMemory_v{version}": memory[1 if version == 2 else 0]}
+        name = "nvmlDeviceGetMemoryInfo" + ("_v2" if second else "")
+        call(name, nvml_device(call, uuid), ctypes.byref(memory))
+        seen[uuid_bytes(uuid)] = {f"nvmlMemory_v{ask['version']}": memory[1 if second else 0]}
     return seen
 
 
@@ -302,30 +296,25 @@ class AllocationProperties(ctypes.Structure):
 
 
 def attempts(cuda: Cuda, device: ctypes.c_int, bytes_: int) -> Dict[str, int]:
-    """Try to allocate this much in each way, and free it; return what each call said."""
+    """Allocate this amount by each function, and free it; return the status of each call."""
     pointer, pitch = ctypes.c_ulonglong(), ctypes.c_size_t()
     size = ctypes.c_size_t(-(-bytes_ // (2 * MIB)) * 2 * MIB)
-    place, no_stream = ctypes.byref(pointer), ctypes.c_void_p()
     properties = ctypes.byref(AllocationProperties(1, 0, 1, device.value))
     rows = ctypes.c_size_t(size.value // MIB)
-    zero = ctypes.c_ulonglong(0)
-    ways = [
-        ("cuMemAlloc_v2", (place, size), "cuMemFree_v2"),
-        (
-            "cuMemAllocPitch_v2",
-            (place, ctypes.byref(pitch), ctypes.c_size_t(MIB), rows, 4),
-            "cuMemFree_v2",
-        ),
-        ("cuMemAllocManaged", (place, size, 1), "cuMemFree_v2"),
-        ("cuMemAllocAsync", (place, size, no_stream), "cuMemFree_v2"),
-        ("cuMemCreate", (place, size, properties, zero), "cuMemRelease"),
-    ]  # type: List[Tuple[str, Tuple[Any, ...], str]]
+    # The arguments after the pointer.
+    ways = {
+        "cuMemAlloc_v2": (size,),
+        "cuMemAllocPitch_v2": (ctypes.byref(pitch), ctypes.c_size_t(MIB), rows, 4),
+        "cuMemAllocManaged": (size, 1),
+        "cuMemAllocAsync": (size, ctypes.c_void_p()),
+        "cuMemCreate": (size, properties, ctypes.c_ulonglong(0)),
+    }  # type: Dict[str, Tuple[Any, ...]]
     codes = {}
-    for name, arguments, undo in ways:
+    for name, arguments in ways.items():
         try:
-            cuda(name, *arguments)
+            cuda(name, ctypes.byref(pointer), *arguments)
             codes[name] = 0
-            cuda(undo, pointer)
+            cuda("cuMemRelease" if name == "cuMemCreate" else "cuMemFree_v2", pointer)
         except NotThere:
             codes[name] = NOT_SUPPORTED
         except DriverError as error:
@@ -334,10 +323,10 @@ def attempts(cuda: Cuda, device: ctypes.c_int, bytes_: int) -> Dict[str, int]:
 
 
 def child_allocate(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Go 2 MiB past the limit in every way, then use a part of what is free."""
+    """Allocate 2 MiB past the limit by each function, then use a part of the free memory."""
     cuda = Cuda()
     devices = cuda.devices()
-    told = {}
+    found = {}
     for name, memory_mib in ask["limits"].items():
         device = devices.get(uuid_bytes(name))
         if device is None:
@@ -345,12 +334,11 @@ def child_allocate(ask: Dict[str, Any]) -> Dict[str, Any]:
         cuda.enter(device)
         codes = attempts(cuda, device, (memory_mib + 2) * MIB)
         free = cuda.memory()[0]
-        told[name] = {"past": codes, "free": free, "used": None}
         size = min(memory_mib * MIB // 4, free // 2)
-        if ask["recover"] and size >= MIB:
-            told[name]["used"] = _use(cuda, size)
+        used = _use(cuda, size) if ask["recover"] and size >= MIB else None
+        found[name] = {"past": codes, "free": free, "used": used}
         cuda.leave(device)
-    return told
+    return found
 
 
 def _use(cuda: Cuda, size: int) -> Dict[str, Any]:
@@ -368,7 +356,7 @@ def _use(cuda: Cuda, size: int) -> Dict[str, Any]:
 
 
 def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Allocate on each device that is not the session's."""
+    """Allocate on each device of other sessions; return the status by UUID."""
     cuda = Cuda()
     codes = {}
     for uuid, device in cuda.devices().items():
@@ -385,14 +373,13 @@ def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def listed_pids(call: Callable[..., None], handle: ctypes.c_void_p) -> List[int]:
-    """Return the processes that compute on a device, by the newest list that the driver has."""
+    """Return the processes that compute on a device, from the driver's newest list."""
     # The entries of the first version have two words, those of the others three.
     for suffix, width in (("_v3", 3), ("_v2", 3), ("", 2)):
         count, listed = ctypes.c_uint(4096), (ctypes.c_ulonglong * (width * 4096))()
+        name = "nvmlDeviceGetComputeRunningProcesses" + suffix
         try:
-            call(
-                "nvmlDeviceGetComputeRunningProcesses" + suffix, handle, ctypes.byref(count), listed
-            )
+            call(name, handle, ctypes.byref(count), listed)
         except NotThere:
             continue
         return [listed[width * i] & 0xFFFFFFFF for i in range(count.value)]
@@ -400,25 +387,22 @@ def listed_pids(call: Callable[..., None], handle: ctypes.c_void_p) -> List[int]
 
 
 def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """The processes that NVML lists on each device while this one uses them, and whether they are
-    this session's.
-    """
+    """Return for each process that NVML lists whether it is of this session."""
     cuda = Cuda()
     devices = cuda.devices()
     call = open_nvml()
-    told = {}  # type: Dict[str, Any]
+    found = {"self": os.getpid()}  # type: Dict[str, Any]
     for name in ask["names"]:
         cuda.enter(devices[uuid_bytes(name)])
         # A process without memory need not be listed. With no memory left, the context has to do.
         cuda.function("cuMemAlloc_v2")(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(MIB))
         pids = listed_pids(call, nvml_device(call, name))
-        told[name] = {str(pid): _is_ours(pid, ask["accounting"]) for pid in pids}
-    told["self"] = os.getpid()
-    return told
+        found[name] = {str(pid): _is_ours(pid, ask["accounting"]) for pid in pids}
+    return found
 
 
 def _is_ours(pid: int, accounting: str) -> bool:
-    """Whether a process has this session's account mapped, as libfgpu does in each process."""
+    """Return whether a process has this session's account mapped, as libfgpu does in each."""
     try:
         wanted = os.stat(accounting).st_ino
         with open(f"/proc/{pid}/maps", "rb") as maps:
@@ -431,7 +415,7 @@ def _is_ours(pid: int, accounting: str) -> bool:
 
 
 def child_compute(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Keep each device busy with kernels of one length; return the share of time that they had."""
+    """Keep each device busy with kernels of one length; return their percentage of the time."""
     cuda = Cuda()
     devices = cuda.devices()
     shares = {}
@@ -489,7 +473,7 @@ def _busy_percent(cuda: Cuda, seconds: float) -> float:
 
 
 def child_tamper(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Try to write to and to remove files that are mounts, or in one; nothing is written anyway."""
+    """Try to open for writing, remove and replace files that are mounts, or in one."""
     refused, possible = [], []
 
     def attempt(what: str, path: str, action: Callable[[str], Any]) -> None:
@@ -525,7 +509,7 @@ def _replace(path: str) -> None:
 
 
 def child_namespace(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """In a user namespace of its own, put an empty file over the preload file and look again."""
+    """In a new user namespace, mount an empty file over the preload file; return the totals."""
     libc = ctypes.CDLL(None, use_errno=True)
     uid = os.geteuid()
     if libc.unshare(0x10000000 | 0x00020000) != 0:
@@ -538,46 +522,36 @@ def child_namespace(ask: Dict[str, Any]) -> Dict[str, Any]:
     if libc.mount(b"/dev/null", PRELOAD.encode(), None, 4096, None) != 0:
         return {"refused": f"mount: {os.strerror(ctypes.get_errno())}"}
     command = [sys.executable, os.path.abspath(__file__), "--child", "totals", json.dumps(ask)]
-    out = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ).communicate()[0]
-    answer = json.loads(out.decode().strip().split("\n")[-1])
+    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    answer = json.loads(out.stdout.decode().strip().split("\n")[-1])
     if "error" in answer:
         raise CheckError(answer["error"])
-    seen: Dict[str, Any] = answer["result"]
-    return {"seen": seen}
+    return {"seen": answer["result"]}
 
 
 def is_mount(path: str) -> bool:
-    """Whether a file is a mount of its own, in this mount namespace."""
     with open("/proc/self/mountinfo") as mounts:
         return any(line.split(" ")[4] == path for line in mounts)
 
 
 CHILDREN = {
-    "locate": child_locate,
-    "totals": child_totals,
-    "nvml": child_nvml,
-    "allocate": child_allocate,
-    "others": child_others,
-    "processes": child_processes,
-    "compute": child_compute,
-    "tamper": child_tamper,
-    "namespace": child_namespace,
-}  # type: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]]
+    function.__name__.replace("child_", ""): function
+    for function in (
+        *(child_locate, child_totals, child_nvml, child_allocate, child_others, child_processes),
+        *(child_compute, child_tamper, child_namespace),
+    )
+}
 
 
 def run_child(name: str, ask: str) -> int:
-    """Do one thing and print its result as the last line of standard output."""
+    """Run the function child_NAME and print its result as the last line of standard output."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a driver that prints must not get into the answer
     try:
-        told = {"result": CHILDREN[name](json.loads(ask))}  # type: Dict[str, Any]
-    except NotThere as error:
-        told = {"error": str(error), "not_there": True}
+        found = {"result": CHILDREN[name](json.loads(ask))}  # type: Dict[str, Any]
     except (CheckError, OSError) as error:
-        told = {"error": str(error)}
-    answer.write("\n" + json.dumps(told) + "\n")
+        found = {"error": str(error), "not_there": isinstance(error, NotThere)}
+    answer.write("\n" + json.dumps(found) + "\n")
     answer.flush()
     os._exit(0)  # a driver's exit handlers may hang
 
@@ -586,22 +560,26 @@ def run_child(name: str, ask: str) -> int:
 
 
 class Result(NamedTuple):
-    """What a check found."""
+    """The verdict of a check, and what it saw."""
 
     verdict: str
     text: str
 
 
 class Answer(NamedTuple):
-    """What a child said: its result, or why there is none."""
+    """The result of a child or probe, or why there is none."""
 
     result: Dict[str, Any]
     error: Optional[str]
     not_there: bool = False
 
 
+UNTRIED_WHOLE = Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
+UNTRIED_LOCAL = Result(NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu")
+
+
 class Session:
-    """The session under test, and the means to look at it."""
+    """The session under test: it runs children and probes, and judges what they report."""
 
     def __init__(self, limits: Limits, timeout_s: float) -> None:
         self.limits = limits
@@ -609,22 +587,15 @@ class Session:
         self.uuids = {uuid_bytes(share.uuid): share for share in limits.shares}
         self.names = [share.uuid for share in limits.shares]
         self.all_whole = all(share.whole for share in limits.shares)
-        self._in_force: Optional[Result] = None
-        self._driver: Optional[Answer] = None
+        self._in_force = None  # type: Optional[Result]
 
     def run(
         self, command: List[str], environment: Optional[Dict[str, str]] = None, extra_s: float = 0
     ) -> Tuple[str, Optional[str]]:
-        """Run a program for a limited time; return the last line it prints, or what is wrong."""
+        """Run a program for a limited time; return its last line, or why there is none."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)  # type: subprocess.Popen[bytes]
         except OSError as error:
             return "", f"{command[0]}: {error.strerror}"
         try:
@@ -651,23 +622,16 @@ class Session:
         environment: Optional[Dict[str, str]] = None,
         extra_s: float = 0,
     ) -> Answer:
-        """Have a child of this program do something."""
+        """Run a function child_NAME in a process."""
         whole = dict({"uuids": list(self.uuids), "names": self.names}, **(ask or {}))
         command = [sys.executable, os.path.abspath(__file__), "--child", name, json.dumps(whole)]
         line, error = self.run(command, environment, extra_s)
         if error is not None:
             return Answer({}, error)
-        told = json.loads(line)
-        return Answer(told.get("result", {}), told.get("error"), told.get("not_there", False))
-
-    def driver(self) -> Answer:
-        """Return where the driver is, so that a child without an environment finds it."""
-        if self._driver is None:
-            self._driver = self.child("locate")
-        return self._driver
+        return Answer(**dict({"result": {}, "error": None}, **json.loads(line)))
 
     def in_force(self) -> Result:
-        """Return what a plain program sees: other results mean nothing without it."""
+        """Return whether a plain program sees the limits: other results mean nothing without it."""
         if self._in_force is None:
             self._in_force = self.judge(self.child("totals", {"way": "dlsym"}))
         return self._in_force
@@ -686,38 +650,42 @@ class Session:
                 # Of a whole device the driver keeps some to itself.
                 wrong = wrong or not (total == limit or (share.whole and 0 < total <= limit))
                 whole = whole or total > limit
-                calls = sorted(call for call, told in totals.items() if told == total)
+                calls = sorted(call for call, shown in totals.items() if shown == total)
                 words.append("{} by {}".format(in_mib(total), ", ".join(calls)))
         text = "; ".join(words)
         if not wrong:
             return Result(PROVED, text)
         return self.expected(text) if whole and bypass_expected else Result(FAILED, text)
 
+    def judge_or_skip(self, answer: Answer, missing: str) -> Result:
+        """Judge an answer; NOT TRIED if the driver lacks a function of this name."""
+        if answer.not_there and missing in (answer.error or ""):
+            return Result(NOT_TRIED, answer.error or "")
+        return self.judge(answer)
+
     def expected(self, text: str) -> Result:
-        """Return that a check got around the limit in a known way, if there is a limit."""
+        """Return the verdict for a known bypass; FAILED if the limit is not in force at all."""
         if self.in_force().verdict != PROVED:
             return Result(FAILED, "the limit is not in force at all; " + text)
         return Result(BYPASSED, text)
 
     def holding(self, result: Result) -> Result:
-        """Return a result that counts only while the limit is in force."""
+        """Return ``result`` if the limit is in force."""
         return result if self.in_force().verdict == PROVED else self.expected(result.text)
 
-    def environment(self, without: Tuple[str, ...] = (), **more: str) -> Dict[str, str]:
-        """Return this process's environment, changed."""
-        kept = {name: value for name, value in os.environ.items() if name not in without}
-        return dict(kept, **more)
+    def environment(self, **change: Optional[str]) -> Dict[str, str]:
+        """Return this process's environment with these variables set, or removed if None."""
+        changed = dict(os.environ, **change)
+        return {name: value for name, value in changed.items() if value is not None}
 
-    def probe(
-        self, name: str, before: Tuple[str, ...] = (), without: Tuple[str, ...] = ()
-    ) -> Answer:
-        """Run a probe, a program in C; return the totals that it sees."""
+    def probe(self, name: str, *before: str, **change: Optional[str]) -> Answer:
+        """Run a probe, a program in C; return the totals in its report."""
         path = os.path.join(self.limits.folder, name)
         if not os.path.exists(path):
             return Answer({}, f"{path} is not there", True)
         timeout = f"{max(1, int(self.timeout_s) - 3):d}"
         command = [*before, path, "--timeout", timeout]
-        environment = self.environment(without)
+        environment = self.environment(**change)
         simulated = os.path.join(self.limits.folder, "simulated")
         if name == "probe-static" and os.path.isdir(simulated):
             # In a static program the simulated driver cannot tell where it was loaded from.
@@ -733,44 +701,30 @@ class Session:
 
 
 def in_mib(count: int) -> str:
-    """Return bytes as MiB, exactly."""
     return f"{count // MIB} MiB" if count % MIB == 0 else f"{count} bytes"
 
 
 def visible(way: str) -> Callable[[Session], Result]:
-    """Return the check of what CUDA shows, its functions found in this way."""
-
-    def check(session: Session) -> Result:
-        if way == "dlsym":
-            return session.in_force()
-        answer = session.child("totals", {"way": way})
-        if answer.not_there and "cuGetProcAddress" in (answer.error or ""):
-            return Result(NOT_TRIED, answer.error or "")
-        return session.judge(answer)
-
-    return check
+    """Return the check of CUDA's totals, its functions found in this way."""
+    return lambda session: session.judge_or_skip(
+        session.child("totals", {"way": way}), "cuGetProcAddress"
+    )
 
 
 def visible_nvml(version: int) -> Callable[[Session], Result]:
-    """Return the check of what NVML shows."""
-
-    def check(session: Session) -> Result:
-        answer = session.child("nvml", {"version": version})
-        if answer.not_there and "has no nvmlDeviceGetMemoryInfo_v2" in (answer.error or ""):
-            return Result(NOT_TRIED, answer.error or "")
-        return session.judge(answer)
-
-    return check
+    """Return the check of NVML's totals."""
+    return lambda session: session.judge_or_skip(
+        session.child("nvml", {"version": version}), "has no nvmlDeviceGetMemoryInfo_v2"
+    )
 
 
 def visible_program(session: Session) -> Result:
-    """A program in C."""
-    answer = session.probe("probe")
-    return Result(NOT_TRIED, answer.error or "") if answer.not_there else session.judge(answer)
+    """Check the totals in a program in C."""
+    return session.judge_or_skip(session.probe("probe"), "")
 
 
 def allocation(recover: bool) -> Callable[[Session], Result]:
-    """Return the check that goes past the limit, or the one that goes on after that."""
+    """Return the check of an allocation past the limit, or of the next one that fits."""
 
     def check(session: Session) -> Result:
         limits = {share.uuid: share.memory_mib for share in session.limits.shares}
@@ -787,8 +741,8 @@ def allocation(recover: bool) -> Callable[[Session], Result]:
     return check
 
 
-def _refused(session: Session, share: Share, told: Dict[str, Any]) -> Result:
-    past = dict(told["past"])
+def _refused(session: Session, share: Share, found: Dict[str, Any]) -> Result:
+    past = dict(found["past"])
     limit = f"{share.memory_mib + 2} MiB"
     missing = [name for name, code in past.items() if code == NOT_SUPPORTED]
     if session.limits.managed == "refuse" and "cuMemAllocManaged" in missing:
@@ -804,80 +758,79 @@ def _refused(session: Session, share: Share, told: Dict[str, Any]) -> Result:
     return Result(PROVED, text + (" (not there: {})".format(", ".join(missing)) if missing else ""))
 
 
-def _recovered(session: Session, share: Share, told: Dict[str, Any]) -> Result:
-    if told["past"]["cuMemAlloc_v2"] != OUT_OF_MEMORY:
+def _recovered(session: Session, share: Share, found: Dict[str, Any]) -> Result:
+    if found["past"]["cuMemAlloc_v2"] != OUT_OF_MEMORY:
         return Result(FAILED, "nothing was refused that could be recovered from")
-    used = told["used"]
+    used = found["used"]
     if used is None:
-        return Result(NOT_TRIED, "too little is free: {}".format(in_mib(told["free"])))
-    if used["code"] != 0 or not used["same"]:
-        words = (
-            "read back other than written" if used["code"] == 0 else "error {}".format(used["code"])
-        )
-        return Result(FAILED, "then {}: {}".format(in_mib(used["bytes"]), words))
-    return Result(PROVED, "then {} allocated, written and read back".format(in_mib(used["bytes"])))
+        return Result(NOT_TRIED, "too little is free: {}".format(in_mib(found["free"])))
+    amount, code = in_mib(used["bytes"]), used["code"]
+    if code != 0 or not used["same"]:
+        words = f"error {code}" if code else "read back other than written"
+        return Result(FAILED, f"then {amount}: {words}")
+    return Result(PROVED, f"then {amount} allocated, written and read back")
 
 
-def trick(way: str, *, make: Callable[[Session], Optional[Dict[str, str]]], known: str = "") -> Any:
-    """Return the check that looks again with another environment or another way of loading.
+def bypass(
+    way: str, change: Optional[Dict[str, Optional[str]]] = None, known: bool = False
+) -> Callable[[Session], Result]:
+    """Return the check of CUDA's totals by another way of loading, or with another environment.
 
-    `make` gives the environment, None for this process's own. `known` is "locally" if it gets
-    around libfgpu in local sessions.
+    `change` sets variables, or removes those that are None; an empty one stands for no variables
+    at all. `known`: this gets around libfgpu in local sessions.
     """
 
     def check(session: Session) -> Result:
         if session.all_whole:
-            return Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
-        driver = session.driver()
+            return UNTRIED_WHOLE
+        # A child without an environment would not find the driver by its name.
+        driver = session.child("locate")
         if driver.error is not None:
             return Result(FAILED, driver.error)
         ask = {"way": way, "library": driver.result["path"]}
-        answer = session.child("totals", ask, make(session))
-        expected = known == "locally" and not session.limits.container
+        environment = {} if change == {} else session.environment(**(change or {}))
+        answer = session.child("totals", ask, environment)
         if answer.error is not None and answer.error.startswith("dlmopen:"):
             return Result(PROVED, f"refused: {answer.error}")
-        return session.judge(answer, bypass_expected=expected)
+        return session.judge(answer, bypass_expected=known and not session.limits.container)
 
     return check
 
 
-def forged(session: Session) -> Dict[str, str]:
-    """The environment with limits that other libraries of the kind would believe."""
-    much = "1048576"
-    limits = {"FGPU_LIMITS_FILE": "/dev/null", "FGPU_MEMORY_MIB": much, "FGPU_SESSION_ID": "1"}
-    limits.update(CUDA_DEVICE_MEMORY_LIMIT=much + "m", NVIDIA_GPU_MEMORY_LIMIT=much)
-    return session.environment(("FGPU_COMPUTE_PERCENT",), **limits)
+# Limits that other libraries of this kind would believe.
+FORGED = {
+    "FGPU_LIMITS_FILE": "/dev/null",
+    "FGPU_MEMORY_MIB": "1048576",
+    "FGPU_SESSION_ID": "1",
+    "FGPU_COMPUTE_PERCENT": None,
+    "CUDA_DEVICE_MEMORY_LIMIT": "1048576m",
+    "NVIDIA_GPU_MEMORY_LIMIT": "1048576",
+}  # type: Dict[str, Optional[str]]
 
 
 def other_gpus(session: Session) -> Result:
-    """GPUs of the machine that are not this session's."""
-    answer = session.child("others", None, session.environment(("CUDA_VISIBLE_DEVICES",)))
+    """Check that no memory can be allocated on GPUs of other sessions."""
+    answer = session.child("others", None, session.environment(CUDA_VISIBLE_DEVICES=None))
     if answer.error is not None:
         return Result(FAILED, answer.error)
     granted = [uuid for uuid, code in answer.result.items() if code == 0]
     if granted:
-        return Result(
-            FAILED, f"memory to be had on GPUs that are not this session's: {len(granted)}"
-        )
+        return Result(FAILED, f"memory granted on GPUs that are not this session's: {len(granted)}")
     words = f"memory refused on GPUs that are not this session's: {len(answer.result)}"
     return session.holding(Result(PROVED, words if answer.result else "no other GPU is visible"))
 
 
 def tampering(*names: str) -> Callable[[Session], Result]:
-    """Return the check that tries to change or remove files; bare names are of libfgpu's folder."""
+    """Return the check that these files of libfgpu's folder, or with a path, cannot be changed."""
 
     def check(session: Session) -> Result:
         paths = [os.path.join(session.limits.folder, name) for name in names]
         if not session.limits.container:
             if PRELOAD in paths:
-                return Result(
-                    NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu"
-                )
+                return UNTRIED_LOCAL
             writable = [p for p in [session.limits.folder, *paths] if os.access(p, os.W_OK)]
             if writable:
-                return session.expected(
-                    "the session's user may write {}".format(", ".join(writable))
-                )
+                return session.expected("the session's user may write " + ", ".join(writable))
             return session.holding(Result(PROVED, "the session's user may write none of it"))
         answer = session.child("tamper", {"paths": paths})
         if answer.error is not None:
@@ -892,11 +845,11 @@ def tampering(*names: str) -> Callable[[Session], Result]:
 
 
 def namespace(session: Session) -> Result:
-    """A preload file of one's own, in a user namespace of one's own."""
+    """Check that a user namespace cannot replace the preload file."""
     if not session.limits.container:
-        return Result(NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu")
+        return UNTRIED_LOCAL
     if session.all_whole:
-        return Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
+        return UNTRIED_WHOLE
     answer = session.child("namespace", {"way": "dlsym"})
     if answer.error is not None:
         return Result(FAILED, answer.error)
@@ -906,7 +859,7 @@ def namespace(session: Session) -> Result:
 
 
 def static_program(session: Session) -> Result:
-    """A static program: no loader, so no preload. Known to get around libfgpu."""
+    """Run a static program: without a loader there is no preload, a known bypass of libfgpu."""
     answer = session.probe("probe-static")
     if answer.error is not None:
         return Result(NOT_TRIED, answer.error)
@@ -914,7 +867,7 @@ def static_program(session: Session) -> Result:
 
 
 def loader_copy(session: Session) -> Result:
-    """A copy of the loader that reads another preload file. Known to get around libfgpu."""
+    """Run a copy of the loader that reads another preload file, a known bypass of libfgpu."""
     loader = _loader()
     if loader is None:
         return Result(NOT_TRIED, "this Python's loader is not glibc's")
@@ -929,7 +882,7 @@ def loader_copy(session: Session) -> Result:
         with open(copy, "wb") as file:
             file.write(code.replace(PRELOAD.encode(), other))
         os.chmod(copy, 0o700)
-        answer = session.probe("probe", (copy,), ("LD_PRELOAD",))
+        answer = session.probe("probe", copy, LD_PRELOAD=None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if answer.error is not None:
@@ -945,39 +898,32 @@ def _loader() -> Optional[str]:
 
 
 def raw_ioctl(session: Session) -> Result:
-    """System calls to the driver's devices, past every library."""
-    return Result(
-        NOT_TRIED,
-        "system calls to /dev/nvidia* get around every library; the host's watchdog sees them",
-    )
+    """Name the bypass by system calls to the driver's devices, which is not tried."""
+    words = "system calls to /dev/nvidia* get around every library; the host's watchdog sees them"
+    return Result(NOT_TRIED, words)
 
 
 def processes(session: Session) -> Result:
-    """Other sessions' processes."""
-    # In a container libfgpu has made it in a place of the session's own.
-    places = [
-        os.path.join(session.limits.folder, *name)
-        for name in (("written", "accounting"), ("accounting",))
-    ]
-    answer = session.child(
-        "processes", {"accounting": next(filter(os.path.exists, places), places[-1])}
-    )
+    """Check that NVML lists only this session's processes, and this one among them."""
+    # In a container libfgpu makes the accounting file, in a folder that the session can write.
+    names = ("written/accounting", "accounting")
+    places = [os.path.join(session.limits.folder, name) for name in names]
+    accounting = next(filter(os.path.exists, places), places[-1])
+    answer = session.child("processes", {"accounting": accounting})
     if answer.error is not None:
         return Result(FAILED, answer.error)
     own = str(answer.result.pop("self"))
-    foreign = sorted(
-        p for listed in answer.result.values() for p, ours in listed.items() if not ours
-    )
+    listed = {pid: ours for device in answer.result.values() for pid, ours in device.items()}
+    foreign = sorted(pid for pid, ours in listed.items() if not ours)
     if foreign:
         return Result(FAILED, "not this session's: {}".format(", ".join(foreign)))
-    if not any(own in listed for listed in answer.result.values()):
+    if own not in listed:
         return Result(FAILED, f"the check's own process is not listed: {answer.result}")
-    listed_count = len({p for listed in answer.result.values() for p in listed})
-    return Result(PROVED, f"{listed_count} listed, all of this session")
+    return Result(PROVED, f"{len(listed)} listed, all of this session")
 
 
 def compute(session: Session) -> Result:
-    """The share of time that kernels get. Near the share is enough: see COMPUTE_TOLERANCE."""
+    """Check the kernels' part of the time, within COMPUTE_TOLERANCE of the share."""
     limited = [
         s for s in session.limits.shares if s.mode == "memory+compute" and s.compute_percent < 100
     ]  # Borrowed compute is above the share: that is no fault, up to the most that may be lent.
@@ -1002,25 +948,8 @@ def compute(session: Session) -> Result:
     return Result(verdict, "; ".join(words))
 
 
-def _nothing(session: Session) -> Dict[str, str]:
-    return {}
-
-
-def _without_preload(session: Session) -> Dict[str, str]:
-    return session.environment(("LD_PRELOAD",))
-
-
-def _other_preload(session: Session) -> Dict[str, str]:
-    return session.environment(LD_PRELOAD="libm.so.6")
-
-
-def _libc_first(session: Session) -> Dict[str, str]:
-    # Puts the C library before libfgpu, which would then not be asked for dlsym.
-    return session.environment(LD_PRELOAD="libc.so.6")
-
-
 CHECKS = [
-    ("visible-dlsym", "total by CUDA's exported functions", visible("dlsym")),
+    ("visible-dlsym", "total by CUDA's exported functions", Session.in_force),
     ("visible-legacy", "total by cuGetProcAddress, legacy stream", visible("legacy")),
     ("visible-per-thread", "total by cuGetProcAddress, per-thread stream", visible("per_thread")),
     ("visible-nvml-v1", "total by NVML, version 1", visible_nvml(1)),
@@ -1029,13 +958,22 @@ CHECKS = [
     ("allocate", "2 MiB past the limit is refused, in every way", allocation(False)),
     ("recover", "a smaller allocation works after that", allocation(True)),
     ("other-gpus", "no memory on GPUs of others", other_gpus),
-    ("env-cleared", "env -i", trick("dlsym", known="locally", make=_nothing)),
-    ("preload-unset", "LD_PRELOAD removed", trick("dlsym", known="locally", make=_without_preload)),
-    ("preload-changed", "LD_PRELOAD changed", trick("dlsym", known="locally", make=_other_preload)),
-    ("preload-libc", "LD_PRELOAD=libc.so.6", trick("dlsym", known="locally", make=_libc_first)),
-    ("env-forged", "limits named in the environment", trick("dlsym", make=forged)),
-    ("deepbind", "RTLD_DEEPBIND", trick("deepbind", make=lambda s: None)),
-    ("dlmopen", "dlmopen into a new namespace", trick("dlmopen", make=lambda s: None)),
+    ("env-cleared", "env -i", bypass("dlsym", {}, known=True)),
+    ("preload-unset", "LD_PRELOAD removed", bypass("dlsym", {"LD_PRELOAD": None}, known=True)),
+    (
+        "preload-changed",
+        "LD_PRELOAD changed",
+        bypass("dlsym", {"LD_PRELOAD": "libm.so.6"}, known=True),
+    ),
+    # Puts the C library before libfgpu, which then does not get the calls of dlsym.
+    (
+        "preload-libc",
+        "LD_PRELOAD=libc.so.6",
+        bypass("dlsym", {"LD_PRELOAD": "libc.so.6"}, known=True),
+    ),
+    ("env-forged", "limits named in the environment", bypass("dlsym", FORGED)),
+    ("deepbind", "RTLD_DEEPBIND", bypass("deepbind")),
+    ("dlmopen", "dlmopen into a new namespace", bypass("dlmopen")),
     ("preload-file", "/etc/ld.so.preload written, removed", tampering(PRELOAD)),
     ("limits-file", "limits and library written, removed", tampering("limits", "libfgpu.so")),
     ("namespace", "/etc/ld.so.preload covered in a user namespace", namespace),
@@ -1047,60 +985,46 @@ CHECKS = [
 ]  # type: List[Tuple[str, str, Callable[[Session], Result]]]
 
 
-def find_limits(given: Optional[str]) -> str:
-    """Return the limits file's path: as given, in a container, as the environment says."""
-    in_container = os.path.join(IN_CONTAINER, "limits")
-    return given or (
-        in_container if os.path.exists(in_container) else os.environ.get("FGPU_LIMITS_FILE", "")
-    )
-
-
-def table(limits: Limits, results: List[Tuple[str, Result]], columns: int) -> List[str]:
-    """Return the lines to print."""
+def table(limits: Limits, results: List[Tuple[str, str, Result]], columns: int) -> List[str]:
     kind = "a container" if limits.container else "a local process, which can leave its limits"
     lines = [f"fgpu-verify: session {limits.session}, {kind}; limits in {limits.path}"]
     for share in limits.shares:
-        compute_words = (
-            f"{share.compute_percent} % of compute"
-            if share.mode == "memory+compute"
-            else "compute not limited"
-        )
-        lines += [f"  {share.uuid}: {share.memory_mib} of {share.device_mib} MiB, {compute_words}"]
+        limited = share.mode == "memory+compute"
+        words = f"{share.compute_percent} % of compute" if limited else "compute not limited"
+        lines += [f"  {share.uuid}: {share.memory_mib} of {share.device_mib} MiB, {words}"]
     lines += ["", "{:<20}{:<21}{}".format("CHECK", "VERDICT", "WHAT WAS SEEN")]
-    for name, result in results:
+    for name, _, result in results:
         first = f"{name:<20}{result.verdict:<21}"
         text = result.text.encode("ascii", "backslashreplace").decode()
-        lines += textwrap.wrap(
-            text, max(columns, 80), initial_indent=first, subsequent_indent=" " * 41
-        )
+        width, indent = max(columns, 80), " " * 41
+        lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent)
     return lines
 
 
 def main() -> int:
-    """Run the checks; the exit status is 0 if everything holds that is expected to."""
+    """Run the checks; return the exit status: 0 if everything holds that must hold."""
     if len(sys.argv) == 4 and sys.argv[1] == "--child":
         return run_child(sys.argv[2], sys.argv[3])
     parser = argparse.ArgumentParser(
         prog="fgpu-verify", description="Prove, from inside a session, that its limits hold."
     )
     names = [name for name, _, _ in CHECKS]
-    parser.add_argument(
-        "--only", metavar="NAME", action="append", choices=names, help="only this check"
-    )
-    parser.add_argument("--list", action="store_true", help="list the checks")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--limits", metavar="FILE", help="the limits file, if it cannot be found")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=30.0, help="for each check (30)"
-    )
-    parser.add_argument("--version", action="version", version="fgpu-verify " + VERSION)
+    add = parser.add_argument
+    add("--only", metavar="NAME", action="append", choices=names, help="only this check")
+    add("--list", action="store_true", help="list the checks")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--limits", metavar="FILE", help="the limits file, if it cannot be found")
+    add("--timeout", metavar="SECONDS", type=float, default=30.0, help="for each check (30)")
+    add("--version", action="version", version="fgpu-verify " + VERSION)
     options = parser.parse_args()
     if options.list:
         print("\n".join(f"{name:<20}{what}" for name, what, _ in CHECKS))
         return 0
     if not 1 <= options.timeout <= 600:
         parser.error("--timeout takes 1 to 600 seconds")
-    path = find_limits(options.limits)
+    in_container = os.path.join(IN_CONTAINER, "limits")
+    here = in_container if os.path.exists(in_container) else os.environ.get("FGPU_LIMITS_FILE", "")
+    path = options.limits or here
     if not path:
         sys.stderr.write(f"fgpu-verify: this is no session: there is no {IN_CONTAINER}/limits\n")
         return 1
@@ -1112,18 +1036,16 @@ def main() -> int:
     # A SIGTERM ends the current check, too, which is in a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     session = Session(limits, options.timeout)
-    results = []
-    words = {name: what for name, what, _ in CHECKS}
-    for name, _, check in CHECKS:
-        if options.only is None or name in options.only:
-            results.append((name, check(session)))
-    holds = all(result.verdict != FAILED for _, result in results)
+    chosen = [c for c in CHECKS if options.only is None or c[0] in options.only]
+    results = [(name, what, check(session)) for name, what, check in chosen]
+    holds = all(result.verdict != FAILED for _, _, result in results)
     if options.json:
         checks = [
-            {"name": n, "what": words[n], "verdict": r.verdict, "text": r.text} for n, r in results
+            {"name": n, "what": what, "verdict": r.verdict, "text": r.text}
+            for n, what, r in results
         ]
-        told = {"session": limits.session, "container": limits.container, "holds": holds}
-        print(json.dumps(dict(told, checks=checks)))
+        about = {"session": limits.session, "container": limits.container, "holds": holds}
+        print(json.dumps(dict(about, checks=checks)))
     else:
         columns = shutil.get_terminal_size((100, 24)).columns
         print("\n".join(table(limits, results, columns)))

@@ -12,9 +12,9 @@ import pytest
 from standin import StandIn, capacity, gpu, resize, running
 from support import Caller, driver
 
-from jupyterlab_fgpu.kernels import notebook_of, process_name
-from jupyterlab_fgpu.room import bars, next_larger
-from jupyterlab_fgpu.service_answers import Unreachable, parse
+from jupyterlab_fgpu.amounts import bars, next_larger
+from jupyterlab_fgpu.details import notebook_of, process_name
+from jupyterlab_fgpu.service_client import Unreachable, parse
 
 
 async def test_the_bars_are_what_is_mine_of_that_and_what_i_could_get(caller: Caller) -> None:

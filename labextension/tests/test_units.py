@@ -16,8 +16,7 @@ import jupyterlab_fgpu
 from jupyterlab_fgpu import smi, verify
 from jupyterlab_fgpu.environment import NoService, Service, read_service, read_slice
 from jupyterlab_fgpu.gpu_memory import Device, GpuMemory, Process, Used
-from jupyterlab_fgpu.shared_read import SharedRead
-from jupyterlab_fgpu.status import total_use
+from jupyterlab_fgpu.status import SharedRead, total_use
 
 ROOT = Path(__file__).parents[1]
 GPU = Device("GPU-a", 2048)

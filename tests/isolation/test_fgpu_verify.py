@@ -151,7 +151,7 @@ def test_memory_on_gpus_of_others_is_refused(session_folder: Folder) -> None:
     verdicts, texts = told(verify(folder, "--json", "--only", "other-gpus", libfgpu=False))
     assert (verdicts, texts) == (
         {"other-gpus": "FAILED"},
-        {"other-gpus": "memory to be had on GPUs that are not this session's: 1"},
+        {"other-gpus": "memory granted on GPUs that are not this session's: 1"},
     )
 
 

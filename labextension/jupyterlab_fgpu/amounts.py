@@ -1,4 +1,4 @@
-"""The caller's use of available resources, and the next larger amount for a session."""
+"""The amounts of the panel's bars, and the next larger amount for a session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from .service_answers import Session, malformed
+from .service_client import Session, malformed
 
 KINDS = ("fgpu", "cpu", "memory_mib")
 MEMORY_STEP_MIB = 128
@@ -31,21 +31,16 @@ def bars(capacity: Mapping[str, Any], group: str | None) -> dict[str, Any]:
     own, free = capacity["mine_overall"], capacity["allocatable_overall"]
     rows = []
     for kind in KINDS:
-        mine = _amount(here["mine"], kind)
-        total = mine + _amount(here["allocatable"], kind)
-        overall = _amount(own, kind)
-        total_overall = overall + _amount(free, kind)
-        rows.append(
-            {
-                "kind": kind,
-                "mine": _words(mine),
-                "total": _words(total),
-                "percent": _percent(mine, total),
-                "mine_overall": _words(overall),
-                "total_overall": _words(total_overall),
-                "percent_overall": _percent(overall, total_overall),
-            }
-        )
+        row: dict[str, Any] = {"kind": kind}
+        for suffix, used, left in (
+            ("", here["mine"], here["allocatable"]),
+            ("_overall", own, free),
+        ):
+            mine = _amount(used, kind)
+            total = mine + _amount(left, kind)
+            row["mine" + suffix], row["total" + suffix] = _words(mine), _words(total)
+            row["percent" + suffix] = _percent(mine, total)
+        rows.append(row)
     return {"group": here["name"], "rows": rows}
 
 
@@ -115,12 +110,8 @@ def in_place(session: Session, larger: Larger) -> bool:
 
 def _common(session: Session) -> dict[str, str]:
     """Return the options that stay as they are."""
-    same = {
-        "image": session["image"],
-        "group": session["resource_group"],
-        "cpu": session["cpu"],
-        "memory_mib": session["memory_mib"],
-    }
+    fields = {"image": "image", "group": "resource_group", "cpu": "cpu", "memory_mib": "memory_mib"}
+    same = {option: session[name] for option, name in fields.items()}
     return {name: str(value) for name, value in same.items() if value is not None}
 
 
