@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import click
 import requests
+from requests.adapters import HTTPAdapter
+from truststore import SSLContext
 
 from fgpu_scheduler import FGPUError
-from fgpuspawner.cli.command import UsageError, read_secret
+from fgpuspawner.cli.command import FILE, UsageError, read_secret
 from fgpuspawner.scopes import SERVICE
 
 URL, TOKEN = "FGPU_HUB_URL", "JUPYTERHUB_API_TOKEN"
@@ -36,6 +40,21 @@ NO_HUB = "no_hub"
 """The code for an answer that is not of a Hub or its service, such as a proxy's page."""
 AWAY = frozenset({NO_HUB, "hub_unavailable", "hub_failed", "store_unavailable", "too_many_requests"})
 """Codes of errors that may pass on their own, as while a Hub restarts."""
+
+
+token_option = click.option(
+    "--token-file", metavar="FILE", type=FILE, help=f"a file with the token, instead of {TOKEN}"
+)
+
+
+class SystemTrust(HTTPAdapter):
+    """Connections that trust the operating system's authorities, beside those that requests brings."""
+
+    def init_poolmanager(self, *args: Any, **more: Any) -> None:
+        super().init_poolmanager(*args, **more, ssl_context=SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def proxy_manager_for(self, *args: Any, **more: Any) -> Any:
+        return super().proxy_manager_for(*args, **more, ssl_context=SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 class CallFailed(FGPUError):
@@ -58,11 +77,7 @@ class Api:
 
     @classmethod
     def from_environment(cls, token_file: str | None) -> Api:
-        """Return the APIs that the environment names.
-
-        Raises:
-            UsageError: it does not, or there is no token.
-        """
+        """Return the APIs that the environment names."""
         token = read_secret(token_file, "token") if token_file else os.environ.get(TOKEN, "")
         # What a header cannot hold, or would end: what else is wrong with it, the Hub says.
         if not re.fullmatch(r"[!-~]+", token):
@@ -101,8 +116,6 @@ class Api:
             # A proxy for the world outside is none for a session's way to its Hub.
             http.trust_env = not self.in_session
             if url.startswith("https"):
-                from fgpuspawner.cli.certificates import SystemTrust
-
                 http.mount("https://", SystemTrust())
             try:
                 answer = http.request(

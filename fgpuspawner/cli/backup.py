@@ -208,11 +208,7 @@ def _passphrase(path: str | None, *, new: bool) -> str:
 
 
 def _opened(folder: Path, passphrase_file: str | None) -> tuple[bytes | None, list[str]]:
-    """Return the cookie secret of a backup, and a line for the report where it is left out.
-
-    Raises:
-        BackupFailed: the passphrase is wrong.
-    """
+    """Return the cookie secret of a backup, and a line for the report where it is left out."""
     secret = folder / SECRETS / SEALED
     if not secret.exists():
         return None, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,6 @@ from sqlalchemy import make_url
 from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
-from fgpuspawner.cli import clock
 from fgpuspawner.cli.command import Report, command, config_option, in_json, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.cli.hub_traits import wrong_in_the_hub
@@ -54,11 +54,7 @@ def _level(line: str) -> str:
 
 
 def examined(path: str) -> list[str]:
-    """Return what a configuration gives, as lines, the first of them "OK" or "FAIL". Root judges as the Hub's user.
-
-    Raises:
-        FGPUError: nothing more can be said of it; one line that says why.
-    """
+    """Return what a configuration gives, as lines, the first of them "OK" or "FAIL". Root judges as the Hub's user."""
     config = load_config(path)
     # Its unit reads the token from there, as root. Others cannot.
     no_token = lacks_proxy_token(config) and not Path(path).with_name("proxy.env").exists()
@@ -109,7 +105,7 @@ def _examined(config: Config, path: str, *, no_token: bool) -> list[str]:
     words, installation = _database(settings.database_url())
     lines.append(f"  database: {words}")
     lines.extend(_disk(settings.data_path()))
-    lines.append(f"  {clock.words()}")
+    lines.append(f"  {_clock()}")
     lines.extend(f"  {line}" for line in spawner_class.holds(config, settings))
     elsewhere = spawner_class.wrong_elsewhere(config, settings, installation)
     lines.extend(f"  {line}" if _level(line) == FAIL else f"  WARNING: {line}" for line in elsewhere)
@@ -151,11 +147,7 @@ def _disk(data: Path) -> list[str]:
 
 
 def _database(url: str) -> tuple[str, str]:
-    """Return a line about the database at this URL, and the id of its installation, "" for a new database.
-
-    Raises:
-        StoreUnavailable: it cannot be used.
-    """
+    """Return a line about the database at this URL, and the id of its installation, "" for a new database."""
     became, installation = "answers", ""
     try:
         with read_only(url) as store:
@@ -168,3 +160,17 @@ def _database(url: str) -> tuple[str, str]:
     # The query stays out: it may hold a password too.
     shown = make_url(url).set(query={}).render_as_string(hide_password=True)
     return f"{shown}, {became}", installation
+
+
+def _clock() -> str:
+    """Return a line about this machine's clock, as the kernel's adjtimex(2) reports it."""
+    timex = ctypes.create_string_buffer(512)
+    if ctypes.CDLL(None).adjtimex(timex) < 0:
+        return "clock: not known whether it is synchronised; ask on the machine: timedatectl"
+    # The field ``status`` of struct timex on 64-bit machines, and its flag STA_UNSYNC.
+    if not int.from_bytes(timex.raw[40:44], "little") & 0x40:
+        return "clock: synchronised"
+    return (
+        "WARNING: the clock of this machine is not synchronised: start times, limits and logs go wrong with it, and so "
+        "does signing in elsewhere; install chrony, and look again: timedatectl"
+    )

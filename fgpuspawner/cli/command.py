@@ -102,11 +102,7 @@ def config_or_db_options(does: Any) -> Any:
 
 @contextlib.contextmanager
 def read_only(url: str, **more: Any) -> Iterator[Store]:
-    """Open a scheduler's database for reading.
-
-    Raises:
-        StoreUnavailable: it cannot be read, or no Hub has used it yet.
-    """
+    """Open a scheduler's database for reading."""
     from fgpu_scheduler import Store
 
     with contextlib.closing(Store(url, **more)) as store:
@@ -116,11 +112,7 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def writable(settings: FGPU) -> Iterator[Store]:
-    """Open an installation's database for reading and writing, while its Hub may run.
-
-    Raises:
-        StoreUnavailable: it cannot be used, or no Hub has used it yet.
-    """
+    """Open an installation's database for reading and writing, while its Hub may run."""
     from fgpu_scheduler import Store
 
     with contextlib.closing(Store(settings.database_url())) as store:
@@ -129,11 +121,7 @@ def writable(settings: FGPU) -> Iterator[Store]:
 
 
 def read_secret(path: str, what: str) -> str:
-    """Return the one secret that a file holds.
-
-    Raises:
-        UsageError: others can read the file.
-    """
+    """Return the one secret that a file holds."""
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise UsageError(f"others can read {path}, which has a {what} in it: chmod 600 {path}")

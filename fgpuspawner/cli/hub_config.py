@@ -23,12 +23,7 @@ from fgpuspawner.settings.offline import without_engine
 
 
 def load_config(path: str) -> Config:
-    """Return what a Hub's configuration file sets.
-
-    Raises:
-        UsageError: there is no such file.
-        BadSettings: it ends the process, or fails; one line that says where.
-    """
+    """Return what a Hub's configuration file sets."""
     file = Path(path).absolute()
     if not file.is_file():
         raise UsageError(f"there is no file {path}; --config names the Hub's configuration")
@@ -46,11 +41,7 @@ def load_config(path: str) -> Config:
 
 
 def loaded(path: str) -> tuple[Config, FGPU]:
-    """Return a Hub's configuration and its checked settings, without connecting to an engine.
-
-    Raises:
-        UsageError, BadSettings: there is no such file, or it cannot work.
-    """
+    """Return a Hub's configuration and its checked settings, without connecting to an engine."""
     with without_engine():
         config = load_config(path)
         return config, FGPU.from_config(config).checked()

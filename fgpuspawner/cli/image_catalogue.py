@@ -41,11 +41,7 @@ class Opened:
 
     @contextlib.contextmanager
     def stores(self) -> Iterator[Sequence[ImageStore] | None]:
-        """Connect to the engine, as the Hub does, and give its machines' images; None where it fetches none.
-
-        Raises:
-            BadSettings: the engine cannot be used.
-        """
+        """Connect to the engine, as the Hub does, and give its machines' images; None where it fetches none."""
         with quiet():
             _, app = checked_like_the_hub(self.config, self.path)
         if not app.spawner_class.capabilities.fetches_images:
@@ -58,11 +54,7 @@ class Opened:
             yield engine.image_stores()
 
     def edit(self, change: Callable[[Draft], Update]) -> None:
-        """Change the catalogue.
-
-        Raises:
-            CatalogueError: the file cannot be used as it is, or the change cannot be made.
-        """
+        """Change the catalogue."""
         if self.images.problem is not None:
             raise CatalogueError(self.images.problem)
         edit_catalogue(self.store, self.images.file, change, by=who(), amounts=self.amounts)
@@ -92,11 +84,7 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Opened]:
-    """Open what a configuration is of.
-
-    Raises:
-        FGPUError: the configuration, or the database, cannot be used.
-    """
+    """Open what a configuration is of."""
     config = load_config(path)
     settings = FGPU.from_config(config).checked()
     with writable(settings) as store:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner import __version__
 from fgpuspawner.cli import private_images
 from fgpuspawner.cli.command import FILE, Group, Report, UsageError, command, config_option
-from fgpuspawner.cli.csv_rows import output_option, printed
-from fgpuspawner.cli.image_build import build
+from fgpuspawner.cli.csv_files import output_option, printed
 from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.engines.base import ImageStore
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
@@ -21,6 +24,7 @@ from fgpuspawner.images.entry import entry_of, shown
 from fgpuspawner.images.labels import entry_from
 from fgpuspawner.images.model import FoundImage, Image, state_words
 from fgpuspawner.images.pinning import pinned
+from fgpuspawner.settings.images import recipes
 
 ACTIONS = {
     Action.ENABLE: ("Let users start an image again.", "may be started again"),
@@ -209,5 +213,27 @@ def pin(slug: str, config: str) -> list[str]:
         return [f"image {slug}: {said}"]
 
 
-for _own in (*private_images.COMMANDS, build):
+@images_command.command(
+    speaks_json=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("name")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def build(name: str, arguments: tuple[str, ...]) -> NoReturn:
+    """Build a session image, for the engine of this machine.
+
+    NAME is a recipe, such as base or pytorch, or a folder: ./ours. The arguments are those that images/README.md lists;
+    fgpu images build NAME --help shows them.
+    """
+    # The script finds this environment's uv and its Python with pip, which fetches the extension of this version.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    sys.stdout.flush()
+    os.execvpe(
+        "bash",
+        ["bash", str(recipes() / "build.sh"), name, *arguments],
+        {**os.environ, "PATH": path, "FGPU_VERSION": __version__},
+    )
+
+
+for _own in private_images.COMMANDS:
     images_command.add_command(_own)

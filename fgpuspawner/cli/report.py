@@ -207,11 +207,7 @@ def _queue(database: str) -> list[str]:
 
 
 def _logs(data: Path) -> list[str]:
-    """Return the last lines of Hub, proxy and service.
-
-    Raises:
-        OSError: they cannot be read.
-    """
+    """Return the last lines of Hub, proxy and service."""
     if (data / LOG).is_file():
         return (data / LOG).read_text(errors="replace").splitlines()[-LINES:]
     words = f"journalctl --output=cat --no-pager --lines={LINES} --unit={HUB} --unit={PROXY}"
@@ -261,11 +257,7 @@ def _of_files(data: Path) -> Iterator[str]:
 
 
 def _users(database: str, hub: str) -> set[str]:
-    """Return the users of both databases.
-
-    Raises:
-        FGPUError, SQLAlchemyError, ImportError: they cannot be read.
-    """
+    """Return the users of both databases."""
     try:
         with read_only(database) as store:
             found = {s.request.user for s in store.snapshot(int(time.time())).sessions}

@@ -1,4 +1,4 @@
-"""The commands ``fgpu run``, ``list``, ``show``, ``end`` and ``forecast``: the user's own sessions, through the APIs.
+"""The commands that use the APIs: ``fgpu run``, ``list``, ``show``, ``grow``, ``end``, ``forecast`` and ``audit``.
 
 They need no configuration and no database: an address and a token, on any machine.
 """
@@ -21,8 +21,8 @@ import click
 
 from fgpu_scheduler import memory_words
 from fgpuspawner.cli import completion
-from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
-from fgpuspawner.cli.command import FILE, INTERRUPTED, Command, Report, command, in_json
+from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed, token_option
+from fgpuspawner.cli.command import INTERRUPTED, Command, Report, command, in_json
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import duration, instant
 
@@ -30,15 +30,15 @@ Json = dict[str, Any]
 
 RUNNING, ENDING = "RUNNING", "TERMINATING"
 ENDED = frozenset({"TERMINATED", "ERROR", "CANCELLED"})
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S, RESIZE_EVERY_S = 2.0, 0.5
 FOUND_WITHIN_S = 60.0
 AS_OPTION = {"count": "sessions"}
 """Fields that have another name on the command line."""
 
-OFFERED = {"image": completion.images, "group": completion.groups}
-"""Fields that a shell completes, with the values."""
+COMPLETED = {"image": completion.images, "group": completion.groups}
+"""The fields that a shell completes."""
 
-ASKED = {
+FIELDS = {
     "image": ("IMAGE", "its slug, or OWNER/NAME:TAG of a private one"),
     "group": ("GROUP", "the resource group"),
     "fgpu": ("FGPU", "how much GPU, such as 0.5"),
@@ -53,7 +53,7 @@ ASKED = {
     "time_limit_s": ("SECONDS", "the same in seconds"),
     "priority": ("NUMBER", "higher ones go first"),
 }
-"""Fields that have an option, with what it takes: ``gpu_models`` says all that one model could."""
+"""The fields of a request that have an option, with its value and its help."""
 
 
 def users_command(name: str) -> Callable[[Callable[..., list[str]]], Command]:
@@ -70,20 +70,18 @@ def users_command(name: str) -> Callable[[Callable[..., list[str]]], Command]:
                 words = f"what {URL} names does not answer as this version of fgpu expects"
                 raise CallFailed(NO_HUB, words) from None
 
-        parsed: Command = command(name, epilog=f"{URL} is the Hub's address, {TOKEN} your token.")(called)
-        what = f"a file with the token, instead of {TOKEN}"
-        parsed.params.append(click.Option(["--token-file"], metavar="FILE", type=FILE, help=what))
-        return parsed
+        found: Command = command(name, epilog=f"{URL} is the Hub's address, {TOKEN} your token.")(called)
+        return token_option(found)
 
     return made
 
 
 def fields(does: Any) -> Any:
     """Add an option for each field of a request."""
-    for name, (value, what) in reversed(ASKED.items()):
+    for name, (value, what) in reversed(FIELDS.items()):
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
-        offered = completion.offers(OFFERED[name]) if name in OFFERED else None
-        does = click.option(option, name, metavar=value, help=what, shell_complete=offered)(does)
+        completer = completion.offers(COMPLETED[name]) if name in COMPLETED else None
+        does = click.option(option, name, metavar=value, help=what, shell_complete=completer)(does)
     return does
 
 
@@ -98,8 +96,8 @@ session_argument = click.argument(
 )
 
 
-def _said(fields: Json) -> Json:
-    return {name: value for name, value in fields.items() if value is not None}
+def _given(options: Json) -> Json:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ def show_command(api: Api, session: int) -> list[str]:
         f"{'' if n else _label(name):24}{printable(text)}"
         for name, value in found["session"].items()
         if value not in (None, [], "")
-        for n, text in enumerate(_lines(name, value))
+        for n, text in enumerate(_texts(name, value))
     ]
     return Report(lines, found)
 
@@ -133,7 +131,7 @@ def show_command(api: Api, session: int) -> list[str]:
 @fields
 def forecast_command(api: Api, **fields: str | None) -> list[str]:
     """Say when a request would start, without making it."""
-    found = api.service_call("GET", "forecast", **_said(fields))
+    found = api.service_call("GET", "forecast", **_given(fields))
     if found["refusals"] and in_json():
         return Report(found=found, status=1)
     _raise_refusals(found)
@@ -172,7 +170,7 @@ def run_command(
 ) -> list[str]:
     """Start sessions, or queue them."""
     # Without any option the Hub would take those of the last start.
-    asked: Json = {"count": "1"} | _said(fields)
+    asked: Json = {"count": "1"} | _given(fields)
     user = api.service_call("GET", "me")["user"]
     if user is None:
         raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Tokens")
@@ -194,7 +192,7 @@ def run_command(
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Keep two of these commands of one user from choosing the same name: the Hub would take both for one start."""
+    """Let one of a user's ``fgpu run`` choose a name at a time: the Hub would take two of one name for one start."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,10 +217,10 @@ def _free_name(taken: Collection[str]) -> str:
 
 
 def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
-    """Return the sessions of the start that was just asked for, as soon as they are there."""
+    """Return the sessions of the start that was just requested, once they exist."""
     until = time.monotonic() + FOUND_WITHIN_S
     while True:
-        found = patiently(lambda: _mine(api))
+        found = _retried(lambda: _mine(api))
         first = min((i for i, s in found.items() if i > last and s["server_name"] == name), default=None)
         if first is not None:
             # All of one start are queued in one step, with numbers one after the other.
@@ -233,17 +231,17 @@ def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
 
 
 def _wait(sessions: dict[int, Json], api: Api) -> int:
-    """Wait until all run, and say on the way what becomes of them; return the exit status.
+    """Wait until all sessions run, print each change of state, and return the exit status.
 
-    Interrupted, they keep their places: it is the same as closing the waiting page.
+    After Ctrl-C the requests stay in the queue, as after closing the waiting page.
     """
-    told: dict[int, str] = {}
+    said: dict[int, str] = {}
     try:
         while True:
             for i, session in sessions.items():
                 words = _words(session)
-                if told.get(i) != words:
-                    told[i] = words
+                if said.get(i) != words:
+                    said[i] = words
                     say(f"session {i}: {words}")
             left = [i for i, s in sessions.items() if s["state"] != RUNNING and s["state"] not in ENDED]
             if not left:
@@ -251,47 +249,111 @@ def _wait(sessions: dict[int, Json], api: Api) -> int:
             time.sleep(LOOK_EVERY_S)
             for i in left:
                 ask = functools.partial(api.service_call, "GET", f"sessions/{i}")
-                sessions[i] = patiently(ask)["session"]
+                sessions[i] = _retried(ask)["session"]
     except KeyboardInterrupt:
         numbers = [i for i, s in sessions.items() if s["state"] not in ENDED]
         say(
-            f"no longer waiting; what was asked for stays: fgpu end {numbers[0]} ends it"
+            f"no longer waiting; the request stays: fgpu end {numbers[0]} ends it"
             if numbers
             else "interrupted"
         )
         return INTERRUPTED
 
 
-def patiently(ask: Callable[[], Any]) -> Any:
-    """Return the answer, and ask again while Hub or service are away: what was asked for stays."""
-    told = ""
+def _retried(ask: Callable[[], Any]) -> Any:
+    """Return the answer, and ask again while Hub or service are away: the request stays."""
+    said = ""
     while True:
         try:
             return ask()
         except CallFailed as e:
             if e.code not in AWAY:
                 raise
-            if told != str(e):
-                told = str(e)
-                say(f"{told}; asking again")
+            if said != str(e):
+                said = str(e)
+                say(f"{said}; asking again")
             time.sleep(LOOK_EVERY_S)
 
 
 def say(line: str) -> None:
-    """Print a line beside the answer."""
+    """Print a line on standard error."""
     print(f"fgpu: {printable(line)}", file=sys.stderr, flush=True)
+
+
+# -- resizing, and the audit log ----------------------------------------------------------------------
+
+
+@users_command("grow")
+@session_argument
+@click.argument("fgpu", required=False)
+@click.option(
+    "--gpu-memory-mib", type=int, metavar="MIB", help="exact GPU memory, of a session that was asked for so"
+)
+@click.option("--compute-percent", type=int, metavar="PERCENT", help="exact compute, beside the memory")
+@click.option("--wait", is_flag=True, help="wait until it has it; 1 if it does not get it")
+def grow_command(api: Api, session: int, wait: bool, **amounts: str | int | None) -> list[str]:
+    """Give a running session more of its GPU, or less: FGPU is the new amount, such as 1.0.
+
+    Its programs run on; its CPU and memory stay. At most it can have what is free on its GPU now, and at least what its
+    programs use.
+    """
+    wanted = _given(amounts)
+    if not wanted:
+        words = "name the new amount: fgpu grow SESSION 1.0, or --gpu-memory-mib"
+        raise CallFailed("bad_argument", words, "fgpu")
+    address = f"sessions/{session}"
+    found = api.change("PATCH", address, wanted)
+    try:
+        while wait and (found["session"]["resize"] or {}).get("state") == "ASKED":
+            time.sleep(RESIZE_EVERY_S)
+            found = _retried(lambda: api.service_call("GET", address))
+    except KeyboardInterrupt:
+        say("no longer waiting; the request stays")
+        return Report(found=found, status=INTERRUPTED)
+    has, resize = f"session {session} has {found['session']['amount']}", found["session"]["resize"]
+    if wait and (resize is None or resize["state"] == "REFUSED"):
+        if in_json():
+            return Report(found=found, status=1)
+        raise CallFailed("not_resized", "the session has ended" if resize is None else resize["message"])
+    waits = resize is not None and resize["state"] == "ASKED"
+    return Report([printable(f"{has}; {resize['asked']} is asked for" if waits else has)], found)
+
+
+@users_command("audit")
+@click.option(
+    "--group",
+    metavar="GROUP",
+    shell_complete=completion.offers(completion.administered),
+    help="lines of this resource group",
+)
+@click.option("--actor", metavar="NAME", help="lines of who did it")
+@click.option("--action", metavar="ACTION", help="lines of what was done; node finds all of machines")
+@click.option("--text", metavar="WORDS", help="lines with this in the target or the details")
+@click.option("--before", metavar="NUMBER", help="lines older than the line of this number")
+@click.option("--limit", metavar="NUMBER", help="how many at most, 500 or less; default: 50")
+def audit_command(api: Api, **filters: str | None) -> list[str]:
+    """Show the audit log, newest first.
+
+    Administrators of a resource group see that group's lines.
+    """
+    found = api.service_call("GET", "admin/audit", **_given(filters))
+    names = ("actor", "action", "resource_group", "target", "details")
+    rows = [
+        (str(line["id"]), instant(line["at_s"]), *(printable(line[name] or "-") for name in names))
+        for line in found["lines"]
+    ]
+    lines = table(("NUMBER", "WHEN", "WHO", "ACTION", "GROUP", "TARGET", "DETAILS"), rows)
+    if found["next"] is not None:
+        lines.append(f"older: --before {found['next']}")
+    return Report(lines, found)
 
 
 # -- words --------------------------------------------------------------------------------------------
 
 
 def _words(session: Json) -> str:
-    more = (
-        session["message"]
-        or session["end_cause"]
-        or session["wait_text"]
-        or (session["pull"] or {}).get("text")
-    )
+    pull = (session["pull"] or {}).get("text")
+    more = session["message"] or session["end_cause"] or session["wait_text"] or pull
     place = [f"position {session['position']}"] if session["position"] else []
     return ", ".join([session["state"], *place, *([more] if more else [])])
 
@@ -308,10 +370,10 @@ def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
     return table(["session", "user/server" if users else "server", "image", "amount", "since", "state"], rows)
 
 
-def _lines(name: str, value: object) -> list[str]:
-    """Return the lines for one member of a session's JSON: one for each object in a list, such as a GPU."""
-    things = value if isinstance(value, list) and any(isinstance(one, dict) for one in value) else [value]
-    return [_plain(name, one) for one in things]
+def _texts(name: str, value: object) -> list[str]:
+    """Return the texts of one field of a session: one for each object in a list, such as a GPU."""
+    objects = value if isinstance(value, list) and any(isinstance(one, dict) for one in value) else [value]
+    return [_plain(name, one) for one in objects]
 
 
 def _label(name: str) -> str:
@@ -321,7 +383,7 @@ def _label(name: str) -> str:
 
 
 def _plain(name: str, value: object) -> str:
-    """Return a value as one line with its unit, without unknown members."""
+    """Return a value as one line with its unit, without empty members."""
     match value:
         case str():
             return value

@@ -57,12 +57,7 @@ def status_command(config: str | None, db: str | None) -> list[str]:
 
 
 def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
-    """Return the state of the installation with this database.
-
-    Raises:
-        BadSettings: the URL cannot be read.
-        StoreUnavailable: the database cannot be.
-    """
+    """Return the state of the installation with this database."""
     with read_only(url, half_life_s=lambda group: policy.of(group).half_life_s) as store:
         snapshot = store.snapshot(now_s)
         groups = snapshot.resource_groups

@@ -67,11 +67,7 @@ class Answers:
         return ["docker"] * (self.runtime == "docker") + ["shadow"] * (self.login == "pam")
 
     def checked(self) -> Answers:
-        """Return these answers.
-
-        Raises:
-            UsageError: one cannot be; one line that names it and what would work.
-        """
+        """Return these answers."""
         _matches("--user", self.user, _NAME, "a name of a-z, 0-9, _ and -, such as fgpu")
         if self.user == "root":
             raise UsageError("--user is root: the Hub needs a user of its own, such as fgpu")

@@ -175,12 +175,7 @@ def _secrets(machine: Machine) -> dict[str, str]:
 
 
 def _installation_without_sessions(machine: Machine) -> str | None:
-    """Return the installation's id, None where no Hub has run.
-
-    Raises:
-        BadSettings: there are sessions.
-        StoreUnavailable: the database cannot say.
-    """
+    """Return the installation's id, None where no Hub has run."""
     config = machine.at(CONFIG)
     if not machine.is_real or not config.exists():
         return None

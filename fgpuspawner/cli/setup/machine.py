@@ -51,11 +51,7 @@ class Machine:
             return subprocess.CompletedProcess([], 124, "", f"not done within {LONGEST_S} s")
 
     def do(self, *words: str | Path) -> str:
-        """Run a program and return what it prints.
-
-        Raises:
-            BadSettings: it is not there, or failed; one line with its last words.
-        """
+        """Run a program and return what it prints."""
         done = self.tried(*words)
         if done.returncode:
             last = ((done.stderr or done.stdout).strip().splitlines() or ["no words"])[-1]
@@ -85,11 +81,7 @@ class Record:
 
 
 def read_record(machine: Machine) -> Record | None:
-    """Return the record; None where nothing was set up.
-
-    Raises:
-        BadSettings: it cannot be read as one.
-    """
+    """Return the record; None where nothing was set up."""
     path, text = machine.at(RECORD), machine.read(RECORD)
     try:
         found = None if text is None else json.loads(text)

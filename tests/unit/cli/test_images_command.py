@@ -143,7 +143,7 @@ def test_check_says_in_one_line_what_is_wrong(lab: Lab, tmp_path: Path) -> None:
         "write at most 2\n",
     )
     lab.catalogue.write_text(CATALOGUE + "x = 1\n")
-    line = 'catalogue.toml:19: image "torch": x: unknown key; known: '
+    line = 'catalogue.toml:11: image "torch": x: unknown key; known: '
     assert lab.fgpu("check")[0] == 1
     assert lab.fgpu("check")[1].startswith(f"fgpu: {line}")
     # Without a last good one nothing can be laid over it.

@@ -15,14 +15,14 @@ import pytest
 from commandline import failure, fgpu, filled, run, write_config
 from fgpuspawner import __version__
 from fgpuspawner.cli import main as cli
-from fgpuspawner.cli.sessions import ASKED
+from fgpuspawner.cli.sessions import FIELDS as OPTIONS
 from fgpuspawner.text.fields import FIELDS
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_each_field_of_the_form_has_an_option() -> None:
-    assert {*ASKED, "gpu_model"} == set(FIELDS)
+    assert {*OPTIONS, "gpu_model"} == set(FIELDS)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

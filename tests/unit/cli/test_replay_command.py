@@ -24,9 +24,10 @@ from fgpu_scheduler import (
     plan,
     replay,
 )
+from fgpuspawner import replay as history
 from fgpuspawner.cli import main as cli
-from fgpuspawner.replay import history
-from fgpuspawner.replay.report import duration
+from fgpuspawner.cli.replay import duration
+from fgpuspawner.replay import TraceRow, read_trace
 
 S = SessionState
 AT_S = 1_790_000_000
@@ -288,8 +289,6 @@ def test_a_trace_without_waits_tells_not_what_happened(
 
 
 def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
-    from fgpuspawner.replay.trace import COLUMNS, read_trace
-
     cells = {
         "submitted_at_s": "7",
         "user": "ann",
@@ -306,7 +305,7 @@ def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
         "groups": "ml101;staff",
         "waited_s": "3",
     }
-    assert {*cells, "gpu_model"} == {*COLUMNS}, "the old name of one model"
+    assert {*cells, "gpu_model"} == {*TraceRow.model_fields}, "the old name of one model"
     path = trace(tmp_path, f"{','.join(cells)}\n{','.join(cells.values())}\n\n")
     (job,) = read_trace(path).jobs
     models, groups = ("Tesla T4", "L4"), ("ml101", "staff")
@@ -315,8 +314,6 @@ def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_before_names_one_model(tmp_path: Path) -> None:
-    from fgpuspawner.replay.trace import read_trace
-
     (job,) = read_trace(trace(tmp_path, "submitted_at_s,user,length_s,fgpu,gpu_model\n7,ann,60,1,T;4\n")).jobs
     assert job.request.gpu_models == ("T;4",)
 
@@ -327,22 +324,36 @@ HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "line 1: the columns submitted_at_s, user, length_s are missing; "),
-        ("submitted_at_s,user,length_s\n", "line 1: the columns fgpu or gpu_memory_mib are missing; "),
-        ("submitted_at_s,user,fgpu,length\n", "line 1: there is no column 'length'; the columns are subm"),
-        (HEAD.replace("fgpu", "user"), "line 1: the column 'user' is there twice"),
+        (
+            "",
+            "line 1: columns are missing; submitted_at_s, user, length_s and fgpu or gpu_memory_mib are needed",
+        ),
+        (
+            "submitted_at_s,user,length_s\n",
+            "line 1: columns are missing; submitted_at_s, user, length_s and fgpu",
+        ),
+        ("submitted_at_s,user,fgpu,length\n", "line 1: 'length' is no column, or there twice; "),
+        (HEAD.replace("fgpu", "user"), "line 1: 'user' is no column, or there twice; "),
         (HEAD, "has no session; a row is one session"),
         (HEAD + "0,ann,1,60,0\n5,bob,1,60\n", "line 3: has 4 fields, and 5 columns are named"),
-        (HEAD + "soon,ann,1,60,0\n", "line 2: submitted_at_s: 'soon' is not a whole number such as 3600"),
-        (HEAD + "0,ann,1,60,0\n\n0,bob,half,60,0\n", "line 4: fgpu: 'half' is not a number such as 0.5"),
-        (HEAD + "0,ann,0,60,0\n", "line 2: fgpu: 0 must be above 0"),
-        (HEAD + "0,ann,1,-5,0\n", "line 2: length_s: -5 is not between 0 and "),
-        (HEAD + "0,,1,5,0\n", "line 2: user: is empty"),
+        (HEAD + "soon,ann,1,60,0\n", "line 2: submitted_at_s: 'soon': Input should be a valid integer"),
+        (HEAD + ",ann,1,60,0\n", "line 2: submitted_at_s: '': Field required"),
+        (
+            HEAD + "0,ann,1,60,0\n\n0,bob,half,60,0\n",
+            "line 4: fgpu: 'half': 'half' is not a number such as 0.5",
+        ),
+        (HEAD + "0,ann,0,60,0\n", "line 2: fgpu: '0': Input should be greater than or equal to 1"),
+        (HEAD + "0,ann,1,-5,0\n", "line 2: length_s: '-5': Input should be greater than or equal to 0"),
+        (HEAD + "0,,1,5,0\n", "line 2: user: '': Field required"),
         (HEAD + "0,ann,,5,0\n", "line 2: fgpu: give either fgpu or gpu_memory_mib"),
-        (HEAD + '0,"ann,1,5,0\n', "is not CSV: "),
+        (HEAD + '0,"ann,1,5,0\n', "is not CSV in UTF-8: "),
         (
             "submitted_at_s,user,length_s,fgpu,gpu_model,gpu_models\n0,ann,5,1,T4,T4;L4\n",
             "line 2: gpu_models: give either gpu_models or gpu_model",
+        ),
+        (
+            "submitted_at_s,user,length_s,fgpu,compute_percent\n0,ann,5,1,50\n",
+            "line 2: compute_percent: goes with gpu_memory_mib only",
         ),
     ],
 )
@@ -360,7 +371,7 @@ def test_a_trace_that_is_no_text_or_not_there_is_said(
 ) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    assert failure(capsys, "--trace", str(path), "--gpus", "1") == (1, f"{path}: is not a text in UTF-8")
+    assert ": is not CSV in UTF-8: " in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
     path.unlink()
     assert "No such file" in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
 

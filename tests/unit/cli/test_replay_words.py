@@ -6,7 +6,7 @@ import pytest
 
 from fgpu_scheduler import BadSettings, Quota, QuotaScope
 from fgpu_scheduler.core import orders, scores
-from fgpuspawner.replay.words import gpus_of, policy_of, quota_of
+from fgpuspawner.cli.replay import gpus_of, policy_of, quota_of
 
 
 def test_a_policy_is_the_name_of_an_order() -> None:

@@ -1,1 +1,0 @@
-"""``fgpu replay``: simulates past requests under another policy or quota."""
