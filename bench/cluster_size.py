@@ -31,8 +31,8 @@ from traitlets.config import Config
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent, HubSide, Installation
 from fgpuspawner.engines.kubernetes import api as cluster_api
-from fgpuspawner.engines.kubernetes.api import Api, Refused, at_once
-from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.api import Api, Refused, run_blocking
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine, log
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.settings import FGPU
@@ -277,7 +277,7 @@ def main() -> None:
     args = parser.parse_args()
     kubeconfig, number = os.environ["FGPU_TEST_KUBECONFIG"], os.environ["FGPU_TEST_KUBE"]
     configuration = Configuration()
-    at_once(lambda: load_kube_config(kubeconfig, client_configuration=configuration))
+    run_blocking(lambda: load_kube_config(kubeconfig, client_configuration=configuration))
 
     async def asked(do: Callable[[Api], Any]) -> None:
         api = Api(configuration)
@@ -297,18 +297,18 @@ def main() -> None:
         async def look(api: Api) -> None:
             answers.append(await api.ask("GET", "/api/v1/nodes", query=[("labelSelector", f"{LABEL}=size")]))
 
-        at_once(lambda: asked(look))
+        run_blocking(lambda: asked(look))
         return bool(answers[0]["items"])
 
     controllers("freeze")
     before = load()
     try:
         if not (args.keep and there()):
-            at_once(lambda: asked(lambda api: make(api, args.nodes, args.others, args.sessions)))
+            run_blocking(lambda: asked(lambda api: make(api, args.nodes, args.others, args.sessions)))
         found = asyncio.run(measure(kubeconfig, args.sessions, args.nodes, args.idle_s))
     finally:
         if not args.keep:
-            at_once(lambda: asked(remove))
+            run_blocking(lambda: asked(remove))
         controllers("thaw")
     result = {
         "size": {"nodes": args.nodes, "others": args.others, "sessions": args.sessions},

@@ -1,4 +1,4 @@
-"""The command ``fgpu kube``: what sessions on Kubernetes need beside the Hub."""
+"""The command ``fgpu kube``: the files image, the Hub's rights and the check of a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from fgpuspawner.cli.command import FILE, Group, Report, UsageError, config_option
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE, write_files_image
+from fgpuspawner.engines.kubernetes.files import REFERENCE, write_files_image
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
 from fgpuspawner.isolation import native
 from fgpuspawner.settings import FGPU
@@ -105,7 +105,7 @@ def check_cluster(config: str, start: bool) -> list[str]:
     It asks with your rights: in the Hub's pod with the Hub's, else by KUBECONFIG. Without --start nothing is made
     or changed.
     """
-    from fgpuspawner.engines.kubernetes.check import Grade, findings
+    from fgpuspawner.engines.kubernetes.check import findings
 
     hub_config, settings, kind = _loaded(config)
     reached = kind.reached(hub_config)
@@ -114,7 +114,7 @@ def check_cluster(config: str, start: bool) -> list[str]:
             found = asyncio.run(findings(kind, hub_config, settings, reached, start=start))
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise UsageError("it was ended before it was done; what it has made is removed") from None
-    return Report(map(str, found), status=int(any(one.grade is Grade.FAIL for one in found)))
+    return Report(map(str, found), status=int(any(one.grade == "FAIL" for one in found)))
 
 
 def _loaded(path: str) -> tuple[Any, FGPU, type[KubernetesFGPUSpawner]]:

@@ -44,10 +44,10 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine
-from fgpuspawner.engines.kubernetes.api import at_once
-from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.api import run_blocking
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
+from fgpuspawner.engines.kubernetes.files import REFERENCE as FILES_IMAGE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.local.engine import LocalEngine
 from fgpuspawner.form.offer import make_offer
@@ -466,7 +466,7 @@ class KubeLab(Lab):
     def __init__(self, folder: Path) -> None:
         self.configuration = Configuration()
         kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
-        at_once(lambda: load_kube_config(kubeconfig, client_configuration=self.configuration))
+        run_blocking(lambda: load_kube_config(kubeconfig, client_configuration=self.configuration))
         self.api = KubeApi.of(Path(kubeconfig))
         found = self.ask("GET", "/api/v1/nodes")
         self.node = found["items"][0]["metadata"]["name"]

@@ -14,7 +14,7 @@ from hubs import MERGE, Cluster
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 
-from fgpuspawner.engines.kubernetes.api import at_once
+from fgpuspawner.engines.kubernetes.api import run_blocking
 from fgpuspawner.engines.kubernetes.rights import RBAC, RIGHTS, Right, manifests
 
 ACCOUNT = "hub"
@@ -35,7 +35,7 @@ class World:
     def configuration(self) -> Configuration:
         """Return how the service account reaches the API."""
         found = Configuration()
-        at_once(lambda: load_kube_config(str(self.kubeconfig), client_configuration=found))
+        run_blocking(lambda: load_kube_config(str(self.kubeconfig), client_configuration=found))
         return found
 
     def give(self, rights: list[Right]) -> None:

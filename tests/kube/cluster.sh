@@ -349,7 +349,7 @@ import_images() { # FILE...
 import sys
 from pathlib import Path
 
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE, write_files_image, write_image
+from fgpuspawner.engines.kubernetes.files import REFERENCE, write_files_image, write_image
 from fgpuspawner.isolation import native
 
 run = Path(sys.argv[1])

@@ -14,8 +14,8 @@ from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.kubernetes.api import Api, at_once
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
+from fgpuspawner.engines.kubernetes.api import Api, run_blocking
+from fgpuspawner.engines.kubernetes.files import REFERENCE as FILES_IMAGE
 from hubprocess import HubProcess, until
 
 MERGE = "application/merge-patch+json"
@@ -33,7 +33,7 @@ class Cluster:
         self.kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
         self.api = KubeApi.of(Path(self.kubeconfig))
         self.configuration = Configuration()
-        at_once(lambda: load_kube_config(self.kubeconfig, client_configuration=self.configuration))
+        run_blocking(lambda: load_kube_config(self.kubeconfig, client_configuration=self.configuration))
         # A test may have made one that is an object and no machine.
         nodes = self.ask("GET", "/api/v1/nodes")["items"]
         (self.node,) = [node for node in nodes if node["status"].get("addresses")]
@@ -77,7 +77,7 @@ class Cluster:
             finally:
                 await api.close()
 
-        return at_once(asked)
+        return run_blocking(asked)
 
     def leaving(self) -> list[str]:
         """Return the pods that are being removed."""

@@ -17,7 +17,7 @@ import pytest
 from dockerhub import BASE
 from kubeapi import NAMESPACE, ApiError, KubeApi, wait_for
 
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE, digest_of
+from fgpuspawner.engines.kubernetes.files import REFERENCE, digest_of
 from fgpuspawner.isolation import native
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -20,12 +20,12 @@ import pytest
 from hubs import MERGE, Cluster
 from labs import NAMESPACE, KubeLab
 
-from fgpu_scheduler import Queue, Request, Requeued, Scheduler, Session, SessionState, Store
+from fgpu_scheduler import EndCause, Queue, Request, Requeued, Scheduler, Session, SessionState, Store
 from fgpuspawner.engines.base import Launched, NotBound
-from fgpuspawner.engines.kubernetes import engine as kubernetes_engine
+from fgpuspawner.engines.kubernetes import endings
 from fgpuspawner.engines.kubernetes.api import Api, Refused
-from fgpuspawner.engines.kubernetes.inventory import taken_by
-from fgpuspawner.engines.kubernetes.quantity import quantity
+from fgpuspawner.engines.kubernetes.dialects.base import quantity
+from fgpuspawner.engines.kubernetes.inventory import pod_requests
 from fgpuspawner.hub.inventory import Inventory
 
 NODE = "fgpu-fake"
@@ -214,7 +214,7 @@ class World:
         """End the sessions."""
         for session in await self.queue.live():
             with self.queue.ending(session.id):
-                await self.queue.end(session.id, kubernetes_engine.EndCause.USER)
+                await self.queue.end(session.id, EndCause.USER)
                 assert await self.lab.engines[-1].stop(session, now=True)
                 await self.queue.gone(session.id)
 
@@ -228,7 +228,7 @@ async def look_again_and_again(inventory: Inventory) -> None:
 
 def check_not_over_committed(pods: list[dict[str, Any]]) -> None:
     """See that nothing is over-committed, by the cluster's own account."""
-    taken = [taken_by(pod) for pod in pods]
+    taken = [pod_requests(pod) for pod in pods]
     for name in ("cpu", "memory"):
         assert sum(t.get(name, Decimal(0)) for t in taken) <= quantity(HAS[name]), name
 
@@ -238,7 +238,7 @@ def check_not_over_committed(pods: list[dict[str, Any]]) -> None:
 async def test_pods_of_others_at_any_instant_over_commit_nothing_and_cost_nobody_their_place(
     lab: FakeLab, kubelet: Kubelet, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_engine, "UNBOUND_FOR_S", 0.5)
+    monkeypatch.setattr(endings, "UNBOUND_FOR_S", 0.5)
     engine = lab.engine()
     store = Store(f"sqlite:///{tmp_path / 'queue.sqlite'}")
     store.open()

@@ -18,7 +18,7 @@ from accounts import ACCOUNT, World
 from hubs import CLUSTER, FILES_IMAGE
 from test_zero_to_jupyterhub import theirs
 
-from fgpuspawner.engines.kubernetes.api import Api, at_once
+from fgpuspawner.engines.kubernetes.api import Api, run_blocking
 from hubprocess import PROXY, ROOT, free_ports, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -134,7 +134,7 @@ class Hub:
             finally:
                 await api.close()
 
-        return at_once(asked)
+        return run_blocking(asked)
 
 
 @pytest.fixture

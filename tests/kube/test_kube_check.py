@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from accounts import World
 from hubs import Cluster
+from traitlets.config import Config
 
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.kubernetes import others
 from fgpuspawner.engines.kubernetes.rights import RIGHTS
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from fgpuspawner.settings import FGPU
 
 CONFIG = """
 from fgpuspawner.config import configure
@@ -59,7 +61,7 @@ def runtime_class(cluster: Cluster) -> Iterator[None]:
 def test_a_cluster_that_is_as_it_should_be_has_no_line_that_fails(world: World, tmp_path: Path) -> None:
     status, lines = check(world, tmp_path, gpus={"simulated": 1})
     assert status == 0, lines
-    assert "OK: who asks has all rights that the Hub needs" in lines
+    assert "OK: the caller has all rights that the Hub needs" in lines
     assert "OK: a session's pod is accepted" in lines
     assert re.fullmatch(r"OK: Kubernetes \d+\.\d+ answers", lines[0])
     (node,) = [line for line in lines if f"node {world.cluster.name}" in line]
@@ -79,8 +81,8 @@ def test_rights_that_are_missing_are_named_with_the_command_that_gives_them(
     finally:
         world.give(list(RIGHTS))
     assert status == 1
-    failed = [line for line in lines if line.startswith("FAIL: who asks may not ")]
-    assert [line.split("(")[0].removeprefix("FAIL: who asks may not ") for line in failed] == [
+    failed = [line for line in lines if line.startswith("FAIL: the caller may not ")]
+    assert [line.split("(")[0].removeprefix("FAIL: the caller may not ") for line in failed] == [
         f"create secrets in namespace {world.namespace} ",
         "list, watch nodes in the whole cluster ",
     ]
@@ -115,7 +117,7 @@ def test_images_nodes_and_storage_that_are_not_there_are_named(world: World, tmp
 
 
 def test_sessions_of_another_installation_in_the_namespace_are_told_and_those_elsewhere_are_not(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked = {marks.INSTALLATION: "0123456789ab", marks.SESSION: "7"}
     names = {"fgpu-0123456789ab-7-1": marked, "forged": marked, "fgpu-fedcba987654-1-1": {}}
@@ -124,10 +126,12 @@ def test_sessions_of_another_installation_in_the_namespace_are_told_and_those_el
         for name, labels in names.items():
             spec = {"containers": [{"name": "c", "image": "none.example.org/none:1"}], "nodeName": "nowhere"}
             world.cluster.ask("POST", path, body={"metadata": {"name": name, "labels": labels}, "spec": spec})
-    config = world.configuration()
+    reached = world.configuration()
+    monkeypatch.setattr(KubernetesFGPUSpawner, "reached", lambda config: reached)
+    config = Config({"KubernetesFGPUSpawner": {"namespace": world.namespace}})
     try:
-        lines = others.in_namespace(lambda: config, world.namespace, "aaaaaaaaaaaa")
-        assert others.in_namespace(lambda: config, world.namespace, "0123456789ab") == []
+        lines = KubernetesFGPUSpawner.wrong_elsewhere(config, FGPU(), "aaaaaaaaaaaa")
+        assert KubernetesFGPUSpawner.wrong_elsewhere(config, FGPU(), "0123456789ab") == []
     finally:
         for path in paths:
             for name in names:

@@ -16,8 +16,8 @@ from hubs import PODS, SMALL, Cluster, on
 from kubeapi import ApiError
 
 from fgpu_scheduler import Device, NodeState
-from fgpuspawner.engines.kubernetes.inventory import taken_by
-from fgpuspawner.engines.kubernetes.quantity import quantity
+from fgpuspawner.engines.kubernetes.dialects.base import quantity
+from fgpuspawner.engines.kubernetes.inventory import pod_requests
 from hubprocess import PATIENCE, HubProcess, until
 
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
@@ -389,11 +389,11 @@ def check_nothing_is_over_committed(cluster: Cluster, hub: HubProcess, others: l
     has = cluster.ask("GET", f"/api/v1/nodes/{cluster.name}")["status"]["allocatable"]
     pods = cluster.ask("GET", "/api/v1/pods")["items"]
     bound = [pod for pod in pods if pod["spec"].get("nodeName") == cluster.name]
-    taken = [taken_by(pod) for pod in bound if pod["status"]["phase"] not in ("Succeeded", "Failed")]
+    taken = [pod_requests(pod) for pod in bound if pod["status"]["phase"] not in ("Succeeded", "Failed")]
     for name in ("cpu", "memory", RESOURCE):
         assert sum(t.get(name, Decimal(0)) for t in taken) <= quantity(has[name]), name
     there = {pod["metadata"]["name"]: pod for pod in bound if pod["status"]["phase"] == "Running"}
-    with_card = [n for n in others if n in there and RESOURCE in taken_by(there[n])]
+    with_card = [n for n in others if n in there and RESOURCE in pod_requests(there[n])]
     theirs = {card_of(cluster, name, "theirs") for name in with_card}
     for session in hub.sessions().values():
         if session.state == "RUNNING":

@@ -22,8 +22,9 @@ from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner.engines.base import Engine, Installation, LaunchSpec
-from fgpuspawner.engines.kubernetes.api import Api, at_once
-from fgpuspawner.engines.kubernetes.dialects import Dra, Lease
+from fgpuspawner.engines.kubernetes.api import Api, run_blocking
+from fgpuspawner.engines.kubernetes.dialects.dra import Dra
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import DRA, KubernetesEngine
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, Right
@@ -302,7 +303,7 @@ def _version(world: World) -> tuple[int, int]:
         finally:
             await api.close()
 
-    return at_once(asked)
+    return run_blocking(asked)
 
 
 def test_no_right_is_without_a_test_that_takes_it_away() -> None:

@@ -1,4 +1,4 @@
-"""A cluster's API, asked and answered in its own JSON."""
+"""A client of the cluster's API, in plain JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -15,42 +15,39 @@ import aiohttp
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException, load_kube_config
 from kubernetes_asyncio.stream import WsApiClient
-from kubernetes_asyncio.stream.ws_client import (
-    ERROR_CHANNEL,
-    STDOUT_CHANNEL,
-    WsResponse,
-)
+from kubernetes_asyncio.stream.ws_client import ERROR_CHANNEL, STDOUT_CHANNEL, WsResponse
 from kubespawner.clients import load_config
 
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest
 from fgpuspawner.isolation.report import Answer
 
 T = TypeVar("T")
 
-Manifest = Mapping[str, Any]
-"""An object as the API has it."""
-
 ANSWERS_WITHIN_S = 10.0
 WATCHED_FOR_S = 45
-"""Each watch is opened again after this time. A launch waits this long at most when a connection dies silently."""
-SAME = aiohttp.ClientTimeout(
+"""Each watch is opened again after this time: a launch waits this long at most when a connection dies silently."""
+WATCH_TIMEOUT = aiohttp.ClientTimeout(
     total=None, sock_connect=ANSWERS_WITHIN_S, sock_read=WATCHED_FOR_S + ANSWERS_WITHIN_S
 )
 LONGEST_WORDS = 300
-PAGE, NAMES_PAGE = 100, 2000
-NOT_LOGGED_IN, GONE = 401, 410
+PAGE = 100
+"""Parsing a page takes some tens of milliseconds, during which nothing else runs; thousands of pods took seconds."""
+NAMES_PAGE = 2000
+NOT_LOGGED_IN, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 RENEWED_EVERY_S = 10.0
 """At least this long passes between two logins, since an API may refuse every token."""
 LOOK_EVERY_S = 0.05
-TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-"""What kubectl shows: a row of each object."""
-NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ConfigException)
+JSON = "application/json"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+"""kubectl's view: a short row for each object."""
+NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, ConfigException)
 """ConfigException: the token that the cluster gave the Hub cannot be read now."""
 
 
 class Refused(FGPUError):
-    """The cluster refuses; ``reason`` is its word for why (``NotFound``), ``status`` the HTTP status."""
+    """The cluster refuses a call; ``reason`` is the API's code for why (``NotFound``), ``status`` the HTTP status."""
 
     code = "cluster_refused"
 
@@ -61,16 +58,16 @@ class Refused(FGPUError):
 
 
 class Expired(FGPUError):
-    """The watched version is too old: the objects have to be listed again."""
+    """The version of a watch or of a list's page is too old: list the objects again."""
 
     code = "watch_expired"
 
 
 def configuration(**settings: Any) -> Configuration:
-    """Return how the API is reached: as KubeSpawner reaches it. Blocks.
+    """Return the connection to the API that KubeSpawner would use. Blocks.
 
-    By the service account of the Hub's own pod, else by a kubeconfig (``KUBECONFIG``). ``settings`` are those of
-    KubeSpawner that `load_config` takes.
+    It uses the service account of the Hub's own pod, else a kubeconfig (``KUBECONFIG``). ``settings`` are KubeSpawner's
+    that `load_config` takes.
 
     Raises:
         BadSettings: there is neither, or it cannot be read.
@@ -84,13 +81,13 @@ def configuration(**settings: Any) -> Configuration:
         ) from e
     found = Configuration.get_default_copy()
     if found.refresh_api_key_hook is None:
-        # The client reads a pod's own token again without this.
-        found.refresh_api_key_hook = Renewal()
+        # For a pod's own token the library sets a hook.
+        found.refresh_api_key_hook = LoginRenewal()
     return found
 
 
-class Renewal:
-    """Reads the kubeconfig again, and runs the program that it names to log in, once the API has refused a token."""
+class LoginRenewal:
+    """Reads the kubeconfig again, and runs the login program that it names, after the API has refused a token."""
 
     def __init__(self) -> None:
         self._refused = self._loading = False
@@ -102,12 +99,12 @@ class Renewal:
         return self._refused
 
     async def __call__(self, configuration: Configuration) -> None:
-        """Have a token in a configuration that is about to be used.
+        """Update the token of a configuration that is about to be used.
 
         Raises:
-            ConfigException, OSError, ValueError: there is none.
+            ConfigException, OSError, ValueError: there is no token.
         """
-        # One runs the program; the event loop of another thread may be waiting as well.
+        # One caller runs the program. Callers in other threads wait too, so no lock of one event loop would do.
         while self._loading:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_EVERY_S)
         if not self._refused:
@@ -122,52 +119,48 @@ class Renewal:
             self._refused = self._loading = False
 
 
-def at_once(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Return what is asked for, in an event loop of its own. Blocks; may be called where another loop runs."""
+def run_blocking(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in a new event loop and return its result. Blocks; may be called where another loop runs."""
     with ThreadPoolExecutor(1, thread_name_prefix="fgpu-cluster") as threads:
-        return threads.submit(lambda: asyncio.run(ask())).result()
+        return threads.submit(lambda: asyncio.run(call())).result()
 
 
-async def is_closed_to_strangers(reached: Configuration) -> bool:
-    """Return whether the API refuses to list pods without a login.
-
-    Raises:
-        EngineSilent: it does not answer.
-    """
-    stranger = Configuration()
-    stranger.host, stranger.verify_ssl, stranger.ssl_ca_cert = (
-        reached.host,
-        reached.verify_ssl,
-        reached.ssl_ca_cert,
-    )
-    api = Api(stranger)
-    try:
-        await api.ask("GET", "/api/v1/pods", query=[("limit", "1")])
-    except Refused as e:
-        return e.status in (401, 403)
-    finally:
-        await api.close()
+async def refuses_anonymous(reached: Configuration) -> bool:
+    """Return whether the API refuses to list pods without a login; raises EngineSilent if it does not answer."""
+    anonymous = Configuration()
+    for name in ("host", "verify_ssl", "ssl_ca_cert"):
+        setattr(anonymous, name, getattr(reached, name))
+    async with Api(anonymous) as api:
+        try:
+            await api.ask("GET", "/api/v1/pods", query=[("limit", "1")])
+        except Refused as e:
+            return e.status in (NOT_LOGGED_IN, FORBIDDEN)
     return False
 
 
 class Api:
-    """To be used in one running event loop.
+    """A client for use in one running event loop.
 
-    Each call raises `Refused` where the cluster answers and refuses, and `EngineSilent` where it does not answer in time,
-    or something else does.
+    Calls raise `Refused` if the cluster answers and refuses, and `EngineSilent` if it does not answer in time, or
+    something else answers.
     """
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._client: ApiClient | None = None
-        self._commands: WsApiClient | None = None
+        self._exec_client: WsApiClient | None = None
+
+    async def __aenter__(self) -> Api:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
-        """Close what is open."""
-        for client in (self._client, self._commands):
+        for client in (self._client, self._exec_client):
             if client is not None:
                 await client.close()
-        self._client = self._commands = None
+        self._client = self._exec_client = None
 
     async def ask(
         self,
@@ -176,37 +169,43 @@ class Api:
         *,
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
-        content: str = "application/json",
-        accept: str = "application/json",
+        accept: str = JSON,
     ) -> dict[str, Any]:
         """Return the answer to one request."""
-        token = self._token
+
+        async def call() -> bytes:
+            async with (
+                asyncio.timeout(ANSWERS_WITHIN_S),
+                self._request(method, path, query, body, accept) as answer,
+            ):
+                text = await answer.read()
+            if answer.status >= 400:
+                raise _refusal(answer.status, text)
+            return text
+
         try:
-            for is_first in (True, False):
-                async with (
-                    asyncio.timeout(ANSWERS_WITHIN_S),
-                    self._asked(method, path, query, body, content, accept=accept) as answer,
-                ):
-                    text, status = await answer.read(), answer.status
-                if not (is_first and status == NOT_LOGGED_IN and self._may_log_in_again(token)):
-                    break
-            if status >= 400:
-                raise _refusal(status, text)
-            found = json.loads(text)
+            found = json.loads(await self._logged_in(call))
         except NO_ANSWER as e:
             raise _silent(e) from e
-        if not isinstance(found, dict) or "kind" not in found:
+        if not isinstance(found, dict) or not found.keys() & {"kind", "gitVersion"}:
             raise EngineSilent("something else answers in place of the cluster's API")
         return found
+
+    async def _logged_in(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a call, which is repeated once with a new login if the API refuses the token."""
+        token = self._token
+        try:
+            return await call()
+        except Refused as e:
+            hook = self._configuration.refresh_api_key_hook
+            may_renew = isinstance(hook, LoginRenewal) and (token != self._token or hook.refused())
+            if e.status != NOT_LOGGED_IN or not may_renew:
+                raise
+        return await call()
 
     @property
     def _token(self) -> object:
         return self._configuration.api_key.get("BearerToken")
-
-    def _may_log_in_again(self, token: object) -> bool:
-        """Return whether a call that was refused with this token may have another one now."""
-        hook = self._configuration.refresh_api_key_hook
-        return isinstance(hook, Renewal) and (token != self._token or hook.refused())
 
     async def pages(
         self,
@@ -214,24 +213,18 @@ class Api:
         query: Sequence[tuple[str, str]] = (),
         *,
         limit: int | None = None,
-        accept: str = "application/json",
+        accept: str = JSON,
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield what is at a path of the API, a page at a time, all as it was at one instant.
-
-        A page is read in some tens of milliseconds, in which nothing else runs: thousands of pods at once took seconds.
+        """Yield the list at a path page by page, all as of one instant.
 
         Raises:
-            Expired: the API no longer has the state of that instant, since reading took too long.
+            Expired: reading took too long, and the API no longer has the state of that instant.
         """
         after = ""
         while True:
             more = [("limit", str(limit or PAGE)), *([("continue", after)] if after else [])]
-            try:
+            with _expiring():
                 page = await self.ask("GET", path, query=(*query, *more), accept=accept)
-            except Refused as e:
-                if e.status == GONE:
-                    raise Expired(str(e)) from e
-                raise
             yield page
             after = str((page.get("metadata") or {}).get("continue") or "")
             if not after:
@@ -240,7 +233,7 @@ class Api:
     async def listed(
         self, path: str, query: Sequence[tuple[str, str]] = (), *, keep: Callable[[Manifest], T | None]
     ) -> list[T]:
-        """Return what is kept of each object at a path of the API."""
+        """Return ``keep(object)`` for each object at a path, without the Nones."""
         try:
             pages = self.pages(path, query)
             every = [keep(item) async for page in pages for item in page.get("items") or ()]
@@ -249,41 +242,30 @@ class Api:
         return [one for one in every if one is not None]
 
     async def names(self, path: str, query: Sequence[tuple[str, str]]) -> set[str]:
-        """Return the names of what is at a path of the API now; the API writes nothing else of it, or little."""
+        """Return the names of the objects at a path; the API sends little more than the names."""
         found: set[str] = set()
         try:
             rows = (*query, ("includeObject", "None"))
             async for page in self.pages(path, rows, limit=NAMES_PAGE, accept=TABLE):
-                if page["kind"] == "Table":
-                    (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
-                    found |= {str(row["cells"][at]) for row in page.get("rows") or ()}
-                else:
-                    found |= {str(item["metadata"]["name"]) for item in page.get("items") or ()}
-        except (Expired, KeyError, IndexError, TypeError, ValueError) as e:
-            raise EngineSilent(f"what is in the cluster cannot be told: {e or type(e).__name__}") from e
+                (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
+                found |= {str(row["cells"][at]) for row in page.get("rows") or ()}
+        except (Expired, *NO_ANSWER) as e:
+            raise EngineSilent(f"the cluster's objects cannot be listed: {e or type(e).__name__}") from e
         return found
 
     async def version(self) -> tuple[int, int]:
         """Return the cluster's version, such as (1, 34)."""
+        found = await self.ask("GET", "/version")
         try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S), self._asked("GET", "/version") as answer:
-                text = await answer.read()
-                if answer.status >= 400:
-                    raise _refusal(answer.status, text)
-                found = json.loads(text)
-                # Clouds write "28+".
-                return int(found["major"]), int(str(found["minor"]).rstrip("+"))
-        except (*NO_ANSWER, KeyError, TypeError) as e:
+            # Clouds write "28+".
+            return int(found["major"]), int(str(found["minor"]).rstrip("+"))
+        except NO_ANSWER as e:
             raise _silent(e) from e
 
     async def watch(
         self, path: str, query: Sequence[tuple[str, str]], version: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield each event after ``version`` until the API ends it.
-
-        Raises:
-            Expired: it is too long ago.
-        """
+        """Yield each event after ``version`` until the API ends the watch; raises Expired if that is too long ago."""
         more = (
             ("watch", "true"),
             ("resourceVersion", version),
@@ -291,21 +273,17 @@ class Api:
             ("timeoutSeconds", str(WATCHED_FOR_S)),
         )
         try:
-            async with self._asked("GET", path, (*query, *more), None, "application/json", SAME) as answer:
-                if answer.status >= 400:
-                    raise _refusal(answer.status, await answer.read())
-                async for line in answer.content:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise _refusal(
-                            int(event["object"].get("code", 500)), json.dumps(event["object"]).encode()
-                        )
-                    yield event
-        except Refused as e:
-            if e.status == GONE:
-                raise Expired(str(e)) from e
-            raise
-        except (*NO_ANSWER, KeyError, TypeError) as e:
+            with _expiring():
+                async with self._request("GET", path, (*query, *more), patience=WATCH_TIMEOUT) as answer:
+                    if answer.status >= 400:
+                        raise _refusal(answer.status, await answer.read())
+                    async for line in answer.content:
+                        event = json.loads(line)
+                        found = event["object"]
+                        if event["type"] == "ERROR":
+                            raise _refusal(int(found.get("code", 500)), json.dumps(found).encode())
+                        yield event
+        except NO_ANSWER as e:
             raise _silent(e) from e
 
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
@@ -314,13 +292,7 @@ class Api:
         ``pod`` is its path in the API. Reading stops soon after ``most_bytes``. There is no status if the command
         could not be run or the connection was cut.
         """
-        token = self._token
-        try:
-            channel = await self._opened(pod, container, command)
-        except Refused as e:
-            if e.status != NOT_LOGGED_IN or not self._may_log_in_again(token):
-                raise
-            channel = await self._opened(pod, container, command)
+        channel = await self._logged_in(lambda: self._exec_channel(pod, container, command))
         output = bytearray()
         status: int | None = None
         try:
@@ -338,17 +310,17 @@ class Api:
             await channel.close()
         return Answer(bytes(output[: most_bytes + 1]), status)
 
-    async def _opened(
+    async def _exec_channel(
         self, pod: str, container: str, command: Sequence[str]
     ) -> aiohttp.ClientWebSocketResponse[Any]:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
-        if self._commands is None:
-            self._commands = WsApiClient(self._configuration)
+        if self._exec_client is None:
+            self._exec_client = WsApiClient(self._configuration)
         headers: dict[str, str] = {}
         try:
-            await self._commands.update_params_for_auth(headers, [], ["BearerToken"])
-            opened = await self._commands.request(
+            await self._exec_client.update_params_for_auth(headers, [], ["BearerToken"])
+            opened = await self._exec_client.request(
                 "GET",
                 f"{self._configuration.host}{pod}/exec",
                 query_params=query,
@@ -363,20 +335,19 @@ class Api:
             raise _silent(e) from e
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _request(
         self,
         method: str,
         path: str,
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
-        content: str = "application/json",
-        patience: aiohttp.ClientTimeout | None = None,
-        accept: str = "application/json",
+        accept: str = JSON,
+        patience: aiohttp.ClientTimeout | float = ANSWERS_WITHIN_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._client is None:
             self._client = ApiClient(self._configuration)
-        headers = {"Accept": accept, "Content-Type": content}
-        # Asked each time: tokens of pods are renewed while the Hub runs.
+        headers = {"Accept": accept, "Content-Type": JSON}
+        # Before each call: tokens of pods are renewed while the Hub runs.
         await self._client.update_params_for_auth(headers, [], ["BearerToken"])
         answer = await self._client.rest_client.request(
             method,
@@ -384,7 +355,7 @@ class Api:
             headers=headers,
             body=body,
             _preload_content=False,
-            _request_timeout=patience or ANSWERS_WITHIN_S,
+            _request_timeout=patience,
         )
         try:
             yield answer
@@ -392,17 +363,31 @@ class Api:
             answer.close()
 
 
+@contextlib.contextmanager
+def _expiring() -> Iterator[None]:
+    """Turn the API's "gone" into `Expired`."""
+    try:
+        yield
+    except Refused as e:
+        if e.status == GONE:
+            raise Expired(str(e)) from e
+        raise
+
+
 def _silent(error: Exception) -> EngineSilent:
     return EngineSilent(f"the cluster's API does not answer: {error or type(error).__name__}")
 
 
 def _refusal(status: int, text: bytes) -> Refused | EngineSilent:
-    """Return what an answer says that is no success. Only the cluster itself refuses, and says so in its own form."""
+    """Return the error of an HTTP answer. It is the cluster's refusal only if it has the API's form."""
     try:
         said = json.loads(text)
     except ValueError:
         said = None
     if not isinstance(said, dict) or said.get("kind") != "Status":
+        if status == NOT_LOGGED_IN:
+            # Of a proxy that checks tokens for the cluster.
+            return Refused(status, "Unauthorized", "Unauthorized")
         return EngineSilent(f"something else answers in place of the cluster's API: HTTP {status}")
     reason = str(said.get("reason", ""))
     words = " ".join(str(said.get("message") or reason or status).split())

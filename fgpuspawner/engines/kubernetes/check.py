@@ -1,13 +1,12 @@
-"""Whether a cluster is as a Hub needs it, asked of its API with the caller's own rights.
+"""`fgpu kube check`: whether a cluster has what a Hub needs, checked with the caller's own rights.
 
-Nothing is made or changed, except by `trial`, and that is removed.
+Nothing is made or changed, except by `trial`, which removes its pods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,17 @@ from kubernetes_asyncio.client import Configuration
 
 from fgpu_scheduler import FGPUError, format_milli
 from fgpuspawner.engines.kubernetes import inventory
-from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
-from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotKnown
-from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, name_of
-from fgpuspawner.engines.kubernetes.kept import node_kept
+from fgpuspawner.engines.kubernetes.api import FORBIDDEN, NOT_FOUND, Api, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import (
+    TOLERATING,
+    Dialect,
+    GpuRecords,
+    GpuUnknown,
+    Manifest,
+    name_of,
+)
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
+from fgpuspawner.engines.kubernetes.inventory import pruned_node
 from fgpuspawner.engines.kubernetes.leases import gpus_of
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
@@ -27,33 +33,26 @@ from fgpuspawner.engines.kubernetes.trial import Leased, NotTried, Trial, ways
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU, configured
 
-NOBODY = inventory.Owner("", "")
-"""No Hub is running here: all pods count."""
+NO_OWNER = inventory.PodOwner("", "")
+"""No pod is a session of ours: all pods count."""
 LEVEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 SHARES_SINCE = (1, 36)
 """From then on several claims may share a device (consumable capacity)."""
-FORBIDDEN, NOT_FOUND = 403, 404
-
-
-class Grade(StrEnum):
-    """How bad a finding is."""
-
-    OK = "OK"
-    WARN = "WARN"
-    FAIL = "FAIL"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and what came of it, in words."""
+    """One result of the check, in words; its ``grade`` is OK, WARN or FAIL."""
 
-    grade: Grade
+    grade: str
     words: str
 
     def __str__(self) -> str:
-        """Return it as a line."""
         return f"{self.grade}: {self.words}"
+
+
+ok, warn, fail = (partial(Finding, grade) for grade in ("OK", "WARN", "FAIL"))
 
 
 async def findings(
@@ -64,22 +63,17 @@ async def findings(
     *,
     start: bool = False,
 ) -> list[Finding]:
-    """Return what was found, in the order in which an administrator should put it right; with ``start`` also by pods.
+    """Return the findings in the order in which to mend them; with ``start`` also by starting pods.
 
     Raises:
         EngineSilent: the cluster does not answer.
     """
-    api = Api(reached)
-    try:
+    async with Api(reached) as api:
         check = _Check(api, kind, config, settings)
         return [*await check.all(), *(await check.started() if start else [])]
-    finally:
-        await api.close()
 
 
 class _Check:
-    """One round of questions."""
-
     def __init__(self, api: Api, kind: type[KubernetesFGPUSpawner], config: Any, settings: FGPU) -> None:
         self._api = api
         self._sample_options = partial(kind.sample_options, config)
@@ -106,10 +100,8 @@ class _Check:
         found = await self._api.version()
         words = f"Kubernetes {found[0]}.{found[1]} answers"
         if self._dialect.name == "dra" and found < SHARES_SINCE:
-            return Finding(
-                Grade.FAIL, f'{words}; dialect "dra" needs {SHARES_SINCE[0]}.{SHARES_SINCE[1]} or newer'
-            )
-        return Finding(Grade.OK, words)
+            return fail(f'{words}; dialect "dra" needs {SHARES_SINCE[0]}.{SHARES_SINCE[1]} or newer')
+        return ok(words)
 
     async def _rights(self) -> list[Finding]:
         rights = rights_of(self._dialect.name)
@@ -117,13 +109,13 @@ class _Check:
             right: [verb for verb in right.verbs if not await self._may(right, verb)] for right in rights
         }
         if not any(missing.values()):
-            return [Finding(Grade.OK, "who asks has all rights that the Hub needs")]
-        return [Finding(Grade.FAIL, self._lacks(right, verbs)) for right, verbs in missing.items() if verbs]
+            return [ok("the caller has all rights that the Hub needs")]
+        return [fail(self._lacks(right, verbs)) for right, verbs in missing.items() if verbs]
 
     def _lacks(self, right: Right, verbs: Sequence[str]) -> str:
         where = "in the whole cluster" if right.everywhere else f"in namespace {self._namespace}"
         return (
-            f"who asks may not {', '.join(verbs)} {right.resource} {where} ({right.what_for}); have an administrator "
+            f"the caller may not {', '.join(verbs)} {right.resource} {where} ({right.what_for}); have an administrator "
             f"apply what `fgpu kube manifests --namespace {self._namespace}` prints"
         )
 
@@ -156,24 +148,17 @@ class _Check:
         found = await self._found(self._path)
         name = f"namespace {self._namespace}"
         if found is None:
-            return Finding(
-                Grade.OK, f"{name}: its Pod Security level may not be read; what counts comes below"
-            )
+            return ok(f"{name}: its Pod Security level may not be read; what counts comes below")
         if not found:
-            return Finding(
-                Grade.FAIL, f"{name} is not there; make it: kubectl create namespace {self._namespace}"
-            )
+            return fail(f"{name} is not there; make it: kubectl create namespace {self._namespace}")
         level = (found["metadata"].get("labels") or {}).get(LEVEL)
-        return Finding(Grade.OK, f"{name}: Pod Security level {level}" if level else f"{name}: any pods")
+        return ok(f"{name}: Pod Security level {level}" if level else f"{name}: any pods")
 
     def _files_image(self) -> Finding:
         image = self._own["files_image"]
         if image:
-            return Finding(
-                Grade.OK, f"files image: {image} (whether nodes can pull it is seen when a session starts)"
-            )
-        return Finding(
-            Grade.FAIL,
+            return ok(f"files image: {image} (whether nodes can pull it is seen when a session starts)")
+        return fail(
             "c.KubernetesFGPUSpawner.files_image is empty: write one with `fgpu kube image`, push it, and name it",
         )
 
@@ -182,16 +167,16 @@ class _Check:
         try:
             pod = await sample_pod(self._sample_options, dialect=self._dialect if real else None)
         except FGPUError as e:
-            return [Finding(Grade.FAIL, f"a session's pod cannot be made: {e}")]
+            return [fail(f"a session's pod cannot be made: {e}")]
         except Exception as e:
-            # A function of the administrator's, which may need more than this session has.
-            return [Finding(Grade.WARN, f"a session's pod cannot be tried: {type(e).__name__}: {e}")]
+            # An administrator's function may need more than this sample session has.
+            return [warn(f"a session's pod cannot be tried: {type(e).__name__}: {e}")]
         found = [await self._accepted("a session's pod", pod)]
         if isinstance(self._dialect, Lease) and real:
             image = str(self._own["lease_image"])
             if not image:
                 words = "c.KubernetesFGPUSpawner.lease_image is empty: no GPU is leased; name an image with a shell"
-                return [*found, Finding(Grade.FAIL, words)]
+                return [*found, fail(words)]
             lease = self._dialect.lease_pod(
                 name="fgpu-check", node="check", image=image, command=("sleep", "1")
             )
@@ -206,73 +191,68 @@ class _Check:
         try:
             await self._api.ask("POST", f"{self._path}/pods", query=[("dryRun", "All")], body=dict(pod))
         except Refused as e:
-            return Finding(Grade.FAIL, f"{what} is refused: {e}")
-        return Finding(Grade.OK, f"{what} is accepted")
+            return fail(f"{what} is refused: {e}")
+        return ok(f"{what} is accepted")
 
     async def _runtime_class(self) -> Finding:
         name = self._own["runtime_class"]
         if not name:
-            return Finding(
-                Grade.OK, "no RuntimeClass is needed: c.KubernetesFGPUSpawner.runtime_class is empty"
-            )
+            return ok("no RuntimeClass is needed: c.KubernetesFGPUSpawner.runtime_class is empty")
         found = await self._found(f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
         if found is None:
-            return Finding(
-                Grade.OK, f"RuntimeClass {name}: may not be read; a session's pod with it is tried above"
-            )
+            return ok(f"RuntimeClass {name}: may not be read; a session's pod with it is tried above")
         if found:
-            return Finding(Grade.OK, f"RuntimeClass {name} is there, with handler {found['handler']}")
-        return Finding(
-            Grade.FAIL,
+            return ok(f"RuntimeClass {name} is there, with handler {found['handler']}")
+        return fail(
             f"RuntimeClass {name} is not there; NVIDIA's GPU operator makes it. Name yours in "
             'c.KubernetesFGPUSpawner.runtime_class, or set "" there if the operator runs its NRI plugin',
         )
 
     async def _nodes(self) -> list[Finding]:
         try:
-            nodes = await self._api.listed("/api/v1/nodes", keep=node_kept)
-            taken = await self._api.listed(
-                "/api/v1/pods", keep=lambda pod: inventory.taken(pod, self._dialect, NOBODY)
+            nodes = await self._api.listed("/api/v1/nodes", keep=pruned_node)
+            usage = await self._api.listed(
+                "/api/v1/pods", keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER)
             )
         except Refused as e:
-            return [Finding(Grade.FAIL, f"nodes cannot be seen: {e}")]
-        others = inventory.by_node(taken)
+            return [fail(f"nodes cannot be seen: {e}")]
+        others = inventory.by_node(usage)
         try:
             session = await sample_spec(self._sample_options)
         except Exception:
-            # Said of the pods already.
+            # `_pods` has reported it.
             session = TOLERATING
         ours = [node for node in nodes if inventory.is_ours(node, self._settings.node_ids())]
         named = [node["metadata"]["name"] for node in nodes]
         missing = [name for name in self._settings.node_ids() if name not in named]
         found = [
-            Finding(Grade.FAIL, f"node {name} of c.FGPU.nodes is not in the cluster; it has: {_few(named)}")
+            fail(f"node {name} of c.FGPU.nodes is not in the cluster; it has: {_few(named)}")
             for name in missing
         ]
         if not ours:
             words = f"no node has the label {inventory.GROUP}; give it to those that sessions may use"
             line = f"kubectl label node {_few(named)} {inventory.GROUP}=default"
-            return [*found, Finding(Grade.FAIL, f"{words}: {line}")]
+            return [*found, fail(f"{words}: {line}")]
         return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
 
     async def started(self) -> list[Finding]:
-        """Return what a real lease and a real session's pod see."""
+        """Start a real lease and a real session's pod, and return which GPUs they see."""
         lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
         image = next((one.reference for one in images if one.enabled and one.reference), "")
         session = await sample_spec(self._sample_options)
-        nodes = await self._api.listed("/api/v1/nodes", keep=node_kept)
+        nodes = await self._api.listed("/api/v1/nodes", keep=pruned_node)
         node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
         if not isinstance(self._dialect, Lease) or not (lease and image and node):
             what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
-            return [Finding(Grade.WARN, f"start: not tried: it needs {what}")]
+            return [warn(f"start: not tried: it needs {what}")]
         trial = Trial(self._api, self._path, node)
         try:
             async with trial.leased(self._dialect, lease) as leased:
                 given = f"NVIDIA_VISIBLE_DEVICES={leased.visible!r}"
                 words = f"start: the lease on node {node} holds {leased.found.uuid} ({given})"
-                return [Finding(Grade.OK, words), await self._session_sees(trial, node, image, leased)]
-        except (NotTried, NotKnown, Refused) as e:
-            return [Finding(Grade.FAIL, f"start: no GPU can be leased: {e}")]
+                return [ok(words), await self._session_sees(trial, node, image, leased)]
+        except (NotTried, GpuUnknown, Refused) as e:
+            return [fail(f"start: no GPU can be leased: {e}")]
 
     def _may_lease(self, node: Manifest, session: Manifest) -> bool:
         return (
@@ -300,37 +280,36 @@ class _Check:
                 continue
             words = f'start: a session\'s container sees {uuid} alone with gpu_injection "{way}"'
             if not failed:
-                return Finding(Grade.OK, words)
+                return ok(words)
             change = f'set c.KubernetesFGPUSpawner.gpu_injection = "{way}"'
-            return Finding(Grade.FAIL, f"{words}; {change}; {'; '.join(failed)}")
-        return Finding(Grade.FAIL, f"start: a session's container does not see its GPU: {'; '.join(failed)}")
+            return fail(f"{words}; {change}; {'; '.join(failed)}")
+        return fail(f"start: a session's container does not see its GPU: {'; '.join(failed)}")
 
-    def _node(self, node: Manifest, others: Sequence[inventory.Taken], session: Manifest) -> Finding:
+    def _node(self, node: Manifest, others: Sequence[inventory.PodUsage], session: Manifest) -> Finding:
         name = node["metadata"]["name"]
         try:
             pods = [one.pod for one in others if one.pod is not None]
-            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=pods), session)
+            machine = inventory.machine_of(node, others, self._dialect, GpuRecords(pods=pods), session)
         except ValueError as e:
-            return Finding(Grade.FAIL, f"node {name}: {e}")
+            return fail(f"node {name}: {e}")
         if machine is None:
-            return Finding(Grade.WARN, f"node {name} is not ready")
+            return warn(f"node {name} is not ready")
         words = f"node {name}: {format_milli(machine.cpu_milli)} CPU, {machine.memory_mib} MiB free"
         if machine.closed:
-            return Finding(
-                Grade.WARN,
+            return warn(
                 f"{words}; it takes no sessions: it is cordoned, or c.KubeSpawner's "
                 "tolerations, node_selector and node_affinity_required do not go with its taints and labels",
             )
         if machine.devices:
-            return Finding(Grade.OK, f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
-        return Finding(Grade.OK, f"{words}; GPUs: {machine.trouble or 'none'}")
+            return ok(f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
+        return ok(f"{words}; GPUs: {machine.trouble or 'none'}")
 
     async def _homes(self) -> Finding:
         if not self._own["storage_pvc_ensure"]:
             if self._own["volumes"]:
-                return Finding(Grade.OK, "homes: on volumes of c.KubeSpawner.volumes")
+                return ok("homes: on volumes of c.KubeSpawner.volumes")
             words = "homes: none is kept: c.KubeSpawner.storage_pvc_ensure is False, and there are no volumes"
-            return Finding(Grade.WARN, words)
+            return warn(words)
         name = self._own["storage_class"]
         if name:
             found = await self._found(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
@@ -340,12 +319,10 @@ class _Check:
             there = None if listed is None else any(map(_is_default, listed.get("items") or ()))
         shown = f"StorageClass {name}" if name else "a default StorageClass"
         if there is None:
-            return Finding(Grade.OK, f"homes: volume claims; {shown} may not be looked for")
+            return ok(f"homes: volume claims; {shown} may not be looked for")
         if there:
-            return Finding(Grade.OK, f"homes: volume claims, with {shown}")
-        return Finding(
-            Grade.FAIL, f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class"
-        )
+            return ok(f"homes: volume claims, with {shown}")
+        return fail(f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class")
 
 
 def _is_default(one: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""A pod's status translated to end causes and to words for the owner of its session. Pure."""
+"""A pod's status as an end cause, a start trouble, and words for the session's owner. Pure."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from typing import Any
 
 from fgpu_scheduler import EndCause
 from fgpuspawner.engines.base import Ended
-from fgpuspawner.engines.kubernetes.api import Manifest
-from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, Manifest
 from fgpuspawner.engines.kubernetes.files import INIT
 
 KILLED = 128 + signal.SIGKILL
-NO_IMAGE = (
+NO_IMAGE = [
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     "ErrImageNeverPull",
     "RegistryUnavailable",
-)
+]
 NOT_MADE = ("CreateContainerError", "RunContainerError", "CreatePodSandboxError")
 BEGINS = ("ContainerCreating", "PodInitializing")
 NO_SECRET = "CreateContainerConfigError"
-"""A pod also has this reason while its secret is not there yet."""
+"""A pod also has this reason while its secret does not exist yet."""
 BY_NODE: Mapping[str, tuple[EndCause, str]] = {
     "Evicted": (EndCause.PREEMPTED, "the cluster evicted the session"),
     "NodeShutdown": (EndCause.NODE_LOST, "the session's node was shut down"),
     "Terminated": (EndCause.NODE_LOST, "the session's node was shut down"),
     "Shutdown": (EndCause.NODE_LOST, "the session's node was shut down"),
     "NodeLost": (EndCause.NODE_LOST, "the session's node is lost"),
-    "NodeAffinity": (EndCause.LAUNCH_FAILED, "the node takes no such session any more"),
+    "NodeAffinity": (EndCause.LAUNCH_FAILED, "the node no longer takes such a session"),
     "UnexpectedAdmissionError": (EndCause.LAUNCH_FAILED, "the node did not admit the session"),
     "DeadlineExceeded": (EndCause.TIME_LIMIT, "the cluster's own time limit ended the session"),
     "Preempting": (EndCause.PREEMPTED, "the cluster ended the session for a more important pod"),
 }
-"""Reasons of a pod that has failed as a whole: why the cluster ended it."""
+"""By the reason of a failed pod."""
 DISRUPTED: Mapping[str, tuple[EndCause, str]] = {
     "PreemptionByScheduler": (EndCause.PREEMPTED, "the cluster ended the session for a more important pod"),
     "DeletionByTaintManager": (EndCause.PREEMPTED, "the session's node was closed to it"),
@@ -44,52 +43,52 @@ DISRUPTED: Mapping[str, tuple[EndCause, str]] = {
     "DeletionByPodGC": (EndCause.NODE_LOST, "the session's node is gone"),
     "TerminationByKubelet": (EndCause.PREEMPTED, "the session's node ended it"),
 }
-"""Reasons of the condition DisruptionTarget."""
+"""By the reason of the condition DisruptionTarget."""
 LONGEST_WORDS = 300
 GONE = Ended(0, EndCause.EXITED, "the session's pod was removed outside JupyterHub")
 NODE_GONE = Ended(0, EndCause.NODE_LOST, "the session's node was removed from the cluster")
+UNBOUND_FOR_S = 30.0
+"""How long the cluster may take to bind a pod to its session's node."""
+UNREADY_FOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a pod does not come up. ``unbound``: it has no node, and may get one; ``unready``: it may pass in seconds."""
+class StartTrouble:
+    """Why a pod does not come up. It may pass within ``patience_s``. ``unbound``: the pod has no node."""
 
     cause: EndCause
     message: str
+    patience_s: float = 0.0
     unbound: bool = False
-    unready: bool = False
 
 
 def how_it_ended(pod: Manifest) -> Ended | None:
     """Return how a pod's session ended; None while it runs, or may still begin to."""
-    status, found = pod.get("status") or {}, pod["metadata"]
-    ended = _state(status, CONTAINER).get("terminated")
+    status = _status(pod)
+    ended = _state(pod).get("terminated")
     if ended is not None:
         return _of_container(pod, ended)
     if status.get("phase") == "Failed":
         reason = str(status.get("reason") or "")
-        cause, words = _by_whom(status) or BY_NODE.get(reason) or _out_of(reason)
-        return (None if reason else _of_init(status)) or Ended(
+        cause, words = _by_cluster(status) or _out_of(reason)
+        return (None if reason else _of_init(pod)) or Ended(
             KILLED, cause, _with(words, status.get("message"))
         )
     if status.get("phase") == "Succeeded":
         return Ended(0, EndCause.EXITED, "the session's server ended with status 0")
-    if found.get("deletionTimestamp"):
-        cause, words = _by_whom(status) or (EndCause.EXITED, GONE.message)
-        return Ended(KILLED, cause, words)
+    if pod["metadata"].get("deletionTimestamp"):
+        return Ended(KILLED, *(_disruption(status) or (EndCause.EXITED, GONE.message)))
     return None
 
 
 def has_ended(pod: Manifest) -> bool:
-    """Return whether a pod's node, or the cluster for it, says that the session's processes have ended."""
-    status = pod.get("status") or {}
-    return status.get("phase") in ("Succeeded", "Failed") or "terminated" in _state(status, CONTAINER)
+    """Return whether the pod's node, or the cluster for it, reports that the session's processes have ended."""
+    return _status(pod).get("phase") in ("Succeeded", "Failed") or "terminated" in _state(pod)
 
 
 def _of_container(pod: Manifest, ended: Mapping[str, Any]) -> Ended:
-    status, code = pod["status"], int(ended.get("exitCode", 0))
-    reason = str(status.get("reason") or "")
-    by = _by_whom(status) or BY_NODE.get(reason)
+    status, code, said = _status(pod), int(ended.get("exitCode", 0)), str(ended.get("message") or "")
+    by = _by_cluster(status)
     if by is not None:
         return Ended(code, by[0], _with(by[1], status.get("message")))
     if ended.get("reason") == "OOMKilled":
@@ -97,95 +96,96 @@ def _of_container(pod: Manifest, ended: Mapping[str, Any]) -> Ended:
         return Ended(code, EndCause.OOM, f"the session used more than its {limit} of memory and was ended")
     if pod["metadata"].get("deletionTimestamp"):
         return Ended(code, EndCause.EXITED, GONE.message)
-    message = f"the session's server ended with status {code}"
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
-        return Ended(
-            code,
-            EndCause.LAUNCH_FAILED,
-            _with("the session's server could not be started", ended.get("message")),
-        )
-    last = [line.strip() for line in str(ended.get("message") or "").splitlines() if line.strip()]
-    return Ended(
-        code,
-        EndCause.EXITED,
-        f"{message}; its last words: {_printable(last[-1], 200)}" if code and last else message,
-    )
+        return Ended(code, EndCause.LAUNCH_FAILED, _with("the session's server could not be started", said))
+    message = f"the session's server ended with status {code}"
+    last = [line.strip() for line in said.splitlines() if line.strip()]
+    if code and last:
+        message += f"; its last words: {_printable(last[-1], 200)}"
+    return Ended(code, EndCause.EXITED, message)
 
 
-def why_not_up(pod: Manifest) -> Trouble | None:
-    """Return why a pod that has not ended does not come up; None while nothing speaks against it."""
-    status = pod.get("status") or {}
-    for condition in status.get("conditions") or ():
+def why_not_up(pod: Manifest) -> StartTrouble | None:
+    """Return why a pod that has not ended does not come up; None if no trouble is reported."""
+    for condition in _status(pod).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             words = _with("the cluster does not give the place", condition.get("message"))
-            return Trouble(EndCause.LAUNCH_FAILED, words, unbound=True)
-    for name, state in _states(status):
+            return StartTrouble(EndCause.LAUNCH_FAILED, words, UNBOUND_FOR_S, unbound=True)
+    for name, state in _states(pod):
         waiting = state.get("waiting") or {}
         reason, message = str(waiting.get("reason") or ""), waiting.get("message")
         if reason in NO_IMAGE:
-            return Trouble(EndCause.PULL_FAILED, _with(f"image {_image(pod, name)} cannot be had", message))
+            words = _with(f"image {_image(pod, name)} cannot be had", message)
+            return StartTrouble(EndCause.PULL_FAILED, words)
         if reason in NOT_MADE or reason == NO_SECRET:
             words = _with("the session's container could not be made", message)
-            return Trouble(EndCause.LAUNCH_FAILED, words, unready=reason == NO_SECRET)
+            return StartTrouble(EndCause.LAUNCH_FAILED, words, UNREADY_FOR_S if reason == NO_SECRET else 0.0)
         if reason and reason not in BEGINS:
             words = _with(f"container {name} does not start ({reason})", message)
-            return Trouble(EndCause.LAUNCH_FAILED, words, unready=True)
+            return StartTrouble(EndCause.LAUNCH_FAILED, words, UNREADY_FOR_S)
     return None
 
 
 def was_refused(pod: Manifest) -> bool:
-    """Return whether the node itself refused a pod that the cluster had given it: something else was faster."""
-    reason = str((pod.get("status") or {}).get("reason") or "")
+    """Return whether the node refused a pod that the scheduler had bound to it: another pod was faster."""
+    reason = str(_status(pod).get("reason") or "")
     return reason.startswith("OutOf") or reason in ("UnexpectedAdmissionError", "NodeAffinity")
 
 
 def is_up(pod: Manifest) -> bool:
     """Return whether the session's container runs, or has run."""
-    state = _state(pod.get("status") or {}, CONTAINER)
-    return bool(state.get("running") or state.get("terminated"))
+    return bool(_state(pod).get("running") or _state(pod).get("terminated"))
 
 
 def is_coming(pod: Manifest) -> bool:
-    """Return whether the session's container is up, or nothing that runs before it is left: its node starts it now."""
-    status = pod.get("status") or {}
-    before = [(one.get("state") or {}).get("terminated") for one in status.get("initContainerStatuses") or ()]
+    """Return whether the session's container is up, or is next because all init containers have succeeded."""
+    before = [
+        (one.get("state") or {}).get("terminated") for one in _status(pod).get("initContainerStatuses") or ()
+    ]
     return is_up(pod) or (bool(before) and all(one is not None and not one.get("exitCode") for one in before))
 
 
 def is_running(pod: Manifest) -> bool:
-    """Return whether the session's container runs, as its node said last."""
-    return bool(_state(pod.get("status") or {}, CONTAINER).get("running"))
+    """Return whether the session's container runs, by its node's last report."""
+    return bool(_state(pod).get("running"))
 
 
 def holds_nothing(pod: Manifest) -> bool:
-    """Return whether all of a pod's processes have ended, as its node says; the pod itself may be there for a while."""
-    status = pod.get("status") or {}
-    return status.get("phase") in ("Succeeded", "Failed") and "terminated" in _state(status, CONTAINER)
+    """Return whether all of a pod's processes have ended, by its node's report; the object may remain for a while."""
+    return _status(pod).get("phase") in ("Succeeded", "Failed") and "terminated" in _state(pod)
 
 
 def nothing_runs(pod: Manifest) -> bool:
-    """Return whether the session's container has not begun and no other container runs, as their node said last."""
-    states = _states(pod.get("status") or {})
-    begun = any(name == CONTAINER and "waiting" not in state for name, state in states)
-    return not begun and not any("running" in state for _, state in states)
+    """Return whether the session's container has not begun and no other one runs, by the node's last report."""
+    begun = any(name == CONTAINER and "waiting" not in state for name, state in _states(pod))
+    return not begun and not any("running" in state for _, state in _states(pod))
 
 
 def address_of(pod: Manifest) -> str:
-    """Return the pod's IP address; empty where it has none yet."""
-    return str((pod.get("status") or {}).get("podIP") or "")
+    """Return the pod's IP address; empty if it has none yet."""
+    return str(_status(pod).get("podIP") or "")
 
 
-def _state(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return dict(_states(status)).get(name, {})
+def _status(pod: Manifest) -> Mapping[str, Any]:
+    return pod.get("status") or {}
 
 
-def _states(status: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the names and states of all containers, those that run before the others first."""
+def _state(pod: Manifest) -> Mapping[str, Any]:
+    return dict(_states(pod)).get(CONTAINER, {})
+
+
+def _states(pod: Manifest) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the names and states of all containers, init containers first."""
+    status = _status(pod)
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     return [(str(one.get("name")), one.get("state") or {}) for one in statuses]
 
 
-def _by_whom(status: Mapping[str, Any]) -> tuple[EndCause, str] | None:
+def _by_cluster(status: Mapping[str, Any]) -> tuple[EndCause, str] | None:
+    return _disruption(status) or BY_NODE.get(str(status.get("reason") or ""))
+
+
+def _disruption(status: Mapping[str, Any]) -> tuple[EndCause, str] | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason = str(condition.get("reason") or "")
@@ -199,14 +199,14 @@ def _out_of(reason: str) -> tuple[EndCause, str]:
     return EndCause.EXITED, f"the cluster ended the session ({reason or 'it does not say why'})"
 
 
-def _of_init(status: Mapping[str, Any]) -> Ended | None:
-    """Return how a container failed that runs before the session's, ours or an administrator's; None if none did."""
-    own = "the session's files could not be put into its pod"
-    before = {one.get("name") for one in status.get("initContainerStatuses") or ()}
-    for name, state in _states(status):
-        ended = state.get("terminated") or {}
-        if name in before and ended.get("exitCode"):
-            words = own if name == INIT else f"init container {name} failed"
+def _of_init(pod: Manifest) -> Ended | None:
+    """Return how an init container failed, ours or an administrator's; None if none did."""
+    for one in _status(pod).get("initContainerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            words = f"init container {one.get('name')} failed"
+            if one.get("name") == INIT:
+                words = "the session's files could not be put into its pod"
             return Ended(int(ended["exitCode"]), EndCause.LAUNCH_FAILED, _with(words, ended.get("message")))
     return None
 
@@ -218,11 +218,9 @@ def _image(pod: Manifest, name: str) -> str:
 
 
 def _memory_of(pod: Manifest) -> str:
-    for container in pod["spec"]["containers"]:
-        if container.get("name") == CONTAINER:
-            limit = str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
-            return f"{limit[:-2]} MiB" if limit.endswith("Mi") else limit
-    return "limit"
+    server: Mapping[str, Any] = next((c for c in pod["spec"]["containers"] if c.get("name") == CONTAINER), {})
+    limit = str(((server.get("resources") or {}).get("limits") or {}).get("memory", "limit"))
+    return f"{limit[:-2]} MiB" if limit.endswith("Mi") else limit
 
 
 def _with(words: str, message: object) -> str:

@@ -1,11 +1,11 @@
-"""Pods as an `Engine`: our queue decides who is next and where, the cluster binds and runs."""
+"""Pods as an `Engine`: our queue decides which session is next and where; the cluster binds the pod and runs it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,19 @@ from fgpuspawner.engines.base import (
     NotBound,
 )
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
-from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
-from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
-from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATING, name_of
-from fgpuspawner.engines.kubernetes.kept import node_kept, own_kept
-from fgpuspawner.engines.kubernetes.leases import Leases
+from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused, run_blocking
+from fgpuspawner.engines.kubernetes.dialects.base import (
+    CONTAINER,
+    TOLERATING,
+    Dialect,
+    GpuRecords,
+    Manifest,
+    PodPatch,
+    UnsupportedShare,
+    name_of,
+)
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
+from fgpuspawner.engines.kubernetes.inventory import pruned_node, pruned_pod
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.engines.kubernetes.pods import PodOptions, made, owned
 from fgpuspawner.isolation.base import IN_CONTAINER
@@ -42,38 +50,35 @@ from fgpuspawner.settings.nodes import Machine, are_found_by_driver
 
 log = logging.getLogger("fgpu.kubernetes")
 
-NOT_FOUND, CONFLICT = 404, 409
+CORE = "/api/v1"
 DRA = "/apis/resource.k8s.io/v1"
-UNBOUND_FOR_S = 30.0
-"""How long the cluster may take to bind a pod to its session's node."""
-UNREADY_FOR_S = 10.0
 GONE_WITHIN_S = 90.0
-"""Beyond a pod's own time to end: how long its node may take to say that it has.
+"""How long a node may take to report a pod's end, beyond the pod's own time to end.
 
-A kubelet (1.20 was seen to) that removes the containers before it has told of their end tells at the next clean-up, and
-there is one a minute.
+A kubelet (seen with 1.20) that removes the containers before it has reported their end reports it at its next clean-up,
+once a minute.
 """
+KILLED_WITHIN_S = 5.0
+"""How long a node may take to notice that the API has no such pod any longer, beyond the pod's own time to end."""
 BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="),)
 LOOK_EVERY_S = 0.5
 BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
 NOTHING = (f"{IN_CONTAINER}/probe-static",)
-"""A program of ours that ends at once, since it gets no arguments."""
+"""A program of ours that ends at once without arguments."""
 FEW = 20
-"""Up to this many pods that the watch has not reported are asked for one by one; else all pods are listed."""
+"""Up to this number of pods that the watch has not reported are read one by one; else all pods are listed."""
 UNTOLD = "what the cluster's nodes have cannot be told"
-NOT_ASKED = "GPU use is not measured on Kubernetes: pods may not see the processes of their node"
-"""They see processes by their numbers on the node, which the Hub cannot follow into pods."""
-KILLED_WITHIN_S = 5.0
-"""Beyond a pod's own time to end: how long its node may take to see that the API has forgotten it."""
+NOT_MEASURED = "GPU use is not measured on Kubernetes: pods may not see the processes of their node"
+"""The process numbers are the node's, which the Hub cannot follow into pods."""
 
 
 def node_of(pod: Manifest) -> str:
-    """Return the node on which a session's pod has its place."""
+    """Return the node that a session's pod is placed on."""
     return str((pod["metadata"].get("annotations") or {}).get(marks.NODE, ""))
 
 
 class KubernetesEngine(Engine):
-    """Sessions as pods of one namespace, each pinned to the node on which it has its place."""
+    """Sessions as pods of one namespace, each restricted to the node of its placement."""
 
     capabilities = Capabilities(
         "pods",
@@ -98,133 +103,122 @@ class KubernetesEngine(Engine):
     ) -> None:
         self._installation = installation
         self._configuration = configuration
+        self._own = f"{CORE}/namespaces/{namespace}"
         self._namespace = namespace
         self._stop_timeout_s = stop_timeout_s
-        self._core = "/api/v1"
-        self._own = f"{self._core}/namespaces/{namespace}"
         self._marked = (("labelSelector", f"{marks.INSTALLATION}={installation.id}"),)
-        self._changed: Callable[[], None] = lambda: None
-        self._answers = True
-        self._ready: dict[str, bool] = {}
-        self._told: dict[str, str] = {}
-        """What was seen of each node when the Hub was last told that nodes have changed."""
-        self._going: set[str] = set()
-        """Pods that have ended, and that the Hub had removed."""
-        self._forgotten: dict[str, tuple[Manifest, float]] = {}
-        """Pods that the API has forgotten while their processes ran, and until when their node may let these run."""
-        self._owner = inventory.Owner(installation.id, namespace)
-        self._silent = Failures(log, "What runs in the cluster cannot be seen now")
-        self._api = Api(configuration)
-        self._pods: Mirror[Manifest] | None = None
-        self._nodes: Mirror[Manifest] | None = None
-        self._others: Mirror[inventory.Taken] | None = None
+        self._owner = inventory.PodOwner(installation.id, namespace)
         self._dialect = dialect
-        self._lease_image = lease_image
+        #: The spec of a session's pod without a node: it decides which nodes take sessions.
         self._session_spec = session_spec
-        """Of a session's pod that is on no node: which nodes take it."""
-        self._leases: Leases | None = None
+        self._changed: Callable[[], None] = lambda: None
         self._nodes_changed: Callable[[], None] = lambda: None
         self._queue: Queue | None = None
+        self._answers = True
+        self._silent = Failures(log, "What runs in the cluster cannot be seen now")
+        #: Whether each node was ready, and its digest, when the Hub was last told that nodes have changed.
+        self._reported: dict[str, tuple[bool, str]] = {}
+        #: Pods that have ended and are being deleted; `observe` leaves them out.
+        self._going: set[str] = set()
+        #: Pods that the API has forgotten while their processes ran, and the time by which their node has ended these.
+        self._forgotten: dict[str, tuple[Manifest, float]] = {}
+        #: The GPUs that sessions hold, where the cluster chooses the GPU.
         self._held: frozenset[str] = frozenset()
-        """The GPUs that sessions hold, where the cluster chooses them."""
+        #: Nodes that are known to have a lease for every GPU that the queue offers there.
         self._as_leased: set[str] = set()
-        """Nodes known to have a lease for every GPU that the queue offers there."""
+        api = self._api = Api(configuration)
+        self._pods: Mirror[Manifest] = Mirror(
+            api,
+            f"{self._own}/pods",
+            self._marked,
+            what="pods",
+            keep=pruned_pod,
+            changed=self._pod_changed,
+        )
+        self._nodes: Mirror[Manifest] = Mirror(
+            api, f"{CORE}/nodes", what="nodes", keep=pruned_node, changed=self._node_changed
+        )
+        self._others: Mirror[inventory.PodUsage] = Mirror(
+            api, f"{CORE}/pods", BOUND, what="other pods", keep=self._usage, everywhere=True
+        )
+        self._leases: leases.Leases | None = None
+        if isinstance(dialect, Lease) and lease_image:
+            self._leases = leases.Leases(
+                api, f"{self._own}/pods", dialect, installation=installation.id, image=lease_image
+            )
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
     def survey(self) -> Mapping[str, Machine | None]:
-        """Return what the nodes have that sessions may use, beyond what pods of others take; None of one not ready.
+        """Return what our nodes offer to sessions beside the pods of others; None for a node that is not ready.
 
         Raises:
-            EngineSilent: the cluster does not say.
+            EngineSilent: the cluster does not report it.
         """
-
         nodes, others = self._nodes, self._others
         try:
-            if nodes is None or others is None or not (nodes.listed and others.listed):
-                return at_once(self._asked_for_machines)
+            if not (nodes.listed and others.listed):
+                return run_blocking(self._asked_for_machines)
             trouble = nodes.trouble or others.trouble
             if trouble is not None:
                 raise EngineSilent(f"{UNTOLD}: {trouble}")
-            about_gpus = at_once(self._about_gpus)
+            records = run_blocking(self._records)
         except Refused as e:
             raise EngineSilent(f"{UNTOLD}: {e}") from e
         # Copies: the event loop changes the originals during this.
-        return self._machines(list(nodes.found.values()), list(others.found.values()), about_gpus)
+        return self._machines(list(nodes.found.values()), list(others.found.values()), records)
 
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
-        """Ask the cluster itself, for use while no watch runs."""
-        api = Api(self._configuration)
-        try:
-            nodes = await api.listed(f"{self._core}/nodes", keep=node_kept)
-            others = await api.listed(f"{self._core}/pods", BOUND, keep=self._taken)
-        finally:
-            await api.close()
-        return self._machines(nodes, others, await self._about_gpus())
+        """Read nodes and pods from the API, for use while no watch runs."""
+        async with Api(self._configuration) as api:
+            nodes = await api.listed(f"{CORE}/nodes", keep=pruned_node)
+            others = await api.listed(f"{CORE}/pods", BOUND, keep=self._usage)
+        return self._machines(nodes, others, await self._records())
 
-    async def _about_gpus(self) -> Beside:
-        """Return what the cluster says of GPUs beside its nodes and pods."""
+    async def _records(self) -> GpuRecords:
+        """Return the objects about GPUs that are neither nodes nor pods."""
         if self._dialect.name != "dra":
-            return Beside()
-        api = Api(self._configuration)
-        try:
+            return GpuRecords()
+        async with Api(self._configuration) as api:
             slices = await api.listed(f"{DRA}/resourceslices", keep=dict)
-            return Beside(slices=slices, claims=await api.listed(f"{DRA}/resourceclaims", keep=dict))
-        finally:
-            await api.close()
+            return GpuRecords(slices=slices, claims=await api.listed(f"{DRA}/resourceclaims", keep=dict))
 
-    def _taken(self, pod: Manifest) -> inventory.Taken | None:
-        return inventory.taken(pod, self._dialect, self._owner)
+    def _usage(self, pod: Manifest) -> inventory.PodUsage | None:
+        return inventory.usage_of(pod, self._dialect, self._owner)
 
     def _machines(
-        self, nodes: Sequence[Manifest], others: Sequence[inventory.Taken], about_gpus: Beside
+        self, nodes: Sequence[Manifest], others: Sequence[inventory.PodUsage], records: GpuRecords
     ) -> Mapping[str, Machine | None]:
-        named = self._installation.settings.node_ids()
         on = inventory.by_node(others)
-        ours = {name_of(node): node for node in nodes if inventory.is_ours(node, named)}
-        return {name: self._machine(node, on.get(name, []), about_gpus) for name, node in ours.items()}
+        return {
+            name_of(node): self._machine(node, on.get(name_of(node), []), records)
+            for node in self._ours(nodes)
+        }
+
+    def _ours(self, nodes: Iterable[Manifest]) -> list[Manifest]:
+        named = self._installation.settings.node_ids()
+        return [node for node in nodes if inventory.is_ours(node, named)]
 
     def _machine(
-        self, node: Manifest, others: Sequence[inventory.Taken], about_gpus: Beside
+        self, node: Manifest, others: Sequence[inventory.PodUsage], records: GpuRecords
     ) -> Machine | None:
-        """Return what a node has; None also where that cannot be read, and then it stays as it was."""
+        """Return what a node offers; also None if that cannot be read, and then its last state stays in force."""
         leased = [one.pod for one in others if one.lease and one.pod is not None]
-        # Before the first lease has been asked the GPUs of its node are not known.
-        counted, told = (leased, {}) if self._leases is None else self._leases.counting(leased)
-        beside = replace(about_gpus, pods=counted, told=told)
+        # Before `open` no lease pod is asked, and the GPUs of its node are unknown.
+        pods, answers = (leased, {}) if self._leases is None else self._leases.counting(leased)
+        records = replace(records, pods=pods, lease_answers=answers)
         try:
-            return inventory.machine_of(node, others, self._dialect, beside, self._session_spec, self._held)
+            return inventory.machine_of(node, others, self._dialect, records, self._session_spec, self._held)
         except ValueError as e:
-            log.error("What node %s has cannot be read: %s", node["metadata"]["name"], e)
+            log.error("What node %s has cannot be read: %s", name_of(node), e)
             return None
 
     def open(self, hub: HubSide) -> None:
         """Begin to follow pods and nodes."""
-        self._pods = Mirror(
-            self._api,
-            f"{self._own}/pods",
-            self._marked,
-            what="pods",
-            keep=own_kept,
-            changed=self._pod_changed,
-        )
-        self._nodes = Mirror(
-            self._api, f"{self._core}/nodes", what="nodes", keep=node_kept, changed=self._node_changed
-        )
-        self._others = Mirror(
-            self._api, f"{self._core}/pods", BOUND, what="other pods", keep=self._taken, everywhere=True
-        )
         self._nodes_changed = hub.nodes_changed
         self._queue = hub.queue
         followed: list[Mirror[Any]] = [self._pods, self._nodes, self._others]
-        if isinstance(self._dialect, Lease) and self._lease_image:
-            self._leases = Leases(
-                self._api,
-                f"{self._own}/pods",
-                self._dialect,
-                installation=self._installation.id,
-                image=self._lease_image,
-            )
+        if self._leases is not None:
             followed.append(self._leases.mirror)
             hub.background.every(
                 leases.EVERY_S,
@@ -232,7 +226,7 @@ class KubernetesEngine(Engine):
                 failed="GPUs cannot be leased now",
                 wake=self._leases.wake,
             )
-        hub.background.run(self._follow(followed), failed="The cluster is not followed any more")
+        hub.background.run(self._follow(followed), failed="The cluster is not followed any longer")
 
     async def _follow(self, mirrors: Sequence[Mirror[Any]]) -> None:
         try:
@@ -242,19 +236,18 @@ class KubernetesEngine(Engine):
 
     async def _tend_leases(self) -> None:
         assert self._leases is not None
-        assert self._nodes is not None
         assert self._queue is not None
         if not self._nodes.listed:
-            await self._nodes.until_told(leases.EVERY_S)
-        # Without them all leases would be too many.
+            await self._nodes.until_changed(leases.EVERY_S)
+        # Without the nodes all leases would be too many.
         if self._nodes.listed:
-            found = self._nodes.found.values()
-            await self._leases.tend(list(filter(self._is_leased, found)), self._queue.snapshot, self._leased)
+            nodes = list(filter(self._is_leased, self._nodes.found.values()))
+            await self._leases.tend(nodes, self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:
         """Return whether a node is ours, with GPUs that its driver lists."""
         named = self._installation.settings.nodes
-        spec = next((spec for spec in named if spec["name"] == node["metadata"]["name"]), None)
+        spec = next((spec for spec in named if spec["name"] == name_of(node)), None)
         return inventory.is_ours(node, [spec["name"]] if spec else []) and are_found_by_driver(spec or {})
 
     def _leased(self) -> None:
@@ -262,7 +255,7 @@ class KubernetesEngine(Engine):
         self._changed()
 
     def close(self) -> None:
-        """Nothing is held but connections, which end with the event loop."""
+        """Release nothing: only connections are open, and they end with the event loop."""
 
     def answering(self) -> tuple[int, int]:
         return (1, 0) if self._answers else (0, 1)
@@ -274,30 +267,27 @@ class KubernetesEngine(Engine):
 
     def _pod_changed(self, pod: Manifest, there: bool) -> None:
         if not there:
-            self._going.discard(pod["metadata"]["name"])
-            self._is_forgotten(pod)
+            self._going.discard(name_of(pod))
+            self._note_forgotten(pod)
         if not there or endings.how_it_ended(pod) is not None:
             self._changed()
 
     def _node_changed(self, node: Manifest, there: bool) -> None:
-        ready = there and inventory.is_ready(node)
-        name = node["metadata"]["name"]
-        if self._ready.get(name, False) != ready:
+        # A kubelet reports every few seconds that it lives: only changes that matter for sessions count.
+        before = self._reported.pop(name_of(node), (False, ""))
+        now = (inventory.is_ready(node), inventory.digest(node)) if there else (False, "")
+        if there:
+            self._reported[name_of(node)] = now
+        if now[0] != before[0]:
             self._changed()
-        self._ready[name] = ready
-        # A kubelet says every few seconds that it lives: only what sessions see of its node counts.
-        seen = inventory.digest(node) if there else ""
-        if self._told.get(name) != seen:
-            self._told[name] = seen
+        if now[1] != before[1]:
             self._nodes_changed()
             if self._leases is not None:
                 self._leases.wake.set()
-        if not there:
-            del self._ready[name], self._told[name]
 
     async def observe(self) -> Seen:
         try:
-            pods = await self._there()
+            pods = await self._present()
         except (EngineSilent, Refused) as e:
             self._answers = False
             self._silent.failed(e)
@@ -309,33 +299,29 @@ class KubernetesEngine(Engine):
         self._forgotten = {name: own for name, own in self._forgotten.items() if own[1] > now}
         pods += [pod for pod, _ in self._forgotten.values()]
         things = [one for pod in pods if (one := self._observed(pod)) is not None]
-        nodes = {} if self._nodes is None else self._nodes.found
-        named = self._installation.settings.node_ids()
-        ours = {name: node for name, node in nodes.items() if inventory.is_ours(node, named)}
-        ready = [name for name, node in ours.items() if inventory.is_ready(node)]
+        ready = [name_of(node) for node in self._ours(self._nodes.found.values()) if inventory.is_ready(node)]
         late = await self._late(ready)
         return Seen(things, [name for name in ready if name not in late], tuple(late))
 
-    async def _there(self) -> list[Manifest]:
-        """Return our pods, each that the cluster has at this moment.
+    async def _present(self) -> list[Manifest]:
+        """Return our pods that the cluster has at this moment.
 
-        Their names are asked for, as a few bytes tell them: shares are given away by what is there. What each of them
-        is, is known from following; of one that was not heard of yet it is asked.
+        Shares are freed by this, so the mirror alone is not enough: it may be late. The API is asked for the names of
+        pods, and for each pod that the mirror does not have.
         """
-        assert self._pods is not None
         path = f"{self._own}/pods"
         names = await self._api.names(path, self._marked)
         found = self._pods.found
         unknown = names - found.keys()
         if len(unknown) > FEW or self._pods.trouble is not None:
-            return await self._api.listed(path, self._marked, keep=own_kept)
+            return await self._api.listed(path, self._marked, keep=pruned_pod)
         asked = await asyncio.gather(*(self._asked_for(name) for name in unknown))
         if None in asked:
             raise EngineSilent("a pod of the cluster cannot be seen now")
         return [*(found[name] for name in names & found.keys()), *(pod for pod in asked if pod)]
 
-    def _is_forgotten(self, pod: Manifest) -> None:
-        """Note that a pod has left the API. After a removal by force it may run on for its grace period."""
+    def _note_forgotten(self, pod: Manifest) -> None:
+        """Note that a pod has left the API. After a deletion by force its processes may run for its grace period."""
         if endings.is_running(pod):
             found = pod["metadata"]
             dying = {**pod, "metadata": {"deletionTimestamp": "by force", **found}}
@@ -343,8 +329,7 @@ class KubernetesEngine(Engine):
             self._forgotten.setdefault(found["name"], (dying, time.monotonic() + grace_s + KILLED_WITHIN_S))
 
     async def _late(self, ready: Sequence[str]) -> set[str]:
-        """Return the nodes where a Hub that has just started may still offer GPUs that it has ceased to lease."""
-        assert self._nodes is not None
+        """Return the nodes where a Hub that has just started may still offer GPUs that are no longer leased."""
         if self._leases is None or self._queue is None:
             return set()
         late = {n for n in ready if n not in self._as_leased and self._is_leased(self._nodes.found[n])}
@@ -354,21 +339,22 @@ class KubernetesEngine(Engine):
         return late - self._as_leased
 
     def _is_lost(self, node_id: str) -> bool:
-        if self._nodes is None or not self._nodes.listed:
-            return False
+        """Return whether a node is known to be away or removed."""
         found = self._nodes.found.get(node_id)
-        return found is None or not inventory.is_ready(found)
+        return self._nodes.listed and (found is None or not inventory.is_ready(found))
 
     def _is_removed(self, node_id: str) -> bool:
-        """Return whether the node is known to have left the cluster."""
-        return self._nodes is not None and self._nodes.listed and node_id not in self._nodes.found
+        return self._nodes.listed and node_id not in self._nodes.found
 
     def _observed(self, pod: Manifest) -> Observed | None:
-        named = self._named(pod)
-        if named is None or pod["metadata"]["name"] in self._going:
+        name, labels = name_of(pod), pod["metadata"].get("labels") or {}
+        named = marks.session_and_attempt(name, self._installation.id)
+        # A pod is ours by its name and its labels together.
+        if named is None or (labels.get(marks.SESSION), labels.get(marks.ATTEMPT)) != tuple(map(str, named)):
             return None
-        ended = endings.how_it_ended(pod)
-        node_id = node_of(pod)
+        if name in self._going:
+            return None
+        ended, node_id = endings.how_it_ended(pod), node_of(pod)
         if not endings.has_ended(pod) and self._is_lost(node_id) and not self._is_removed(node_id):
             # The pod was deleted, but its node has not ended its processes.
             ended = None
@@ -376,19 +362,11 @@ class KubernetesEngine(Engine):
             node_id=node_id,
             session_id=named[0],
             attempt=named[1],
-            handle=pod["metadata"]["name"],
+            handle=name,
             alive=ended is None,
             end_cause=ended.cause if ended else EndCause.EXITED,
             message=ended.message if ended else None,
         )
-
-    def _named(self, pod: Manifest) -> tuple[int, int] | None:
-        """Return session and attempt of a pod that is ours by its name and its labels, else None."""
-        found = pod["metadata"]
-        labels = found.get("labels") or {}
-        named = marks.session_and_attempt(found["name"], self._installation.id)
-        said = labels.get(marks.SESSION), labels.get(marks.ATTEMPT)
-        return named if named is not None and said == (str(named[0]), str(named[1])) else None
 
     async def remove(self, observed: Observed) -> bool:
         return await self._ended_and_gone(observed.handle, grace_s=self._stop_timeout_s)
@@ -397,7 +375,8 @@ class KubernetesEngine(Engine):
 
     async def start(self, spec: LaunchSpec) -> Endpoint:
         assert isinstance(spec.options, PodOptions)
-        assert spec.session.placement is not None
+        placement = spec.session.placement
+        assert placement is not None
         if not spec.image.reference:
             raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
         carries = self._dialect.init_containers or not spec.devices
@@ -405,51 +384,43 @@ class KubernetesEngine(Engine):
             carried = await asyncio.to_thread(files.carry, spec.prepared) if carries else None
         except OSError as e:
             raise LaunchFailed(f"the session's files cannot be read: {e}") from e
-        made_of = made(
-            spec,
-            spec.options,
-            carried,
-            installation=self._installation.id,
-            node=spec.session.placement.node_id,
+        objects = made(
+            spec, spec.options, carried, installation=self._installation.id, node=placement.node_id
         )
+        name, patch = name_of(objects.pod), PodPatch()
         try:
-            patch = self._patch(spec, made_of.pod["metadata"]["name"])
+            if spec.devices:
+                patch = self._dialect.patch(placement.shares, spec.devices, name=name)
             if spec.options.claim is not None:
-                await self._claim(spec.options.claim)
-            pod = await self._make("pods", patch.applied(made_of.pod))
-            # These go with their pod, whatever becomes of this Hub; until they are there it waits.
+                await self._make_volume_claim(spec.options.claim)
+            pod = await self._make("pods", patch.applied(objects.pod))
+            # The pod waits until it has these. The cluster deletes them with it, even after a crash of this Hub.
             for claim in patch.claims:
                 await self._make("resourceclaims", owned(claim, pod), api=f"/apis/{claim['apiVersion']}")
-            await self._make("secrets", owned(made_of.secret, pod))
-        except NotSayable as e:
+            await self._make("secrets", owned(objects.secret, pod))
+        except UnsupportedShare as e:
             raise LaunchFailed(str(e)) from e
         except Refused as e:
             raise LaunchFailed(f"the cluster refuses the session: {e}") from e
         except EngineSilent as e:
             raise LaunchFailed("the cluster does not answer") from e
-        return await self._up(spec, made_of.pod["metadata"]["name"])
+        return await self._up(spec, name)
 
-    def _patch(self, spec: LaunchSpec, name: str) -> PodPatch:
-        placement = spec.session.placement
-        if placement is None or not spec.devices:
-            return PodPatch()
-        return self._dialect.patch(placement.shares, spec.devices, name=name)
-
-    async def _make(self, kind: str, manifest: Mapping[str, Any], *, api: str = "/api/v1") -> dict[str, Any]:
+    async def _make(self, kind: str, manifest: Mapping[str, Any], *, api: str = CORE) -> dict[str, Any]:
         path = f"{api}/namespaces/{self._namespace}/{kind}"
         return await to_the_end(self._api.ask("POST", path, body=dict(manifest)))
 
-    async def _claim(self, claim: Manifest) -> None:
+    async def _make_volume_claim(self, claim: Manifest) -> None:
         """Create a volume claim if it is missing; an existing one stays as it is."""
         kind = "persistentvolumeclaims"
         try:
             await self._make(kind, claim)
         except Refused as e:
-            # Where a quota is reached the cluster says so before it looks whether it is there.
             if e.status == CONFLICT:
                 return
+            # A cluster checks a quota before it checks whether the claim exists.
             try:
-                await self._api.ask("GET", f"{self._own}/{kind}/{claim['metadata']['name']}")
+                await self._api.ask("GET", f"{self._own}/{kind}/{name_of(claim)}")
             except Refused:
                 raise e from None
 
@@ -457,86 +428,76 @@ class KubernetesEngine(Engine):
         """Wait until a pod's server may answer.
 
         Raises:
-            NotBound: the cluster does not give it its place.
-            LaunchFailed: it will not.
+            NotBound: the place is not available.
+            LaunchFailed: the pod will not come up.
         """
-        assert self._pods is not None
         since: dict[str, float] = {}
         while True:
             if not self._holds(spec):
-                await self._give_up_place(name, "its GPU is not leased any more")
+                await self._give_up_place(name, "its GPU is no longer leased")
             pod = self._pods.found.get(name)
+            coming = pod is not None and endings.is_coming(pod)
             if pod is not None:
-                up = endings.is_up(pod) or (endings.is_coming(pod) and await self._has_begun(name))
+                up = endings.is_up(pod) or (coming and await self._has_begun(name))
                 if up and endings.address_of(pod):
                     log.info("Session %d: pod %s is started", spec.session.id, name)
                     return Endpoint(endings.address_of(pod), spec.port, spec.simulated or bool(spec.devices))
-                ended = endings.how_it_ended(pod)
+                ended, trouble = endings.how_it_ended(pod), endings.why_not_up(pod)
                 if ended is not None and endings.was_refused(pod):
                     await self._give_up_place(name, ended.message)
                 if ended is not None:
                     cause = ended.cause if ended.cause is not EndCause.EXITED else EndCause.LAUNCH_FAILED
                     raise LaunchFailed(ended.message, cause)
-                trouble = endings.why_not_up(pod)
                 if trouble is not None:
                     began = since.setdefault(trouble.message, time.monotonic())
-                    await self._bear(trouble, time.monotonic() - began, name)
-            coming = pod is not None and endings.is_coming(pod)
-            await self._pods.until_told(BEGUN_EVERY_S if coming else LOOK_EVERY_S)
+                    if time.monotonic() - began >= trouble.patience_s:
+                        if trouble.unbound:
+                            await self._give_up_place(name, trouble.message)
+                        raise LaunchFailed(trouble.message, trouble.cause)
+            await self._pods.until_changed(BEGUN_EVERY_S if coming else LOOK_EVERY_S)
 
     async def _has_begun(self, name: str) -> bool:
-        """Return whether a session's container runs by now: its node looks once a second, and tells of it after that."""
-        path = f"{self._own}/pods/{name}"
+        """Return whether a session's container runs: its node looks only once a second, and reports after that."""
         try:
-            async with asyncio.timeout(BEGUN_WITHIN_S):
-                answer = await self._api.run(path, CONTAINER, NOTHING, most_bytes=LARGEST_BYTES)
+            answer = await self._run(name, NOTHING, BEGUN_WITHIN_S)
         except (Refused, EngineSilent, TimeoutError):
             return False
         return answer.status is not None
 
+    async def _run(self, name: str, command: Sequence[str], within_s: float) -> Answer:
+        async with asyncio.timeout(within_s):
+            return await self._api.run(
+                f"{self._own}/pods/{name}", CONTAINER, command, most_bytes=LARGEST_BYTES
+            )
+
     async def _note_held(self) -> None:
-        """Keep which GPUs sessions hold, where the cluster chooses them: pods of others take the rest first."""
+        """Note which GPUs sessions hold, where the cluster chooses the GPU: pods of others then hide other GPUs first."""
         if self._dialect.pins_card or self._queue is None:
             return
         placed = [s.placement for s in (await self._queue.snapshot()).sessions if s.state in HOLDING]
         self._held = frozenset(share.device_uuid for where in placed if where for share in where.shares)
 
     def _holds(self, spec: LaunchSpec) -> bool:
-        """Return whether the GPUs of a session's place are leased still, where they are leased at all."""
+        """Return whether the GPUs of a session are still leased, if its node's GPUs are leased at all."""
         placement = spec.session.placement
         assert placement is not None
-        if self._leases is None or self._nodes is None or not spec.devices:
-            return True
         node = self._nodes.found.get(placement.node_id)
-        leased = node is not None and self._is_leased(node)
-        return not leased or {d.uuid for d in spec.devices} <= self._leases.offered_on(placement.node_id)
-
-    async def _bear(self, trouble: endings.Trouble, for_s: float, name: str) -> None:
-        """Return if a trouble may still pass.
-
-        Raises:
-            NotBound, LaunchFailed: it lasts, or cannot pass.
-        """
-        patience_s = UNBOUND_FOR_S if trouble.unbound else UNREADY_FOR_S if trouble.unready else 0.0
-        if for_s < patience_s:
-            return
-        if trouble.unbound:
-            await self._give_up_place(name, trouble.message)
-        raise LaunchFailed(trouble.message, trouble.cause)
+        if self._leases is None or not spec.devices or node is None or not self._is_leased(node):
+            return True
+        return {d.uuid for d in spec.devices} <= self._leases.offered_on(placement.node_id)
 
     async def _give_up_place(self, name: str, why: str) -> None:
-        """Let the session wait again, if nothing of its pod is left."""
+        """Let the session wait again, if its pod is certainly gone."""
         if await to_the_end(self._ended_and_gone(name, grace_s=1)):
             raise NotBound(why)
 
     async def ended(self, session: Session) -> Ended | None:
-        assert self._pods is not None
         name = marks.name_of(self._installation.id, session.id, session.attempt)
         pod = self._pods.found.get(name)
         if pod is None:
             pod = await self._asked_for(name)
-            if pod is None:
-                return None
+        if pod is None:
+            return None
         if pod:
             return endings.how_it_ended(pod)
         removed = session.placement is not None and self._is_removed(session.placement.node_id)
@@ -561,13 +522,7 @@ class KubernetesEngine(Engine):
         name = marks.name_of(self._installation.id, session.id, session.attempt)
         program, *rest = command
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._api.run(
-                    f"{self._own}/pods/{name}",
-                    CONTAINER,
-                    [f"{IN_CONTAINER}/{program}", *rest],
-                    most_bytes=LARGEST_BYTES,
-                )
+            return await self._run(name, [f"{IN_CONTAINER}/{program}", *rest], timeout_s)
         except (Refused, EngineSilent, TimeoutError) as e:
             log.warning(
                 "Session %d: the check of its GPU limit could not be run: %s", session.id, e or "too late"
@@ -582,7 +537,7 @@ class KubernetesEngine(Engine):
     async def _ended_and_gone(self, name: str, *, grace_s: int) -> bool:
         """Delete a pod and return whether it is known to hold nothing.
 
-        The grace is never 0: the API would forget the pod at once, and its processes would run on.
+        The grace is never 0: the API would forget the pod at once, while its processes run on.
         """
         path = f"{self._own}/pods/{name}"
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s)}
@@ -591,14 +546,13 @@ class KubernetesEngine(Engine):
             since = time.monotonic() + grace_s
             while time.monotonic() < since + GONE_WITHIN_S:
                 pod = await self._api.ask("GET", path)
-                # A node that answers has heard of the deletion by then: it begins nothing of this pod.
+                # By now a node that answers knows of the deletion, and starts nothing of this pod.
                 late = time.monotonic() > since + KILLED_WITHIN_S and not self._is_lost(node_of(pod))
                 if endings.holds_nothing(pod) or (late and endings.nothing_runs(pod)):
-                    # The cluster removes the rest of it; this engine reports it no longer.
+                    # The cluster removes the rest of it.
                     self._going.add(name)
                     return True
-                if self._pods is not None:
-                    await self._pods.until_another(name, LOOK_EVERY_S)
+                await self._pods.until_changed(LOOK_EVERY_S, name)
         except Refused as e:
             if e.status == NOT_FOUND:
                 await self._until_killed(name)
@@ -609,15 +563,14 @@ class KubernetesEngine(Engine):
         return False
 
     async def _until_killed(self, name: str) -> None:
-        """Wait until the processes of a pod that the API does not have should have ended."""
-        if self._pods is not None:
-            for _ in range(4):
-                if name not in self._pods.found:
-                    break
-                # What its node said last comes a moment after the API has forgotten it.
-                await self._pods.until_another(name, LOOK_EVERY_S)
-            else:
-                self._is_forgotten(self._pods.found[name])
+        """Wait until the processes of a pod that the API has forgotten should have ended."""
+        for _ in range(4):
+            if name not in self._pods.found:
+                break
+            # The watch reports the node's last words shortly after the API has forgotten the pod.
+            await self._pods.until_changed(LOOK_EVERY_S, name)
+        else:
+            self._note_forgotten(self._pods.found[name])
         if name in self._forgotten:
             await asyncio.sleep(self._forgotten[name][1] - time.monotonic())
             self._forgotten.pop(name, None)
@@ -625,7 +578,7 @@ class KubernetesEngine(Engine):
     # -- who uses which GPU ---------------------------------------------------------------------------
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        raise EngineSilent(NOT_ASKED)
+        raise EngineSilent(NOT_MEASURED)
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        raise EngineSilent(NOT_ASKED)
+        raise EngineSilent(NOT_MEASURED)

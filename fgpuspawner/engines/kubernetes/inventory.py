@@ -1,4 +1,4 @@
-"""What a cluster's nodes have, and what of it pods of others have taken. Pure."""
+"""What a cluster's nodes offer to sessions, after the usage of other pods. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,87 @@ from typing import Any
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Given, NotKnown, Registered
-from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label
-from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, NotAsked
-from fgpuspawner.engines.kubernetes.kept import OTHERS_POD, kept
-from fgpuspawner.engines.kubernetes.quantity import MIB, quantity
+from fgpuspawner.engines.kubernetes.dialects.base import (
+    MIB,
+    AssignedGpu,
+    Dialect,
+    GpuRecords,
+    GpuUnknown,
+    Manifest,
+    label,
+    name_of,
+    quantity,
+)
+from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, LeaseUnanswered
 from fgpuspawner.settings.nodes import Machine
 
 GROUP = "fgpu.group"
 """The label of nodes that sessions may use; its value is their resource group."""
 OVER = ("Succeeded", "Failed")
 CLOSING = ("NoSchedule", "NoExecute")
+
+# --- Which fields of an object are kept: a node also lists all its images, a pod its managers ---
+
+Fields = Mapping[str, "Fields | None"]
+"""The fields that are kept of an object; None keeps everything."""
+
+_METADATA: Fields = dict.fromkeys(("name", "namespace", "uid", "labels", "annotations", "deletionTimestamp"))
+_CONTAINER: Fields = dict.fromkeys(("name", "image", "resources"))
+_STATE: Fields = dict.fromkeys(("name", "state"))
+_OWN_POD: Fields = {
+    "metadata": _METADATA,
+    "spec": {
+        **dict.fromkeys(("nodeName", "terminationGracePeriodSeconds")),
+        "containers": _CONTAINER,
+        "initContainers": _CONTAINER,
+    },
+    "status": {
+        **dict.fromkeys(("phase", "reason", "message", "podIP")),
+        "conditions": dict.fromkeys(("type", "status", "reason", "message")),
+        "containerStatuses": _STATE,
+        "initContainerStatuses": _STATE,
+    },
+}
+_OTHERS_POD: Fields = {
+    "metadata": _METADATA,
+    "spec": {
+        **dict.fromkeys(("nodeName", "resourceClaims")),
+        "containers": {"resources": None, "env": dict.fromkeys(("name", "value"))},
+    },
+    "status": dict.fromkeys(("phase", "resourceClaimStatuses")),
+}
+_NODE: Fields = {
+    "metadata": _METADATA,
+    "spec": dict.fromkeys(("unschedulable", "taints")),
+    "status": {"allocatable": None, "conditions": dict.fromkeys(("type", "status"))},
+}
+
+
+def pruned(found: Manifest, fields: Fields) -> dict[str, Any]:
+    """Return an object with these of its fields."""
+    return {
+        name: _pruned(found[name], below) for name, below in fields.items() if found.get(name) is not None
+    }
+
+
+def _pruned(found: Any, fields: Fields | None) -> Any:
+    if fields is None:
+        return found
+    if isinstance(found, list):
+        return [pruned(one, fields) for one in found]
+    return pruned(found, fields)
+
+
+def pruned_node(node: Manifest) -> dict[str, Any]:
+    return pruned(node, _NODE)
+
+
+def pruned_pod(pod: Manifest) -> dict[str, Any]:
+    """Return a session's or a lease's pod without the fields that the engine does not read."""
+    return pruned(pod, _OWN_POD)
+
+
+# --- Nodes ---
 
 
 def is_ready(node: Manifest) -> bool:
@@ -98,20 +168,23 @@ def is_ours(node: Manifest, named: Collection[str]) -> bool:
 
 
 def digest(node: Manifest) -> str:
-    """Return a text that is another one where a node changes for sessions."""
-    has = (node.get("status") or {}).get("allocatable")
+    """Return a text that changes when a node changes in a way that matters for sessions."""
+    allocatable = (node.get("status") or {}).get("allocatable")
     annotations = (node["metadata"].get("annotations") or {}).items()
-    said = {k: v for k, v in annotations if "gpu" in k.lower() or "register" in k}
+    about_gpus = {k: v for k, v in annotations if "gpu" in k.lower() or "register" in k}
     spec, labels = node.get("spec") or {}, node["metadata"].get("labels")
     closes = [spec.get("unschedulable"), spec.get("taints")]
-    return json.dumps([is_ready(node), closes, has, labels, said], sort_keys=True)
+    return json.dumps([is_ready(node), closes, allocatable, labels, about_gpus], sort_keys=True)
 
 
-def taken_by(pod: Manifest) -> Mapping[str, Decimal]:
-    """Return what a pod asks of its node, as Kubernetes' scheduler counts it.
+# --- Pods ---
 
-    That is the sum of its containers and sidecars, or what an init container needs beside the sidecars that run before
-    it, if that is more. What the pod asks for as a whole takes precedence; overhead comes on top.
+
+def pod_requests(pod: Manifest) -> Mapping[str, Decimal]:
+    """Return a pod's resource requests, as Kubernetes' scheduler counts them.
+
+    That is the sum of its containers and sidecars, or, if more, an init container's beside the sidecars that run before
+    it. Requests of the pod as a whole take precedence; overhead is added.
 
     Raises:
         ValueError: an amount cannot be read.
@@ -136,8 +209,8 @@ def _sum(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, 
     return {name: one.get(name, Decimal(0)) + other.get(name, Decimal(0)) for name in (*one, *other)}
 
 
-def _amounts(asked: Mapping[str, Any]) -> dict[str, Decimal]:
-    return {name: quantity(amount) for name, amount in asked.items()}
+def _amounts(requests: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {name: quantity(amount) for name, amount in requests.items()}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
@@ -146,23 +219,23 @@ def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """Tells our pods: those with the installation's label in its namespace. In others anybody may write the label."""
+class PodOwner:
+    """Recognises our pods by the installation's label and namespace. In other namespaces the label may be forged."""
 
     installation: str
     namespace: str
 
-    def has(self, pod: Manifest, mark: str) -> bool:
-        """Return whether a pod is ours by this label."""
+    def owns(self, pod: Manifest, mark: str) -> bool:
+        """Return whether a pod is ours by the label ``mark``."""
         return label(pod, mark) == self.installation and pod["metadata"].get("namespace") == self.namespace
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What one pod that is no session of ours takes of its node: all that is kept of the thousands that a cluster has.
+class PodUsage:
+    """What one pod that is none of our sessions takes of its node; small, because a cluster has thousands of pods.
 
-    ``trouble`` says why that cannot be read. ``pod`` is there of a ``lease`` of ours, and of one that may have part of
-    a GPU.
+    ``trouble`` says why the amounts cannot be read. ``pod`` is set for a ``lease`` of ours, and for a pod that may have a
+    GPU.
     """
 
     node: str
@@ -173,47 +246,46 @@ class Taken:
     pod: Manifest | None = None
 
 
-def taken(pod: Manifest, dialect: Dialect, owner: Owner) -> Taken | None:
-    """Return what a pod takes of its node; None of a session of ours, and of one that has none or has ended."""
+def usage_of(pod: Manifest, dialect: Dialect, owner: PodOwner) -> PodUsage | None:
+    """Return what a pod takes of its node; None for a session of ours, an ended pod, and one without a node."""
     node = (pod.get("spec") or {}).get("nodeName")
     over = (pod.get("status") or {}).get("phase") in OVER
-    if not node or over or owner.has(pod, marks.INSTALLATION):
+    if not node or over or owner.owns(pod, marks.INSTALLATION):
         return None
-    node, lease = sys.intern(str(node)), owner.has(pod, LEASE_LABEL)
-    own = kept(pod, OTHERS_POD) if lease or _may_have_gpu(pod, dialect) else None
+    node, lease = sys.intern(str(node)), owner.owns(pod, LEASE_LABEL)
+    own = pruned(pod, _OTHERS_POD) if lease or _may_have_gpu(pod, dialect) else None
     try:
-        amounts = taken_by(pod)
+        amounts = pod_requests(pod)
     except ValueError as e:
-        return Taken(node, trouble=f"pod {pod['metadata']['name']}: {e}", lease=lease, pod=own)
+        return PodUsage(node, trouble=f"pod {name_of(pod)}: {e}", lease=lease, pod=own)
     nothing = Decimal(0)
-    return Taken(node, amounts.get("cpu", nothing), amounts.get("memory", nothing), lease=lease, pod=own)
+    return PodUsage(node, amounts.get("cpu", nothing), amounts.get("memory", nothing), lease=lease, pod=own)
 
 
 def _may_have_gpu(pod: Manifest, dialect: Dialect) -> bool:
     try:
-        return bool(dialect.given(pod, Beside()))
-    except NotKnown:
-        # It asked for one; which, is said elsewhere, or later.
+        return bool(dialect.assigned(pod, GpuRecords()))
+    except GpuUnknown:
+        # It asked for a GPU. Which one is in other objects, or reported later.
         return True
 
 
-def by_node(found: Iterable[Taken]) -> dict[str, list[Taken]]:
-    """Return what is taken of each node."""
-    on: dict[str, list[Taken]] = {}
-    for one in found:
-        on.setdefault(one.node, []).append(one)
-    return on
+def by_node(usage: Iterable[PodUsage]) -> dict[str, list[PodUsage]]:
+    found: dict[str, list[PodUsage]] = {}
+    for one in usage:
+        found.setdefault(one.node, []).append(one)
+    return found
 
 
 def machine_of(
     node: Manifest,
-    others: Sequence[Taken],
+    others: Sequence[PodUsage],
     dialect: Dialect,
-    beside: Beside,
+    records: GpuRecords,
     session: Manifest,
     held: Collection[str] = (),
 ) -> Machine | None:
-    """Return what a node has for sessions beyond what pods of ``others`` take of it; None for one that is not ready.
+    """Return what a node offers to sessions beside the pods of ``others``; None if it is not ready.
 
     ``session`` is the spec of a session's pod without its node; ``held`` are the devices that sessions hold.
 
@@ -238,54 +310,46 @@ def machine_of(
         found=True,
     )
     try:
-        return replace(own, devices=_devices(node, foreign, dialect, beside, held))
-    except NotKnown as e:
-        return replace(own, trouble=str(e), coming=isinstance(e, NotAsked))
+        return replace(own, devices=_devices(node, foreign, dialect, records, held))
+    except GpuUnknown as e:
+        return replace(own, trouble=str(e), coming=isinstance(e, LeaseUnanswered))
 
 
 def _devices(
-    node: Manifest,
-    foreign: Sequence[Manifest],
-    dialect: Dialect,
-    beside: Beside,
-    held: Collection[str],
+    node: Manifest, foreign: Sequence[Manifest], dialect: Dialect, records: GpuRecords, held: Collection[str]
 ) -> tuple[FoundDevice, ...]:
-    """Return the GPUs that no pod of others has a part of.
+    """Return the node's GPUs without those that other pods use, even in part: we do not divide these.
 
     Raises:
-        NotKnown: that cannot be told.
+        GpuUnknown: that cannot be told.
     """
-    registered = dialect.capacity(node, beside)
+    devices = dialect.capacity(node, records)
     if dialect.pins_card:
-        # A GPU that pods of others share is not ours to divide.
-        theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
+        used = {gpu.uuid for pod in foreign for gpu in dialect.assigned(pod, records)}
     else:
-        theirs = _as_many(registered, foreign, dialect, held)
-    return tuple(one.found for one in registered if one.healthy and one.found.uuid not in theirs)
+        used = _used_at_most(devices, foreign, dialect, held)
+    return tuple(device for device in devices if device.uuid not in used)
 
 
-def _as_many(
-    registered: Sequence[Registered],
-    foreign: Sequence[Manifest],
-    dialect: Dialect,
-    held: Collection[str],
+def _used_at_most(
+    devices: Sequence[FoundDevice], foreign: Sequence[Manifest], dialect: Dialect, held: Collection[str]
 ) -> set[str | None]:
-    """Return as many GPUs as pods of others may have a part of, where it is not told which these are.
+    """Return as many GPUs as other pods may use, where the cluster does not report which ones.
 
-    Those that no session holds come first: a session keeps the GPU that it has.
+    GPUs without sessions come first, so that a session's GPU stays listed.
     """
-    theirs: set[str | None] = set()
+    used: set[str | None] = set()
     for pod in foreign:
         try:
-            given = dialect.given(pod, Beside())
-        except NotKnown:
-            given = [Given()]
-        for one in given:
+            assigned = dialect.assigned(pod, GpuRecords())
+        except GpuUnknown:
+            assigned = [AssignedGpu()]
+        for gpu in assigned:
             fits = [
-                r.found.uuid
-                for r in registered
-                if r.found.uuid not in theirs and (one.whole is None or r.resource in (None, one.whole))
+                device.uuid
+                for device in devices
+                if device.uuid not in used and gpu.resource in (None, dialect.resource_of(device))
             ]
             free = [uuid for uuid in fits if uuid not in held]
-            theirs |= set((free or fits)[-1:])
-    return theirs
+            used |= set((free or fits)[-1:])
+    return used

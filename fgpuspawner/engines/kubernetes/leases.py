@@ -1,8 +1,10 @@
-"""Lease pods: each holds a whole GPU of a node for this installation's sessions, and says which one it got.
+"""Lease pods: each holds a whole GPU of a node for this installation's sessions, and reports which GPU it got.
 
-A lease is given back only after its GPU was withdrawn from the queue and no session has a share of it: the cluster may
-give the GPU to others at once. Each lease pod is asked which GPU it holds, and again when its node has more GPUs or
-fewer.
+1. A node gets as many lease pods as its device plugin has GPUs.
+2. A running lease pod is asked for its GPU, and asked again when its node's number of GPUs changes.
+3. If a node has too many lease pods, some are withdrawn: the next survey no longer offers their GPUs.
+4. A withdrawn lease pod is deleted only when the queue has stopped offering its GPU and no session has a share of it:
+   after the deletion the cluster may give the GPU to others at once.
 """
 
 from __future__ import annotations
@@ -12,21 +14,18 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fgpu_scheduler import FGPUError, Snapshot
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
-from fgpuspawner.engines.kubernetes.dialects import NotKnown
-from fgpuspawner.engines.kubernetes.dialects.base import label, name_of
-from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, told_by
-from fgpuspawner.engines.kubernetes.inventory import is_ready
-from fgpuspawner.engines.kubernetes.kept import own_kept
+from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import GpuUnknown, Manifest, count, label, name_of
+from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, gpu_of
+from fgpuspawner.engines.kubernetes.inventory import OVER, is_ready, pruned_pod
 from fgpuspawner.engines.kubernetes.mirror import Mirror
-from fgpuspawner.engines.kubernetes.quantity import count
 
 log = logging.getLogger("fgpu.kubernetes")
 T = TypeVar("T")
@@ -40,17 +39,15 @@ TOO_MANY_FOR_S = 30.0
 """The time that an update of a device plugin may take. During it the cluster counts no GPU on the node."""
 AT_A_TIME = 8
 MOST_BYTES = 4096
-CONFLICT, NOT_FOUND = 409, 404
 NO_SUCH_COMMAND = 127
 COMING = ("ContainerCreating", "PodInitializing")
-OVER = ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a lease pod said of its GPU, its ``text``; None if it has none that works. ``uuid`` is the last it named.
+class LeaseAnswer:
+    """A lease pod's last answer; ``text`` is None if its GPU does not work. ``uuid`` is the last GPU that it named.
 
-    ``gpus`` is how many its node had when it was asked.
+    ``gpus`` is the number of its node's GPUs at that time.
     """
 
     text: str | None
@@ -59,10 +56,7 @@ class Said:
 
 
 class Leases:
-    """Keeps as many lease pods on each of our nodes as it has GPUs. ``image`` needs a shell and nothing else.
-
-    ``wake`` is set when there is something to tend.
-    """
+    """Keeps as many lease pods on each of our nodes as it has GPUs. ``image`` needs a shell and nothing else."""
 
     def __init__(self, api: Api, pods: str, dialect: Lease, *, installation: str, image: str) -> None:
         self._api = api
@@ -70,60 +64,51 @@ class Leases:
         self._dialect = dialect
         self._installation = installation
         self._image = image
-        self._said: dict[str, Said] = {}
-        """By the pods' uids: a pod of the same name may get another GPU."""
+        #: By the pods' uids: a later pod of the same name may get another GPU.
+        self._answers: dict[str, LeaseAnswer] = {}
+        #: The uids of lease pods to delete; their GPUs are no longer offered.
         self._withdrawn: frozenset[str] = frozenset()
-        """The uids of lease pods that will be given back: their GPUs were withdrawn from the queue."""
         self._too_many_since: dict[str, float] = {}
+        #: The leases of the last `tend`: name and answer, by uid.
         self._offered: dict[str, tuple[str, str]] = {}
         self._failures = Failures(log, "GPUs cannot be leased now")
+        #: Set when there is something to tend.
         self.wake = asyncio.Event()
+        query = (("labelSelector", f"{LEASE_LABEL}={installation}"),)
         self.mirror: Mirror[Manifest] = Mirror(
-            api,
-            pods,
-            (("labelSelector", f"{LEASE_LABEL}={installation}"),),
-            what="lease pods",
-            keep=own_kept,
-            changed=self._changed,
+            api, pods, query, what="lease pods", keep=pruned_pod, changed=self._changed
         )
 
     def _changed(self, pod: Manifest, there: bool) -> None:
-        # One that its node refuses is made again in its time, and not at once and for ever.
+        # A pod that its node refuses is made again at the next regular time, not at once in an endless loop.
         if not there or _phase(pod) not in OVER:
             self.wake.set()
 
-    # -- what is leased -------------------------------------------------------------------------------
-
     def counting(self, pods: Iterable[Manifest]) -> tuple[list[Manifest], dict[str, str]]:
-        """Return which of these pods are leases that count, and what those said, by name. For any thread.
+        """Return the lease pods that count, and their answers by name. Safe in any thread.
 
-        Those that have not been asked yet count. Of several that got one GPU, as where a device plugin gives each several
-        times, the first does.
+        A pod that was not asked yet counts. Of several with the same GPU, as from a device plugin that gives each GPU
+        several times, only the first counts.
         """
         counted: list[Manifest] = []
-        told: dict[str, str] = {}
+        answers: dict[str, str] = {}
         uuids: set[str | None] = set()
         for pod in pods:
-            if (
-                label(pod, LEASE_LABEL) != self._installation
-                or _uid(pod) in self._withdrawn
-                or not _is_held(pod)
-            ):
+            ours = label(pod, LEASE_LABEL) == self._installation and _uid(pod) not in self._withdrawn
+            if not ours or not _is_held(pod):
                 continue
-            said = self._said.get(_uid(pod))
-            if said is not None:
-                if said.text is None or said.uuid in uuids:
+            answer = self._answers.get(_uid(pod))
+            if answer is not None:
+                if answer.text is None or answer.uuid in uuids:
                     continue
-                uuids.add(said.uuid)
-                told[name_of(pod)] = said.text
+                uuids.add(answer.uuid)
+                answers[name_of(pod)] = answer.text
             counted.append(pod)
-        return counted, told
+        return counted, answers
 
     def offered_on(self, node: str) -> set[str | None]:
-        """Return the GPUs of a node that are offered, by UUID; None among them while a lease has not been asked."""
+        """Return the UUIDs of a node's leased GPUs; None is among them while a lease pod was not asked."""
         return {self._uuid(pod) for pod in self.counting(self._on(node))[0]}
-
-    # -- what is done ---------------------------------------------------------------------------------
 
     async def tend(
         self,
@@ -131,92 +116,88 @@ class Leases:
         queue: Callable[[], Awaitable[Snapshot]],
         changed: Callable[[], None],
     ) -> None:
-        """Ask those that have begun to run, make what is missing on these nodes, and give back what is too many.
+        """Make and ask the lease pods of these nodes, and delete what is withdrawn and unused.
 
-        ``queue`` says what is offered and held. ``changed`` is called where something else is leased than before. On a
-        node that is not ready everything stays as it is.
+        Calls ``changed`` if the leased GPUs change. On a node that is not ready everything stays as it is.
         """
         if not self.mirror.listed:
-            await self.mirror.until_told(EVERY_S)
+            await self.mirror.until_changed(EVERY_S)
         if not self.mirror.listed:
             return
-        # One time for the many changes of one moment.
+        # Many changes of one moment are handled together.
         await asyncio.sleep(TOGETHER_S)
         ours = {_prefix(self._installation, name_of(node)): node for node in nodes}
+        gpus = {prefix: gpus_of(node) for prefix, node in ours.items() if is_ready(node)}
         found: dict[str, list[Manifest]] = {prefix: [] for prefix in ours}
         for pod in self.mirror.found.values():
             found.setdefault(name_of(pod).rpartition("-")[0], []).append(pod)
-        gpus = {prefix: gpus_of(node) for prefix, node in ours.items() if is_ready(node)}
-        troubles = await _each(self._make, list(self._missing(ours, gpus, found)))
-        troubles += await self._ask([(pod, gpus[prefix]) for prefix in gpus for pod in found[prefix]])
+        missing = [
+            (name, name_of(ours[prefix]))
+            for prefix in gpus
+            for name in self._missing(prefix, gpus[prefix] - len(list(filter(_stays, found[prefix]))))
+        ]
+        troubles = await _each(self._make, missing)
+        troubles += await _each(self._ask, [(pod, gpus[prefix]) for prefix in gpus for pod in found[prefix]])
+        snapshot = await queue()
         back: list[Manifest] = []
         for prefix, pods in found.items():
-            if prefix in ours and prefix not in gpus:
-                continue
-            stay = list(filter(_stays, pods))
             if prefix not in ours:
-                back += stay
-            elif len(stay) > gpus[prefix]:
-                back += self._too_many(prefix, stay, gpus[prefix], _held(await queue(), None))
-            else:
-                self._too_many_since.pop(prefix, None)
-            # These hold nothing, and their names are wanted.
-            back += [pod for pod in pods if _phase(pod) in OVER and not _ends(pod)]
-        self._withdrawn = frozenset(_uid(pod) for pod in back)
+                back += filter(_stays, pods)
+            elif prefix in gpus:
+                back += self._too_many(prefix, pods, gpus[prefix], _held(snapshot, None))
+                # Ended pods hold nothing, and block their names.
+                back += [pod for pod in pods if _phase(pod) in OVER and not _ends(pod)]
+        self._withdrawn = frozenset(map(_uid, back))
         troubles += await _each(self._remove, self._free(back, await queue()) if back else [])
         there = {_uid(pod) for pod in self.mirror.found.values()}
-        self._said = {uid: said for uid, said in self._said.items() if uid in there}
-        told = self.counting(list(self.mirror.found.values()))[1]
-        offered = {_uid(self.mirror.found[name]): (name, text) for name, text in told.items()}
-        if offered != self._offered:
-            for name, text in sorted(set(offered.values()) - set(self._offered.values())):
-                log.info("The lease pod %s holds GPU %s", name, _short(text))
-            for name, text in sorted(set(self._offered.values()) - set(offered.values())):
-                log.warning(
-                    "The lease pod %s holds nothing that sessions can use any more; it held GPU %s",
-                    name,
-                    _short(text),
-                )
-            self._offered = offered
+        self._answers = {uid: answer for uid, answer in self._answers.items() if uid in there}
+        if self._note_offered():
             changed()
         if troubles:
             self._failures.failed(min(troubles, key=str))
         else:
             self._failures.worked()
 
-    def _missing(
-        self, ours: Mapping[str, Manifest], gpus: Mapping[str, int], found: Mapping[str, Sequence[Manifest]]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the names of the leases that nodes have too few of, each with its node."""
-        for prefix, most in gpus.items():
-            names = (name for n in itertools.count() if (name := f"{prefix}-{n}") not in self.mirror.found)
-            too_few = most - len(list(filter(_stays, found[prefix])))
-            for name in itertools.islice(names, max(0, too_few)):
-                yield name, name_of(ours[prefix])
+    def _note_offered(self) -> bool:
+        """Log which leases are new or lost since the last call; return whether any is."""
+        before, answers = self._offered, self.counting(list(self.mirror.found.values()))[1]
+        self._offered = {_uid(self.mirror.found[name]): (name, text) for name, text in answers.items()}
+        for name, text in sorted(set(self._offered.values()) - set(before.values())):
+            log.info("The lease pod %s holds GPU %s", name, _short(text))
+        for name, text in sorted(set(before.values()) - set(self._offered.values())):
+            log.warning("The lease pod %s no longer holds GPU %s for sessions", name, _short(text))
+        return self._offered != before
+
+    def _missing(self, prefix: str, number: int) -> Iterable[str]:
+        names = (name for n in itertools.count() if (name := f"{prefix}-{n}") not in self.mirror.found)
+        return itertools.islice(names, max(0, number))
 
     def _too_many(
         self, prefix: str, pods: Sequence[Manifest], most: int, held: Collection[str]
     ) -> list[Manifest]:
-        """Return the leases to give back of a node that has only ``most`` GPUs.
+        """Return the lease pods to withdraw from a node that has only ``most`` GPUs.
 
-        First come leases that wait for a GPU or have a broken one. If these are too few for `TOO_MANY_FOR_S`, all idle
-        leases are given back: the cluster does not say which GPU is missing, and a new lease gets another GPU.
+        First come pods that wait for a GPU or have a broken one. If these are too few for `TOO_MANY_FOR_S`, all pods
+        without sessions go: the cluster does not report which GPU is missing, and a new pod gets another GPU.
         """
+        stay = list(filter(_stays, pods))
+        surplus = len(stay) - most
+        if surplus <= 0:
+            self._too_many_since.pop(prefix, None)
+            return []
         since = self._too_many_since.setdefault(prefix, time.monotonic())
-        waiting = [pod for pod in pods if not _node(pod)]
-        broken = [
-            pod for pod in pods if (said := self._said.get(_uid(pod))) is not None and said.text is None
-        ]
-        back = [*reversed(waiting), *broken][: len(pods) - most]
-        if len(back) == len(pods) - most or time.monotonic() - since < TOO_MANY_FOR_S:
+        waiting = [pod for pod in stay if not _node(pod)]
+        broken = [pod for pod in stay if (a := self._answers.get(_uid(pod))) is not None and a.text is None]
+        back = [*reversed(waiting), *broken][:surplus]
+        if len(back) == surplus or time.monotonic() - since < TOO_MANY_FOR_S:
             return back
-        idle = [pod for pod in pods if (uuid := self._uuid(pod)) is not None and uuid not in held]
+        idle = [pod for pod in stay if (uuid := self._uuid(pod)) is not None and uuid not in held]
         return [*back, *(pod for pod in idle if pod not in back)]
 
     def _free(self, back: Sequence[Manifest], snapshot: Snapshot) -> list[Manifest]:
-        """Return those of these leases that have no session on their GPU and cannot get one.
+        """Return the pods of ``back`` whose GPU has no session and cannot get one.
 
-        If it is not known which GPU a lease has, other leases must hold all GPUs that the queue knows of its node.
+        If it is not known which GPU a pod has, other lease pods must hold all GPUs that the queue knows of its node.
         """
         free: list[Manifest] = []
         for pod in back:
@@ -233,92 +214,77 @@ class Leases:
         return [pod for pod in list(self.mirror.found.values()) if _node(pod) == node]
 
     def _uuid(self, pod: Manifest) -> str | None:
-        said = self._said.get(_uid(pod))
-        return None if said is None else said.uuid
+        answer = self._answers.get(_uid(pod))
+        return None if answer is None else answer.uuid
 
     # -- one pod --------------------------------------------------------------------------------------
 
     async def _make(self, wanted: tuple[str, str]) -> None:
         name, node = wanted
         pod = self._dialect.lease_pod(name=name, node=node, image=self._image, command=SLEEP)
-        try:
-            await self._api.ask("POST", self._pods, body=pod)
-        except Refused as e:
-            if e.status != CONFLICT:
-                raise
+        await self._call("POST", self._pods, pod)
 
     async def _remove(self, pod: Manifest) -> None:
-        # By its uid: another pod may have got the same name since.
-        options: dict[str, Any] = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "gracePeriodSeconds": 1,
-            "preconditions": {"uid": _uid(pod)},
-        }
+        # The uid, because a new pod may have the same name by now.
+        body = {"kind": "DeleteOptions", "gracePeriodSeconds": 1, "preconditions": {"uid": _uid(pod)}}
+        await self._call("DELETE", f"{self._pods}/{name_of(pod)}", {"apiVersion": "v1", **body})
+
+    async def _call(self, method: str, path: str, body: Mapping[str, object]) -> None:
         try:
-            await self._api.ask("DELETE", f"{self._pods}/{name_of(pod)}", body=options)
+            await self._api.ask(method, path, body=body)
         except Refused as e:
-            if e.status not in (NOT_FOUND, CONFLICT):
+            if e.status != CONFLICT and (method, e.status) != ("DELETE", NOT_FOUND):
                 raise
 
-    async def _ask(self, pods: Iterable[tuple[Manifest, int]]) -> list[FGPUError]:
-        """Ask the running leases that named no working GPU since their node's number of GPUs changed."""
-
-        async def ask(asked: tuple[Manifest, int]) -> None:
-            pod, gpus = asked
-            _check_starts(pod)
-            said = self._said.get(_uid(pod))
-            if _is_held(pod) and (said is None or said.text is None or said.gpus != gpus):
-                await self._ask_one(pod, gpus)
-
-        return await _each(ask, pods)
-
-    async def _ask_one(self, pod: Manifest, gpus: int) -> None:
-        name = name_of(pod)
+    async def _ask(self, asked: tuple[Manifest, int]) -> None:
+        """Ask a running pod for its GPU, unless it has named one since its node's number of GPUs changed."""
+        pod, gpus = asked
+        _check_starts(pod)
+        last, name = self._answers.get(_uid(pod)), name_of(pod)
+        if not _is_held(pod) or (last is not None and last.text is not None and last.gpus == gpus):
+            return
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                answer = await self._api.run(
-                    f"{self._pods}/{name}", "lease", list(ASK), most_bytes=MOST_BYTES
-                )
+                answer = await self._api.run(f"{self._pods}/{name}", "lease", ASK, most_bytes=MOST_BYTES)
         except TimeoutError as e:
             raise EngineSilent(f"the lease pod {name} does not answer") from e
         text = answer.output.decode("utf-8", "replace")
         if answer.status in (None, NO_SUCH_COMMAND):
-            raise NotKnown(
+            raise GpuUnknown(
                 f"nvidia-smi cannot be run in the lease pod {name}: {_short(text)}; look at its RuntimeClass"
             )
         try:
             if answer.status != 0:
-                raise NotKnown(f"the GPU of the lease pod {name} does not work: {_short(text)}")
-            uuid = told_by(name, text).uuid
-            self._said[_uid(pod)] = Said(text, uuid, gpus)
+                raise GpuUnknown(f"the GPU of the lease pod {name} does not work: {_short(text)}")
+            uuid = gpu_of(name, text).uuid
+            self._answers[_uid(pod)] = LeaseAnswer(text, uuid, gpus)
             self._dialect.given_as[uuid] = given_as(text)
-        except NotKnown:
-            # Which one it was is still needed: sessions may be on it.
-            self._said[_uid(pod)] = Said(None, self._uuid(pod), gpus)
+        except GpuUnknown:
+            # Keep the UUID: sessions may be on that GPU.
+            self._answers[_uid(pod)] = LeaseAnswer(None, self._uuid(pod), gpus)
             raise
 
 
 async def _each(step: Callable[[T], Awaitable[None]], of: Iterable[T]) -> list[FGPUError]:
-    """Run a step for each, some side by side; return the failures. A failure does not stop the others."""
+    """Run a step for each item, some in parallel; return the failures, which do not stop the others."""
     at_a_time = asyncio.Semaphore(AT_A_TIME)
 
     async def one(item: T) -> FGPUError | None:
         async with at_a_time:
             try:
                 await step(item)
-            except (Refused, EngineSilent, NotKnown) as e:
+            except (Refused, EngineSilent, GpuUnknown) as e:
                 return e
         return None
 
-    return [e for e in await asyncio.gather(*(one(item) for item in of)) if e is not None]
+    return [e for e in await asyncio.gather(*map(one, of)) if e is not None]
 
 
 def _held(snapshot: Snapshot, node: str | None) -> set[str]:
-    """Return the GPUs that sessions have shares of; with a node those of that, and those that it offers."""
+    """Return the GPUs that sessions have shares of; for one node those there, and those that the queue offers there."""
     placed = [s.placement for s in snapshot.sessions if s.placement is not None]
     shared = {share.device_uuid for p in placed if node in (None, p.node_id) for share in p.shares}
-    # One that is closed takes nothing until it is surveyed again.
+    # A closed node takes no session until it is surveyed again.
     return shared | {d.uuid for n in snapshot.nodes if n.id == node and not n.closed for d in n.devices}
 
 
@@ -327,11 +293,11 @@ def _check_starts(pod: Manifest) -> None:
         waiting = (status.get("state") or {}).get("waiting") or {}
         if waiting and waiting.get("reason") not in COMING:
             why = waiting.get("message") or waiting.get("reason")
-            raise NotKnown(f"the lease pod {name_of(pod)} does not start: {_short(str(why))}")
+            raise GpuUnknown(f"the lease pod {name_of(pod)} does not start: {_short(str(why))}")
 
 
 def _prefix(installation: str, node: str) -> str:
-    # A node's name may be longer than what is left of a pod's.
+    # Together a node's name and ours may be too long for a pod.
     return f"fgpu-{installation}-lease-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
 
 

@@ -1,4 +1,8 @@
-"""A local copy of the cluster's objects of one kind: listed once, then updated by a watch."""
+"""A local copy of the cluster's objects of one kind: listed once, then updated by a watch.
+
+KubeSpawner's `ResourceReflector` is not used: it ends the Hub after failures, lists everything in one answer (seconds
+without another task for thousands of pods), keeps whole objects, and reports no changes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from fgpuspawner.concurrency.background import Failures
-from fgpuspawner.engines.kubernetes.api import Api, Expired, Manifest, Refused
-from fgpuspawner.engines.kubernetes.dialects.base import name_of
+from fgpuspawner.engines.kubernetes.api import FORBIDDEN, Api, Expired, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest, name_of
 
 log = logging.getLogger("fgpu.kubernetes")
 T = TypeVar("T")
@@ -21,11 +25,11 @@ SLOWEST_AGAIN_S = 30.0
 
 
 class Mirror(Generic[T]):
-    """The objects at a path of the API, by name, as they were last told of. In one event loop.
+    """The objects at a path of the API, by name, as last reported. For one event loop.
 
-    ``keep`` returns what is kept of one, None where it does not count. ``changed`` is called with what is kept of each
-    that is new, another, or gone (what it was last, and False). With ``everywhere`` they are of all namespaces, and
-    known as "NAMESPACE/NAME".
+    ``keep`` returns the part of an object to keep, None to ignore the object. ``changed`` is called with the kept part of
+    each object that is new, changed, or gone (its last state, and False). With ``everywhere`` the objects are of all
+    namespaces, and their keys "NAMESPACE/NAME".
     """
 
     def __init__(
@@ -45,21 +49,21 @@ class Mirror(Generic[T]):
         self._what = what
         self._keep = keep
         self._changed = changed
-        self._key = _whole_name if everywhere else name_of
+        self._key = _full_name if everywhere else name_of
         self._news = asyncio.Condition()
+        #: The kept objects, by key.
         self.found: dict[str, T] = {}
+        #: Whether everything was listed at least once.
         self.listed = False
-        """Whether everything was listed at least once."""
-        self.forbidden = False
-        """Whether the Hub may not see these."""
+        #: Why the present objects are unknown; None while they are known.
         self.trouble: str | None = None
-        """Why it is not known now what there is."""
 
     async def follow(self) -> None:
-        """Go on for ever."""
+        """List and watch until cancelled; retry after every failure."""
         failures = Failures(log, f"The cluster's {self._what} cannot be followed now")
         pause_s = AGAIN_AFTER_S
         while True:
+            longest_s = 4 * AGAIN_AFTER_S
             try:
                 version = await self._list()
                 failures.worked()
@@ -72,26 +76,23 @@ class Mirror(Generic[T]):
             except Expired as e:
                 log.debug("The cluster's %s are listed again: %s", self._what, e)
             except Exception as e:
-                # Whatever it was: who is not followed is not heard of again.
-                self.forbidden = isinstance(e, Refused) and e.status == 403
+                # Whatever failed, stopping here would leave sessions unwatched.
+                if isinstance(e, Refused) and e.status == FORBIDDEN:
+                    longest_s = SLOWEST_AGAIN_S
                 self.trouble = str(e) or type(e).__name__
                 failures.failed(e)
-            await self._tell()
+            await self._notify()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, SLOWEST_AGAIN_S if self.forbidden else 4 * AGAIN_AFTER_S)
+            pause_s = min(2 * pause_s, longest_s)
 
-    async def until_told(self, within_s: float) -> None:
-        """Wait for the next change of any object, for ``within_s`` at most."""
+    async def until_changed(self, within_s: float, name: str | None = None) -> None:
+        """Wait for the next change of this object, or of any if no ``name`` is given, for ``within_s`` at most."""
+        before = self.found.get(name or "")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._news:
                 await self._news.wait()
-
-    async def until_another(self, name: str, within_s: float) -> None:
-        """Wait until this object has changed or is gone, for ``within_s`` at most."""
-        was = self.found.get(name)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._news:
-                await self._news.wait_for(lambda: self.found.get(name) != was)
+                while name is not None and self.found.get(name) == before:
+                    await self._news.wait()
 
     async def _list(self) -> str:
         items: dict[str, T] = {}
@@ -102,14 +103,14 @@ class Mirror(Generic[T]):
                 own = self._keep(item)
                 if own is not None:
                     items[self._key(item)] = own
-        before, self.found, self.listed, self.forbidden = self.found, items, True, False
+        before, self.found, self.listed = self.found, items, True
         for name, gone in before.items():
             if name not in items:
                 self._changed(gone, False)
         for name, new in items.items():
             if new != before.get(name):
                 self._changed(new, True)
-        await self._tell()
+        await self._notify()
         return version
 
     async def _watch(self, version: str) -> str:
@@ -117,30 +118,31 @@ class Mirror(Generic[T]):
         async for event in self._api.watch(self._path, self._query, version):
             item: dict[str, Any] = event["object"]
             version = str(item["metadata"]["resourceVersion"])
-            if event["type"] != "BOOKMARK":
-                own = None if event["type"] == "DELETED" else self._keep(item)
-                await self._take(self._key(item), own, item)
+            if event["type"] != "BOOKMARK" and self._apply(item, event["type"] == "DELETED"):
+                await self._notify()
         return version
 
-    async def _take(self, name: str, own: T | None, item: Manifest) -> None:
+    def _apply(self, item: Manifest, deleted: bool) -> bool:
+        """Take over an object of an event; return whether anything changed."""
+        name, own = self._key(item), self._keep(item)
         before = self.found.get(name)
-        if own is None:
+        if deleted or own is None:
             self.found.pop(name, None)
-            # What it was at its very last, where that says more than what was seen of it.
-            last = self._keep(item) or before
+            # The event has the object's very last state.
+            last = own or before
             if last is not None:
                 self._changed(last, False)
-        elif own != before:
+        elif own == before:
+            return False
+        else:
             self.found[name] = own
             self._changed(own, True)
-        else:
-            return
-        await self._tell()
+        return True
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._news:
             self._news.notify_all()
 
 
-def _whole_name(item: Manifest) -> str:
+def _full_name(item: Manifest) -> str:
     return f"{item['metadata'].get('namespace')}/{name_of(item)}"

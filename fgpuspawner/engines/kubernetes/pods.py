@@ -1,4 +1,4 @@
-"""What a pod is made with: the session's, over what is set for KubeSpawner, over our defaults. Pure."""
+"""A session's pod: the session's own values override those set for KubeSpawner, which override our defaults. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.kubernetes.api import Manifest
-from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS, Manifest
 from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, init_container
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 
@@ -22,15 +21,15 @@ HIDDEN = ("LD_PRELOAD", "LD_AUDIT", "CUDA_DISABLE_CONTROL", "FGPU_SIMULATED_MACH
 """A pod cannot unset a variable of its image. An empty value of these has the same effect."""
 PUBLIC = ("PATH", "LD_*", "PYTHON*", "LANG", "LC_*", "HOME", "MALLOC_*")
 SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
-"""What `sudo` and `apt-get` need."""
+"""Those that `sudo` and `apt-get` need."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """What ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner`` set for one session's pod.
+    """The options of one session's pod, set by ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner``.
 
-    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that must exist before it,
-    both as in the API. ``image`` is what nodes fetch, if its name differs from the catalogue's.
+    ``manifest`` is KubeSpawner's pod and ``claim`` the volume claim that must exist before it, both as in the API.
+    ``image`` is the name under which nodes pull the image, if the catalogue has another one.
     """
 
     manifest: Manifest = field(default_factory=dict)
@@ -43,8 +42,8 @@ class PodOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a session is started with: its pod, and the secret with what says who it is."""
+class SessionObjects:
+    """The objects of a session: its pod, and the secret with its token and other private variables."""
 
     pod: dict[str, Any]
     secret: dict[str, Any] = field(repr=False)
@@ -52,8 +51,8 @@ class Made:
 
 def made(
     spec: LaunchSpec, options: PodOptions, carried: Carried | None, *, installation: str, node: str
-) -> Made:
-    """Return the pod of a session on a node, and its secret. Without ``carried`` it gets no files of ours."""
+) -> SessionObjects:
+    """Return the pod of a session on a node, and its secret. Without ``carried`` the pod gets none of our files."""
     init = []
     if carried is None:
         carried = Carried((), (), ())
@@ -65,6 +64,13 @@ def made(
         marks.INSTALLATION: installation,
         marks.SESSION: str(session.id),
         marks.ATTEMPT: str(session.attempt),
+    }
+    # Names of users are not valid as labels.
+    annotations = {
+        marks.NODE: node,
+        "fgpu.user": session.request.user,
+        "fgpu.server": session.request.server_name,
+        "fgpu.image": session.request.image,
     }
     pod: dict[str, Any] = copy.deepcopy(dict(options.manifest))
     given = dict(pod.get("spec") or {})
@@ -91,14 +97,14 @@ def made(
     _share_memory(container, ours, spec.shared_memory_mib)
     given.setdefault("automountServiceAccountToken", False)
     found = pod.get("metadata") or {}
-    return Made(
+    return SessionObjects(
         {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "labels": {**(found.get("labels") or {}), **labels},
-                "annotations": {**(found.get("annotations") or {}), **_told_to_administrators(spec, node)},
+                "annotations": {**(found.get("annotations") or {}), **annotations},
             },
             "spec": {**given, **ours},
         },
@@ -113,36 +119,21 @@ def made(
 
 
 def tolerations(spec: Manifest) -> list[dict[str, Any]]:
-    """Return a pod's own tolerations and ours, which replace its own for nodes that are away."""
+    """Return a pod's own tolerations with ours added; ours replace its own of the same key."""
     ours = {one["key"] for one in TOLERATIONS}
     own = [dict(one) for one in spec.get("tolerations") or () if one.get("key") not in ours]
     return [*own, *(dict(one) for one in TOLERATIONS)]
 
 
 def owned(secret: Manifest, pod: Manifest) -> dict[str, Any]:
-    """Return a secret that goes with its pod."""
-    owner = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": pod["metadata"]["name"],
-        "uid": pod["metadata"]["uid"],
-    }
+    """Return a secret that the cluster deletes with its pod."""
+    found = pod["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": found["name"], "uid": found["uid"]}
     return {**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}
 
 
-def _told_to_administrators(spec: LaunchSpec, node: str) -> dict[str, str]:
-    # Users' names are no values that a label may have.
-    request = spec.session.request
-    return {
-        marks.NODE: node,
-        "fgpu.user": request.user,
-        "fgpu.server": request.server_name,
-        "fgpu.image": request.image,
-    }
-
-
 def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
-    """Return the public variables, the secret ones, and those that refer to something else."""
+    """Return the public variables, the secret ones, and the administrator's references to other objects."""
     given: dict[str, Any] = dict(spec.environment)
     references = [
         {"name": name, **value}
@@ -153,7 +144,8 @@ def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list
     sealed = sealed_environment(plain, spec.told, spec.prepared)
     prepared = {*spec.told, *spec.prepared.environment, *spec.prepared.search_paths}
     found = {name: str(value) for name, value in sealed.items() if value is not None}
-    public = {name: _literal(value) for name, value in found.items() if _is_public(name, prepared)}
+    # "$$(" keeps the cluster from expanding "$(NAME)".
+    public = {name: value.replace("$(", "$$(") for name, value in found.items() if _is_public(name, prepared)}
     for name in HIDDEN:
         public.setdefault(name, "")
     if "NVIDIA_VISIBLE_DEVICES" not in public:
@@ -164,7 +156,7 @@ def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list
 
 
 def _share_memory(container: dict[str, Any], pod: dict[str, Any], size_mib: int) -> None:
-    """Give a container a ``/dev/shm`` of this size, unless 0, or something is mounted there: the default is 64 MiB."""
+    """Mount a ``/dev/shm`` of this size, unless it is 0 or something is mounted there; the default has 64 MiB."""
     if not size_mib or any(
         _lies_over(str(m.get("mountPath")), [SHARED_MEMORY]) for m in container["volumeMounts"]
     ):
@@ -176,11 +168,6 @@ def _share_memory(container: dict[str, Any], pod: dict[str, Any], size_mib: int)
 
 def _is_public(name: str, prepared: Collection[str]) -> bool:
     return name in prepared or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*PUBLIC, *KNOBS))
-
-
-def _literal(value: str) -> str:
-    """Return a value in which the cluster expands no ``$(NAME)``."""
-    return value.replace("$(", "$$(")
 
 
 def _container(
@@ -206,7 +193,16 @@ def _container(
         ),
         *carried.mounts,
     ]
-    container["securityContext"] = {**_security(spec, options), **(container.get("securityContext") or {})}
+    # What Pod Security "restricted" requires.
+    container["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "privileged": False,
+        "runAsNonRoot": True,
+        "runAsUser": options.user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **(container.get("securityContext") or {}),
+    }
     if spec.sudo:
         container["securityContext"] |= {
             "allowPrivilegeEscalation": True,
@@ -216,25 +212,13 @@ def _container(
     return container
 
 
-def _security(spec: LaunchSpec, options: PodOptions) -> dict[str, Any]:
-    """Return what Pod Security "restricted" asks for."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "privileged": False,
-        "runAsNonRoot": True,
-        "runAsUser": options.user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
 def _lies_over(path: str, ours: Collection[str]) -> bool:
     path = posixpath.normpath("/" + path.strip("/"))
     return any(path == own or path.startswith(f"{own}/") for own in ours)
 
 
 def only_on(node: str, affinity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an affinity that only this node meets. Not ``nodeName``: the scheduler must count what the pod takes."""
+    """Return an affinity that only this node meets; with ``nodeName`` no scheduler would count the pod's requests."""
     own = {"key": "metadata.name", "operator": "In", "values": [node]}
     nodes = dict(affinity.get("nodeAffinity") or {})
     required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}

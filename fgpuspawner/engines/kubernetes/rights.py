@@ -1,7 +1,7 @@
-"""What a Hub may do in its cluster: only what the engine's calls need. Pure.
+"""The rights that a Hub needs in its cluster. Pure.
 
-One table: the manifests give these rights, `fgpu kube check` asks for each, docs/kubernetes.md says what each is for, and
-tests/kube/test_rights.py takes one after the other away.
+From this one table manifests are written and `fgpu kube check` asks for each right; docs/kubernetes.md gives the reasons,
+and tests/kube/test_rights.py removes one after the other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MARK = {"app.kubernetes.io/part-of": "fgpuspawner"}
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What the Hub does with a kind of objects, in its namespace or ``everywhere``; with one ``dialect``, if it is named.
+    """The right to use ``verbs`` on a kind of objects, in the Hub's namespace or ``everywhere``.
 
-    A ``resource`` may be a part, such as ``pods/exec``.
+    ``resource`` may be a subresource such as ``pods/exec``. With ``dialect`` only that dialect needs the right.
     """
 
     resource: str
@@ -31,29 +31,24 @@ class Right:
 
 
 RIGHTS = (
-    # They are listed and watched as well: by the right to do so with all pods, below.
+    # The right to list and watch all pods, below, includes these.
     Right("pods", ("get", "create", "delete"), "sessions, and pods that lease GPUs"),
-    # Who opens a channel needs "get"; from Kubernetes 1.35 on "create" as well.
+    # Opening a channel needs "get"; from Kubernetes 1.35 on "create" as well.
     Right("pods/exec", ("get", "create"), "checking a session's limits from inside; which GPU a lease has"),
-    Right("secrets", ("create",), "who a session is: its token is in no pod's text"),
+    Right("secrets", ("create",), "sessions' tokens, which are in no pod's manifest"),
     Right("persistentvolumeclaims", ("get", "create", "delete"), "homes"),
     Right("resourceclaims", ("create",), "a session's share of a GPU", group=DRA, dialect="dra"),
-    Right("nodes", ("list", "watch"), "what machines there are, and how they are", everywhere=True),
-    Right("pods", ("list", "watch"), "what pods of others take of a machine", everywhere=True),
+    Right("nodes", ("list", "watch"), "the machines and their state", everywhere=True),
+    Right("pods", ("list", "watch"), "what other pods take of a machine", everywhere=True),
     Right("resourceslices", ("list",), "which GPUs there are", group=DRA, everywhere=True, dialect="dra"),
     Right(
-        "resourceclaims",
-        ("list",),
-        "which GPUs pods of others have",
-        group=DRA,
-        everywhere=True,
-        dialect="dra",
+        "resourceclaims", ("list",), "which GPUs other pods have", group=DRA, everywhere=True, dialect="dra"
     ),
 )
 
 
 def rights_of(dialect: str) -> tuple[Right, ...]:
-    """Return the rights that a Hub with this dialect needs."""
+    """Return the rights that a Hub needs with this dialect."""
     return tuple(right for right in RIGHTS if right.dialect in ("", dialect))
 
 
@@ -61,7 +56,7 @@ def manifests(rights: Sequence[Right], *, namespace: str, account: str) -> list[
     """Return the objects that give these rights to a service account of a namespace."""
     own = [right for right in rights if not right.everywhere]
     everywhere = [right for right in rights if right.everywhere]
-    # Objects without a namespace have the Hub's in their names: a cluster may have several Hubs.
+    # A cluster may have several Hubs: names of objects without a namespace contain the Hub's.
     whole = f"fgpu-hub-{namespace}"
     return [
         _object("Role", "fgpu-hub", namespace, rules=_rules(own)),

@@ -1,15 +1,15 @@
-"""A sample of a session's pod, as a configuration makes it."""
+"""A sample of a session's pod, made as the configuration says, and the safeguards that such pods have."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
-from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.kubernetes.api import Manifest
-from fgpuspawner.engines.kubernetes.dialects import Dialect
+from fgpuspawner.engines.base import Held, LaunchSpec, Safeguard
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect, Manifest, name_of
 from fgpuspawner.engines.kubernetes.files import carry
 from fgpuspawner.engines.kubernetes.pods import PodOptions, made, tolerations
 from fgpuspawner.images.model import Image
@@ -18,21 +18,16 @@ from fgpuspawner.isolation.limits import Limits
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", enabled=True)
-
+SESSION = Session(1, Request("sample", "", "sample", "default", 500, 100, 128), SessionState.PREPARING, 0)
 
 OptionsOf = Callable[[Session, Image], Awaitable[PodOptions]]
-"""Returns what the configuration sets for a session's pod. It may raise anything: functions of the administrator run."""
+"""Returns the configured options of a session's pod. It calls an administrator's functions, so it may raise anything."""
 
 
 async def sample_spec(options_of: OptionsOf) -> Manifest:
-    """Return the spec of a session's pod without a node; it says which nodes take the pod."""
-    spec = (await options_of(_session(), IMAGE)).manifest.get("spec") or {}
+    """Return the spec of a session's pod without a node; it decides which nodes take the pod."""
+    spec = (await options_of(SESSION, IMAGE)).manifest.get("spec") or {}
     return {**spec, "tolerations": tolerations(spec)}
-
-
-def _session() -> Session:
-    request = Request("sample", "", "sample", "default", 500, 100, 128)
-    return Session(1, request, SessionState.PREPARING, 0)
 
 
 async def sample_pod(
@@ -43,7 +38,7 @@ async def sample_pod(
     image: str = "",
     gpu: str = GPU,
 ) -> Manifest:
-    """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
+    """Return a small session's pod; with a dialect it has half a GPU, or a whole device if only these are given.
 
     Raises what ``options_of`` raises.
     """
@@ -51,12 +46,10 @@ async def sample_pod(
     if dialect is not None and dialect.whole_only:
         model, memory_mib = "Tesla T4 MIG 1g.5gb", 4096
     share = Share(gpu, 500, memory_mib, 50)
-    session = replace(_session(), placement=Placement(node, (share,)))
     own = replace(IMAGE, reference=image) if image else IMAGE
-    # Without its place: what a session is told of its slice takes a Hub that runs.
-    options = await options_of(replace(session, placement=None), own)
+    options = await options_of(SESSION, own)
     spec = LaunchSpec(
-        session,
+        replace(SESSION, placement=Placement(node, (share,))),
         own,
         command=(),
         arguments=(),
@@ -72,4 +65,70 @@ async def sample_pod(
     pod = made(spec, options, carried, installation="sample", node=node).pod
     if dialect is None:
         return pod
-    return dialect.patch((share,), spec.devices, name=pod["metadata"]["name"]).applied(pod)
+    return dialect.patch((share,), spec.devices, name=name_of(pod)).applied(pod)
+
+
+# --- Safeguards ---
+
+LINES: Mapping[Safeguard, str] = {
+    Safeguard.UNPRIVILEGED: "c.KubeSpawner without privileged, added capabilities, uid 0 or the host's namespaces",
+    Safeguard.FILTERED: "c.KubeSpawner without a seccompProfile of its own",
+    Safeguard.LIMITS: "always so: pods have limits of CPU and memory",
+    Safeguard.PROCESSES: "podPidsLimit in the configuration of the nodes' kubelets",
+    Safeguard.PORTS: "a NetworkPolicy for sessions, and a network plugin that enforces it",
+    Safeguard.COMMANDS: "an API server that refuses anonymous requests",
+    Safeguard.REMAPPED: 'c.KubeSpawner.extra_pod_config = {"hostUsers": False}, on nodes that have user namespaces',
+    Safeguard.READ_ONLY: 'c.KubeSpawner.container_security_context = {"readOnlyRootFilesystem": True}',
+}
+"""The setting that turns each safeguard on."""
+
+HOSTS = ("hostNetwork", "hostPID", "hostIPC")
+
+
+def judge(pod: Manifest, *, opaque: bool, closed: bool | None) -> dict[Safeguard, Held]:
+    """Return the safeguards of a session's pod; ``closed``: the API refuses anonymous requests, None if unknown.
+
+    ``opaque``: functions of the administrator make parts of the pod, and may make other ones for another session.
+    """
+    spec = pod["spec"]
+    pods = spec.get("securityContext") or {}
+    inherited = {name: pods[name] for name in ("runAsUser", "runAsNonRoot", "seccompProfile") if name in pods}
+    containers = [{**inherited, **(c.get("securityContext") or {})} for c in spec["containers"]]
+    server = spec["containers"][0]
+    limits = (server.get("resources") or {}).get("limits") or {}
+    met: dict[Safeguard, bool | None] = {
+        Safeguard.UNPRIVILEGED: all(map(_is_unprivileged, containers)) and not any(map(spec.get, HOSTS)),
+        Safeguard.FILTERED: _filters(containers),
+        Safeguard.LIMITS: limits.keys() >= {"cpu", "memory"},
+        Safeguard.READ_ONLY: bool(containers[0].get("readOnlyRootFilesystem")),
+    }
+    if opaque:
+        met = {
+            guard: found if guard is Safeguard.LIMITS or not found else None for guard, found in met.items()
+        }
+    met |= {
+        # The API does not report kubelets' settings and the network plugin.
+        Safeguard.PROCESSES: None,
+        Safeguard.PORTS: None,
+        Safeguard.COMMANDS: closed,
+        # A cluster or a node without user namespaces may ignore the field.
+        Safeguard.REMAPPED: None if spec.get("hostUsers") is False else False,
+    }
+    return {guard: Held(found, LINES[guard]) for guard, found in met.items()}
+
+
+def _is_unprivileged(security: Mapping[str, Any]) -> bool:
+    return (
+        not security.get("privileged")
+        and security.get("allowPrivilegeEscalation") is False
+        and not (security.get("capabilities") or {}).get("add")
+        and security.get("runAsUser") != 0
+    )
+
+
+def _filters(containers: list[dict[str, Any]]) -> bool | None:
+    found = {(security.get("seccompProfile") or {}).get("type") for security in containers}
+    if found == {"RuntimeDefault"}:
+        return True
+    # We do not know what an administrator's own profile refuses.
+    return None if found <= {"RuntimeDefault", "Localhost"} else False

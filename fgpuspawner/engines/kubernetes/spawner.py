@@ -1,9 +1,10 @@
-"""The settings of sessions as pods: those of KubeSpawner, and ours over them."""
+"""The spawner for sessions as pods: KubeSpawner's settings, and ours."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,35 +14,39 @@ from kubespawner import KubeSpawner
 from traitlets import Enum, Integer, Unicode, default
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings, Session
+from fgpu_scheduler import BadSettings, FGPUError, Session
+from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
-from fgpuspawner.engines.kubernetes import others, safeguards
-from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
-from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Hami, Lease
-from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING
-from fgpuspawner.engines.kubernetes.dialects.lease import AUTO, INJECTIONS
+from fgpuspawner.engines.kubernetes.api import Api, configuration, refuses_anonymous, run_blocking
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS
+from fgpuspawner.engines.kubernetes.dialects.base import TOLERATING, Dialect, Manifest, label, name_of
+from fgpuspawner.engines.kubernetes.dialects.hami import Hami
+from fgpuspawner.engines.kubernetes.dialects.lease import AUTO, INJECTIONS, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
-from fgpuspawner.engines.kubernetes.files_image import REFERENCE
-from fgpuspawner.engines.kubernetes.pods import PodOptions
-from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
+from fgpuspawner.engines.kubernetes.files import REFERENCE
+from fgpuspawner.engines.kubernetes.pods import SERVER, PodOptions
+from fgpuspawner.engines.kubernetes.sample import judge, sample_pod, sample_spec
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured
 from fgpuspawner.spawner.base import QueuedSpawner
 
-SERVER = "jupyterhub-singleuser"
 DEFAULT_USER = 1000
 log = logging.getLogger("fgpu.kubernetes")
 KINDS = {kind.name: kind for kind in DIALECTS}
 
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
-"""Settings that may be functions, and say what a session may do."""
+"""Settings that decide a session's privileges and may be functions."""
+SESSIONS = (
+    ("labelSelector", f"{marks.INSTALLATION},{marks.SESSION}"),
+    ("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),
+)
 
 
 class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
-    """Sessions as pods, each with its slice, no new privileges and no capabilities.
+    """Sessions as pods, each with its slice, without privileges and capabilities.
 
-    Volumes, claims, tolerations, pull secrets and the rest are set as for KubeSpawner. The pod's name, its node and its
-    limits are ours.
+    Volumes, claims, tolerations, pull secrets and the rest are set as for KubeSpawner. The queue sets the pod's name,
+    node and limits.
     """
 
     capabilities = KubernetesEngine.capabilities
@@ -142,7 +147,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def check_settings(cls, config: Config, settings: FGPU) -> None:
-        """Refuse what does not go with the dialect."""
+        """Refuse settings that contradict the dialect."""
         own = configured(cls, config)
         scheduler = str(own.get("scheduler_name") or "")
         if scheduler.endswith("user-scheduler"):
@@ -164,23 +169,23 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
-        """Return what a session's pod sees to, as it would be made now."""
+        """Return the safeguards of a session's pod with this configuration."""
         own = configured(cls, config)
         try:
             reached = cls.reached(config)
-            pod = at_once(lambda: sample_pod(partial(cls.sample_options, config)))
+            pod = run_blocking(lambda: sample_pod(partial(cls.sample_options, config)))
         except Exception:
-            # No cluster is configured here, or a function of the administrator's fails: then nothing is known.
+            # No cluster is configured here, or an administrator's function fails: then nothing is known.
             return {}
         try:
-            closed: bool | None = at_once(lambda: is_closed_to_strangers(reached))
+            closed: bool | None = run_blocking(lambda: refuses_anonymous(reached))
         except EngineSilent:
             closed = None
-        return safeguards.judge(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
+        return judge(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
 
     @classmethod
     def holds(cls, config: Config, settings: FGPU) -> Sequence[str]:
-        """Return who holds sessions to limits of the disk."""
+        """Return a line on disk limits, which are the cluster's."""
         return [
             "disk: what sessions may use of their nodes' disks is the cluster's: c.KubeSpawner.extra_resource_limits = "
             '{"ephemeral-storage": "20Gi"}; homes have the size of their claims'
@@ -188,16 +193,27 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def wrong_elsewhere(cls, config: Config, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return a line for each other installation with pods in our namespace. Other namespaces may be other Hubs'."""
-        return others.in_namespace(lambda: cls.reached(config), cls.where(config), installation)
+        """Return a line for each other installation with sessions in our namespace, as after a change of ``db_url``.
+
+        No Hub ends these. Sessions in other namespaces may be another Hub's.
+        """
+        where = cls.where(config)
+        try:
+            reached = cls.reached(config)
+            found = run_blocking(lambda: _sessions_of_others(reached, where, installation))
+        except FGPUError as e:
+            return [f"whose sessions run in namespace {where} is not known: {e}"]
+        return [
+            f"Sessions of another installation, {other}, run in namespace {where} ({number}): they count as other pods, "
+            "and no Hub ends them. If they are this Hub's, of another database: set c.FGPU.db_url back to continue them;"
+            f" else end them: kubectl --namespace {where} delete pods --selector "
+            f"{marks.INSTALLATION}={other},{marks.SESSION}"
+            for other, number in found.items()
+        ]
 
     @classmethod
     def reached(cls, config: Config) -> Configuration:
-        """Return how the cluster's API is reached. Blocks.
-
-        Raises:
-            BadSettings: it is not known.
-        """
+        """Return the connection to the cluster's API; raises BadSettings if there is none. Blocks."""
         own, traits = configured(cls, config), cls.class_traits()
         names = ("host", "ssl_ca_cert", "verify_ssl")
         return configuration(**{n: own.get(f"k8s_api_{n}", traits[f"k8s_api_{n}"].default()) for n in names})
@@ -209,11 +225,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def dialect_of(cls, config: Config, *, installation: str) -> Dialect:
-        """Return the dialect that is set.
-
-        Raises:
-            BadSettings: there is no such dialect.
-        """
+        """Return the configured dialect; raises BadSettings if there is no such dialect."""
         own, traits = configured(cls, config), cls.class_traits()
         name = str(own.get("dialect", traits["dialect"].default()))
         kind = KINDS.get(name)
@@ -233,7 +245,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def make_engine(cls, installation: Installation) -> KubernetesEngine:
-        """Return the engine, with what is needed to reach the cluster."""
         own = configured(cls, installation.config)
         dialect = cls.dialect_of(installation.config, installation=installation.id)
         return KubernetesEngine(
@@ -241,7 +252,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             cls.reached(installation.config),
             dialect=dialect,
             lease_image=str(own.get("lease_image", "")),
-            session_spec=at_once(lambda: cls._sample_spec(installation.config)),
+            session_spec=run_blocking(lambda: cls._sample_spec(installation.config)),
             namespace=cls.where(installation.config),
             stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )
@@ -252,7 +263,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             return await sample_spec(partial(cls.sample_options, config))
         except Exception as e:
             log.warning(
-                "Which nodes sessions' pods tolerate is not known, so tainted nodes take none: a function in the "
+                "The tolerations of sessions' pods are unknown, so tainted nodes take none: a function in the "
                 "configuration of KubeSpawner failed: %s",
                 e,
             )
@@ -260,15 +271,15 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     async def sample_options(cls, config: Config, session: Session, image: Image) -> PodOptions:
-        """Return the options of a pod without a user, a Hub and a cluster that answers; callables can raise."""
-        # As KubeSpawner's own tests make one.
+        """Return the options of a pod without a user, a Hub and a cluster; an administrator's function may raise."""
+        # KubeSpawner's own tests make a spawner this way.
         spawner = cls(config=config, _mock=True)
         spawner.files_image = spawner.files_image or REFERENCE
         spawner._session = session
         return await spawner.engine_options(image)
 
     async def engine_options(self, image: Image) -> PodOptions:
-        """Return what is set for this session's pod, with its callables asked and its templates filled in."""
+        """Return this session's pod options, with KubeSpawner's functions called and its templates filled in."""
         if not self.files_image:
             raise LaunchFailed(
                 "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
@@ -297,8 +308,18 @@ _NOT_OPENED = object.__new__(ApiClient)
 """Turns models into JSON without a connection."""
 
 
+async def _sessions_of_others(reached: Configuration, where: str, installation: str) -> Counter[str]:
+    async with Api(reached) as api:
+        pods = await api.listed(
+            f"/api/v1/namespaces/{where}/pods",
+            SESSIONS,
+            keep=lambda pod: (name_of(pod), label(pod, marks.INSTALLATION) or ""),
+        )
+    return marks.of_others(pods, installation)
+
+
 def _namespace_here() -> str:
-    """Return the namespace of the pod that the Hub runs in, else ``default``."""
+    """Return the namespace of the Hub's own pod, else ``default``."""
     try:
         with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
             return file.read().strip()

@@ -1,10 +1,10 @@
-"""One real lease and one real session's pod, for ``fgpu kube check --start``: what each container sees of GPUs.
+"""``fgpu kube check --start``: start one real lease and one real session's pod, and report which GPUs they see.
 
-1. Ask a lease that runs on the node, or make one: it says which GPU it holds, and how it got it.
-2. Start a pod with the labels, limits and RuntimeClass of a session that names this GPU, in the way that sessions would.
-3. If it does not see this GPU alone, try the other ways (`INJECTIONS`), to say which setting works.
+1. Ask a lease pod that runs on the node, or a new one, which GPU it holds and how it got the GPU.
+2. Start a pod with the labels, limits and RuntimeClass of a session, which names this GPU as sessions would.
+3. If it sees other GPUs, try the other ways (`INJECTIONS`), to report which setting works.
 
-All pods are removed. They also end by themselves, where this process is killed.
+All pods are removed. If this process is killed, they end after a few minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,24 +20,30 @@ from typing import Any
 from fgpu_scheduler import FGPUError, FoundDevice
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.kubernetes import endings
-from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
-from fgpuspawner.engines.kubernetes.dialects import Lease
-from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, UUID, VISIBLE, name_of
-from fgpuspawner.engines.kubernetes.dialects.lease import ASK, INJECTIONS, LEASE_LABEL, given_as, told_by
+from fgpuspawner.engines.kubernetes.api import Api, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, UUID, VISIBLE, Manifest, name_of
+from fgpuspawner.engines.kubernetes.dialects.lease import (
+    ASK,
+    INJECTIONS,
+    LEASE_LABEL,
+    Lease,
+    given_as,
+    gpu_of,
+)
 from fgpuspawner.engines.kubernetes.leases import SLEEP
 from fgpuspawner.engines.kubernetes.pods import only_on
 
 LABEL = "fgpu.check"
-"""On both pods, in place of the labels by which a Hub knows its own."""
+"""On both pods, in place of the labels by which a Hub recognises its own."""
 PATIENCE_S = 120
-"""Until a pod has done its work, an image that its node has to fetch included."""
+"""For one pod, including the pull of its image."""
 LOOK_EVERY_S = 0.5
 LOOK = "nvidia-smi --query-gpu=uuid --format=csv,noheader >/dev/termination-log 2>&1"
 MOST_BYTES = 4096
 
 
 class NotTried(FGPUError):
-    """A pod could not do what it was made for; the message says why."""
+    """A pod could not show its GPUs; the message says why."""
 
     code = "not_tried"
 
@@ -48,10 +54,6 @@ class Leased:
 
     found: FoundDevice
     visible: str
-
-
-SessionPod = Callable[[str, Leased], Awaitable[Manifest]]
-"""Returns a session's pod that names the GPU of a lease in one of the ways `INJECTIONS`."""
 
 
 class Trial:
@@ -65,14 +67,14 @@ class Trial:
 
     @asynccontextmanager
     async def leased(self, dialect: Lease, image: str) -> AsyncIterator[Leased]:
-        """Yield what a lease holds while that lease is there.
+        """Yield the GPU of a lease, while that lease pod runs.
 
         Raises:
-            NotTried, NotKnown, Refused, EngineSilent: there is none.
+            NotTried, GpuUnknown, Refused, EngineSilent: there is none.
         """
         running = (("labelSelector", LEASE_LABEL), ("fieldSelector", f"spec.nodeName={self._node}"))
         there = await self._api.listed(self._pods, running, keep=dict)
-        ready = [name_of(pod) for pod in there if (pod.get("status") or {}).get("phase") == "Running"]
+        ready = [name_of(pod) for pod in there if _phase(pod) == "Running"]
         if ready:
             yield await self._asked(ready[0])
             return
@@ -80,7 +82,7 @@ class Trial:
         pod["metadata"]["labels"] = {LABEL: "lease"}
         pod["spec"]["activeDeadlineSeconds"] = 2 * len(INJECTIONS) * PATIENCE_S
         async with self._made(pod) as name:
-            await self._until(name, lambda found: (found.get("status") or {}).get("phase") == "Running")
+            await self._until(name, lambda found: _phase(found) == "Running")
             yield await self._asked(name)
 
     async def _asked(self, name: str) -> Leased:
@@ -88,19 +90,19 @@ class Trial:
         text = answer.output.decode("utf-8", "replace")
         if answer.status != 0:
             raise NotTried(f"nvidia-smi fails in the lease pod {name}: {' '.join(text.split())[:300]}")
-        return Leased(told_by(name, text), given_as(text))
+        return Leased(gpu_of(name, text), given_as(text))
 
     async def seen_by(self, session: Manifest) -> set[str]:
         """Return the UUIDs of the GPUs that a session's container sees.
 
         Raises:
-            NotTried, Refused, EngineSilent: it does not start, or sees none; in the words of its node.
+            NotTried, Refused, EngineSilent: it does not start, or sees none; in its node's words.
         """
         pod = _looks(session, name=f"{self._name}-session", node=self._node)
         async with self._made(pod) as name:
             ended = _terminated(await self._until(name, lambda found: bool(_terminated(found))))
         said = str(ended.get("message") or "")
-        # The words of a node that could not start it may name the GPU, too.
+        # A node's error message may name the GPU, too.
         uuids = set() if ended.get("exitCode") else set(UUID.findall(said))
         if not uuids:
             raise NotTried(" ".join(said.split())[:300] or "nvidia-smi says nothing")
@@ -138,27 +140,20 @@ class Trial:
                 raise NotTried(f"the pod {name}: {ended.message}")
             if found is not None:
                 trouble = found.message
-                if not found.unready and not found.unbound:
+                if not found.patience_s:
                     break
             await asyncio.sleep(LOOK_EVERY_S)
         raise NotTried(f"the pod {name}: {trouble}")
 
 
 def _looks(session: Manifest, *, name: str, node: str) -> dict[str, Any]:
-    """Return a session's pod that only looks for GPUs: without its user's volumes, our files and its secret."""
-    spec, found = session["spec"], session["metadata"]
-    container = {
-        key: spec["containers"][0][key]
-        for key in ("image", "resources", "securityContext")
-        if key in spec["containers"][0]
-    }
-    variables = [v for v in spec["containers"][0]["env"] if v["name"] == VISIBLE]
+    """Return a session's pod without volumes, files and secret, whose command only lists GPUs."""
+    spec, found, server = session["spec"], session["metadata"], session["spec"]["containers"][0]
+    container = {key: server[key] for key in ("image", "resources", "securityContext") if key in server}
+    variables = [v for v in server["env"] if v["name"] == VISIBLE]
     labels = {key: value for key, value in found["labels"].items() if not key.startswith("fgpu.")}
-    own = {
-        key: spec[key]
-        for key in ("runtimeClassName", "tolerations", "securityContext", "imagePullSecrets", "schedulerName")
-        if key in spec
-    }
+    keys = ("runtimeClassName", "tolerations", "securityContext", "imagePullSecrets", "schedulerName")
+    own = {key: spec[key] for key in keys if key in spec}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -180,14 +175,18 @@ def _looks(session: Manifest, *, name: str, node: str) -> dict[str, Any]:
 
 
 def _terminated(pod: Manifest) -> Mapping[str, Any]:
-    """Return how the container of a pod ended; nothing while it has not."""
+    """Return how the container of a pod ended; empty while it has not."""
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
         return dict((one.get("state") or {}).get("terminated") or {})
     return {}
 
 
+def _phase(pod: Manifest) -> object:
+    return (pod.get("status") or {}).get("phase")
+
+
 def ways(dialect: Lease, leased: Leased) -> list[str]:
-    """Return the ways to name a GPU, first the one that ``dialect`` takes."""
+    """Return the ways to name a GPU, ``dialect``'s choice first."""
     dialect.given_as[leased.found.uuid] = leased.visible
     first = dialect.way_of(leased.found.uuid)
     return [first, *(way for way in INJECTIONS[1:] if way != first)]

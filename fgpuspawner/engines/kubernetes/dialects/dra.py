@@ -1,4 +1,4 @@
-"""`dra`: a ResourceClaim asks for memory of the very GPU; libfgpu holds it.
+"""`dra`: a ResourceClaim requests memory of one named GPU; libfgpu enforces it.
 
 Sources: Kubernetes API reference, ResourceClaim and ResourceSlice of resource.k8s.io/v1, and KEP-5075, "DRA Consumable
 Capacity" (``capacity.requests``, ``consumedCapacity``, ``allowMultipleAllocations``; beta and on since 1.36);
@@ -19,18 +19,18 @@ from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines.kubernetes.dialects.base import (
     LIBFGPU,
     VISIBLE,
-    Beside,
+    AssignedGpu,
     Dialect,
-    Given,
+    GpuRecords,
+    GpuUnknown,
     Manifest,
-    NotKnown,
     PodPatch,
-    Registered,
     Slice,
+    mebibytes,
     name_of,
+    positive,
     read,
 )
-from fgpuspawner.engines.kubernetes.quantity import mebibytes
 
 DRIVER = "gpu.nvidia.com"
 
@@ -43,59 +43,52 @@ class Dra(Dialect):
     memory_held_by = LIBFGPU
     compute_held_by = LIBFGPU
 
-    def __init__(self, *, device_class: str = DRIVER) -> None:
-        self._device_class = device_class
-
-    def _said(self, slices: Sequence[Slice], name: str) -> PodPatch:
-        requests = [self._request(f"gpu-{index}", one) for index, one in enumerate(slices)]
+    def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
         claim = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
             "metadata": {"name": name},
-            "spec": {"devices": {"requests": requests}},
+            "spec": {"devices": {"requests": [_request(f"gpu-{n}", one) for n, one in enumerate(slices)]}},
         }
-        # What the claim gives comes beside it; without this an image that says "all" would get every GPU as well.
+        # The claim's GPU is added to this; an image that says "all" would get every GPU without it.
         return PodPatch(claims=(claim,), environment={VISIBLE: "void"})
 
-    def _request(self, name: str, one: Slice) -> dict[str, Any]:
-        # A JSON string is one of CEL, so a UUID can be nothing but a string.
-        is_it = f'device.attributes["{DRIVER}"].uuid == {json.dumps(one.device.uuid)}'
-        return {
-            "name": name,
-            "exactly": {
-                "deviceClassName": self._device_class,
-                "allocationMode": "ExactCount",
-                "count": 1,
-                "selectors": [{"cel": {"expression": is_it}}],
-                "capacity": {"requests": {"memory": f"{one.share.memory_mib}Mi"}},
-            },
-        }
-
-    def capacity(self, node: Manifest, beside: Beside) -> Sequence[Registered]:
-        """Return the GPUs of the driver's slices for the node. Needs ``slices``.
-
-        A GPU that cannot be allocated more than once has room for one session.
-        """
+    def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
+        """Return the GPUs of the driver's slices for the node. Reads ``slices``."""
         name = name_of(node)
         mine = [
-            s for s in beside.slices if _spec(s).get("driver") == DRIVER and _spec(s).get("nodeName") == name
+            s for s in records.slices if _spec(s).get("driver") == DRIVER and _spec(s).get("nodeName") == name
         ]
         if not mine:
-            raise NotKnown(f"node {name} has no ResourceSlice of {DRIVER}; does its DRA driver run?")
+            raise GpuUnknown(f"node {name} has no ResourceSlice of {DRIVER}; does its DRA driver run?")
         gpus = [
             d for s in _newest(mine, name) for d in _spec(s).get("devices") or () if _text(d, "type") == "gpu"
         ]
-        return [
-            read(f"the ResourceSlice of node {name}", lambda pair: _registered(*pair), pair)
-            for pair in enumerate(gpus)
-        ]
+        what = f"the ResourceSlice of node {name}"
+        found = [read(what, lambda pair: _device(*pair), pair) for pair in enumerate(gpus)]
+        return [device for device, gpu in zip(found, gpus, strict=True) if not _is_tainted(gpu)]
 
-    def given(self, pod: Manifest, beside: Beside) -> Sequence[Given]:
-        """Return what the pod's claims were allocated. Needs ``claims`` and ``slices``."""
+    def assigned(self, pod: Manifest, records: GpuRecords) -> Sequence[AssignedGpu]:
+        """Return the GPUs allocated to the pod's claims. Reads ``claims`` and ``slices``."""
         wanted = [_claim_of(pod, reference) for reference in pod["spec"].get("resourceClaims") or ()]
         space = pod["metadata"].get("namespace")
-        by_name = {name_of(c): c for c in beside.claims if c["metadata"].get("namespace") == space}
-        return [given for name in wanted for given in _allocated(name, by_name.get(name), beside.slices)]
+        by_name = {name_of(c): c for c in records.claims if c["metadata"].get("namespace") == space}
+        return [gpu for name in wanted for gpu in _allocated(name, by_name.get(name), records.slices)]
+
+
+def _request(name: str, one: Slice) -> dict[str, Any]:
+    # A JSON string is a CEL string, so a UUID cannot be read as an expression.
+    is_it = f'device.attributes["{DRIVER}"].uuid == {json.dumps(one.device.uuid)}'
+    return {
+        "name": name,
+        "exactly": {
+            "deviceClassName": DRIVER,
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "selectors": [{"cel": {"expression": is_it}}],
+            "capacity": {"requests": {"memory": f"{one.share.memory_mib}Mi"}},
+        },
+    }
 
 
 def _spec(manifest: Manifest) -> Manifest:
@@ -109,53 +102,49 @@ def _text(device: Manifest, attribute: str) -> str | None:
 
 
 def _newest(slices: Sequence[Manifest], node: str) -> list[Manifest]:
-    """Return the slices of each pool's newest generation; the API says that older ones are out of date."""
+    """Return the slices of each pool's newest generation; by the API's rules older ones are out of date."""
     pools = defaultdict(list)
     for one in slices:
         pools[_spec(one)["pool"]["name"]].append(one)
     newest = []
     for pool, ones in pools.items():
         generation = max(_spec(s)["pool"]["generation"] for s in ones)
-        kept = [s for s in ones if _spec(s)["pool"]["generation"] == generation]
-        if len(kept) != _spec(kept[0])["pool"]["resourceSliceCount"]:
-            raise NotKnown(f"node {node}: not all ResourceSlices of the pool {pool} are there yet")
-        newest += kept
+        current = [s for s in ones if _spec(s)["pool"]["generation"] == generation]
+        if len(current) != _spec(current[0])["pool"]["resourceSliceCount"]:
+            raise GpuUnknown(f"node {node}: not all ResourceSlices of the pool {pool} are there yet")
+        newest += current
     return newest
 
 
-def _registered(position: int, device: Manifest) -> Registered:
+def _device(position: int, device: Manifest) -> FoundDevice:
     numbered = re.fullmatch(r"gpu-(\d+)", device["name"])
     uuid, model = device["attributes"]["uuid"]["string"], device["attributes"]["productName"]["string"]
-    found = FoundDevice(
-        uuid,
-        int(numbered[1]) if numbered else position,
-        model,
-        mebibytes(device["capacity"]["memory"]["value"]),
-    )
-    kept_out = any(t.get("effect") in {"NoSchedule", "NoExecute"} for t in device.get("taints") or ())
-    return Registered(found, None if device.get("allowMultipleAllocations") else 1, healthy=not kept_out)
+    memory_mib = positive(mebibytes(device["capacity"]["memory"]["value"]))
+    return FoundDevice(uuid, int(numbered[1]) if numbered else position, model, memory_mib)
+
+
+def _is_tainted(device: Manifest) -> bool:
+    return any(t.get("effect") in {"NoSchedule", "NoExecute"} for t in device.get("taints") or ())
 
 
 def _claim_of(pod: Manifest, reference: Manifest) -> str:
-    made = {
-        s["name"]: s.get("resourceClaimName")
-        for s in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-    }
+    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    made = {s["name"]: s.get("resourceClaimName") for s in statuses}
     name = reference.get("resourceClaimName") or made.get(reference["name"])
     if name is None:
-        raise NotKnown(f"the claim {reference['name']} of pod {name_of(pod)} isn't made yet")
+        raise GpuUnknown(f"the claim {reference['name']} of pod {name_of(pod)} isn't made yet")
     return str(name)
 
 
-def _allocated(name: str, claim: Manifest | None, slices: Sequence[Manifest]) -> list[Given]:
+def _allocated(name: str, claim: Manifest | None, slices: Sequence[Manifest]) -> list[AssignedGpu]:
     allocation = ((claim or {}).get("status") or {}).get("allocation")
     if allocation is None:
-        raise NotKnown(f"the ResourceClaim {name} isn't allocated yet")
+        raise GpuUnknown(f"the ResourceClaim {name} isn't allocated yet")
     results = (allocation.get("devices") or {}).get("results") or ()
-    return [_result(name, r, slices) for r in results if r["driver"] == DRIVER]
+    return [AssignedGpu(_uuid_of(name, r, slices)) for r in results if r["driver"] == DRIVER]
 
 
-def _result(claim: str, result: Manifest, slices: Sequence[Manifest]) -> Given:
+def _uuid_of(claim: str, result: Manifest, slices: Sequence[Manifest]) -> str:
     uuids = [
         _text(device, "uuid")
         for s in slices
@@ -164,12 +153,5 @@ def _result(claim: str, result: Manifest, slices: Sequence[Manifest]) -> Given:
         if device["name"] == result["device"]
     ]
     if not uuids or uuids[-1] is None:
-        raise NotKnown(f"the GPU {result['device']} of the ResourceClaim {claim} is in no ResourceSlice")
-    consumed = result.get("consumedCapacity") or {}
-    memory = consumed.get("memory", consumed.get(f"{DRIVER}/memory"))
-    if memory is None:
-        # Without consumable capacity an allocation is of the whole device.
-        return Given(uuid=uuids[-1], whole=DRIVER)
-    return Given(
-        uuid=uuids[-1], memory_mib=read(f"the memory of the ResourceClaim {claim}", mebibytes, memory)
-    )
+        raise GpuUnknown(f"the GPU {result['device']} of the ResourceClaim {claim} is in no ResourceSlice")
+    return uuids[-1]

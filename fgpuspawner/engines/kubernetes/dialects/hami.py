@@ -1,7 +1,7 @@
 """`hami`: HAMi's scheduler, device plugin and HAMi-core.
 
-A node's GPUs are in an annotation of the node, and what each container of a pod got in one of the pod.
-``nvidia.com/gpumem: 0`` is no limit, so it is never written. HAMi denies pods with a privileged container (as Zero to
+A node's GPUs are in an annotation of the node, and the GPUs of a pod's containers in an annotation of the pod.
+``nvidia.com/gpumem: 0`` means no limit, so it is never written. HAMi denies pods with a privileged container (as Zero to
 JupyterHub's network init container is), and lets a container's variable ``CUDA_DISABLE_CONTROL`` switch its limits off.
 
 Sources: Project-HAMi/HAMi, docs/config.md (resource names and defaults, ``deviceMemoryScaling``, ``deviceSplitCount``);
@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines.kubernetes.dialects.base import (
-    Beside,
+    AssignedGpu,
     Dialect,
-    Given,
+    GpuRecords,
+    GpuUnknown,
     Manifest,
-    NotKnown,
     PodPatch,
-    Registered,
     Slice,
     annotation,
     limits_of,
@@ -36,30 +34,14 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 MODE = "hami-core"
 """The mode of a GPU that is shared by HAMi-core. In ``mig`` a request is rounded up to an instance."""
 SWITCH = "CUDA_DISABLE_CONTROL"
-"""Switches HAMi-core off."""
+"""Turns HAMi-core off."""
 
-SCHEDULER = "hami-scheduler"
 NUMBER = "nvidia.com/gpu"
 MEMORY = "nvidia.com/gpumem"
 CORES = "nvidia.com/gpucores"
-USE_UUID = "nvidia.com/use-gpuuuid"
-USE_MODE = "nvidia.com/vgpu-mode"
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
 ALLOTTED = "hami.io/vgpu-devices-allocated"
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU as a node's annotation has it; memory is in MiB."""
-
-    uuid: str
-    index: int
-    max_shares: int
-    memory_mib: int
-    model: str
-    healthy: bool
-    mode: str
 
 
 class Hami(Dialect):
@@ -76,83 +58,68 @@ class Hami(Dialect):
     def __init__(self, *, memory_unit_mib: int = 1) -> None:
         self._unit_mib = memory_unit_mib
 
-    def _said(self, slices: Sequence[Slice], name: str) -> PodPatch:
+    def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
         first = slices[0]
-        asked = {(one.share.memory_mib, one.compute_percent) for one in slices}
-        if len(asked) > 1:
+        amounts = {(one.share.memory_mib, one.compute_percent) for one in slices}
+        if len(amounts) > 1:
             raise self.refusal(
-                f"each GPU of a pod gives the same, so {len(asked)} different shares aren't possible;"
+                f"each GPU of a pod gives the same, so {len(amounts)} different shares aren't possible;"
                 " choose GPUs of one model"
             )
-        # Never 0: that is all of the GPU.
         units = self.units(first.share.memory_mib, self._unit_mib, of="GPU memory", measure="MiB")
         limits = {NUMBER: str(len(slices)), MEMORY: str(units)}
         if first.compute_percent is not None:
             limits[CORES] = str(first.compute_percent)
         uuids = ",".join(one.device.uuid for one in slices)
         return PodPatch(
-            annotations={USE_UUID: uuids, USE_MODE: MODE},
+            annotations={"nvidia.com/use-gpuuuid": uuids, "nvidia.com/vgpu-mode": MODE},
             limits=limits,
             environment={SWITCH: None},
-            scheduler_name=SCHEDULER,
+            scheduler_name="hami-scheduler",
         )
 
-    def capacity(self, node: Manifest, beside: Beside) -> Sequence[Registered]:
-        """Return the GPUs of the node's annotation that are shared by HAMi-core; those in other modes are not ours."""
+    def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
+        """Return the GPUs of the node's annotation that HAMi-core shares; GPUs in other modes are left to others."""
         name = name_of(node)
         text = annotation(node, REGISTER)
         if text is None:
-            raise NotKnown(f"node {name} has no annotation {REGISTER}; does its device plugin run?")
+            raise GpuUnknown(f"node {name} has no annotation {REGISTER}; does its device plugin run?")
         if (annotation(node, HANDSHAKE) or "").startswith("Deleted"):
-            raise NotKnown(
+            raise GpuUnknown(
                 f"node {name}: its device plugin doesn't answer the scheduler; look at the plugin's log"
             )
-        return [
-            Registered(
-                FoundDevice(card.uuid, card.index, card.model, card.memory_mib),
-                card.max_shares,
-                card.healthy,
-            )
-            for card in read(f"the annotation {REGISTER} of node {name}", _cards, text)
-            if card.mode == MODE
-        ]
+        return read(f"the annotation {REGISTER} of node {name}", _shared, text)
 
-    def given(self, pod: Manifest, beside: Beside) -> Sequence[Given]:
+    def assigned(self, pod: Manifest, records: GpuRecords) -> Sequence[AssignedGpu]:
         text = annotation(pod, ALLOTTED)
         if text is not None:
-            return read(f"the annotation {ALLOTTED} of pod {name_of(pod)}", _devices, text)
+            return read(f"the annotation {ALLOTTED} of pod {name_of(pod)}", _allotted, text)
         if any(limits.keys() & {NUMBER, MEMORY} for limits in limits_of(pod)):
-            raise NotKnown(f"the pod {name_of(pod)} has no annotation {ALLOTTED} yet: it has no GPU so far")
+            raise GpuUnknown(f"the pod {name_of(pod)} has no annotation {ALLOTTED} yet: it has no GPU so far")
         return []
 
 
-def _devices(text: str) -> list[Given]:
-    devices = [d.split(",") for container in text.split(";") for d in container.split(":") if d]
-    # In `mig` mode the instance stands in brackets behind the GPU. No cores is no limit on compute.
-    return [
-        Given(uuid.partition("[")[0], positive(int(memory)), int(cores) or None)
-        for uuid, _, memory, cores in devices
-    ]
+def _allotted(text: str) -> list[AssignedGpu]:
+    gpus = [gpu.split(",") for container in text.split(";") for gpu in container.split(":") if gpu]
+    # The fields are UUID, vendor, MiB and cores. In `mig` mode the instance is in brackets behind the UUID.
+    return [AssignedGpu(uuid.partition("[")[0]) for uuid, _, memory, _ in gpus if positive(int(memory))]
 
 
-def _cards(text: str) -> list[Card]:
+def _shared(text: str) -> list[FoundDevice]:
+    """Return the healthy GPUs in HAMi-core's mode: from JSON, or from lines of nine or seven fields."""
     if text.lstrip().startswith("["):
-        return [
-            Card(
-                one["id"],
-                one.get("index", 0),
-                one.get("count", 0),
-                one["devmem"],
-                one["type"],
-                one.get("health", False),
-                one.get("mode", MODE),
-            )
+        cards = [
+            (one["id"], one.get("index", 0), one["devmem"], one["type"], one.get("health"), one.get("mode"))
             for one in json.loads(text)
         ]
-    return [_card(position, line.split(",")) for position, line in enumerate(filter(None, text.split(":")))]
-
-
-def _card(position: int, fields: list[str]) -> Card:
-    uuid, shares, memory, _cores, model, _numa, health = fields[:7]
-    index, mode = (int(fields[7]), fields[8]) if len(fields) > 7 else (position, MODE)
-    return Card(uuid, index, int(shares), int(memory), model, health == "true", mode)
+    else:
+        cards = []
+        for position, line in enumerate(filter(None, text.split(":"))):
+            uuid, _shares, memory, _cores, model, _numa, health, *more = line.split(",")
+            index, mode = (int(more[0]), more[1]) if more else (position, MODE)
+            cards.append((uuid, index, int(memory), model, health == "true", mode))
+    return [
+        FoundDevice(uuid, index, model, positive(memory))
+        for uuid, index, memory, model, healthy, mode in cards
+        if healthy and (mode or MODE) == MODE
+    ]

@@ -30,16 +30,16 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     TOLERATIONS,
     UUID,
     VISIBLE,
-    Beside,
+    AssignedGpu,
     Dialect,
-    Given,
+    GpuRecords,
+    GpuUnknown,
     Manifest,
-    NotKnown,
     PodPatch,
-    Registered,
     Slice,
     label,
     name_of,
+    positive,
     read,
 )
 
@@ -62,8 +62,8 @@ KIND = "k8s.device-plugin.nvidia.com/gpu"
 NRI_CONTAINER = "nvidia.cdi.k8s.io/container."
 
 
-class NotAsked(NotKnown):
-    """A lease pod has not said yet which GPU it has. The Hub asks it as soon as it runs."""
+class LeaseUnanswered(GpuUnknown):
+    """A lease pod has not reported its GPU yet. The Hub asks it as soon as it runs."""
 
     code = "not_asked"
 
@@ -91,7 +91,7 @@ class Lease(Dialect):
         self.given_as: dict[str, str] = {}
         """NVIDIA_VISIBLE_DEVICES in the lease that holds a GPU, by the GPU's UUID."""
 
-    def _said(self, slices: Sequence[Slice], name: str) -> PodPatch:
+    def _patch(self, slices: Sequence[Slice], name: str) -> PodPatch:
         uuids = [one.device.uuid for one in slices]
         way = self.way_of(uuids[0])
         devices = ",".join(uuids if way == VARIABLE else [f"{KIND}={uuid}" for uuid in uuids])
@@ -113,21 +113,26 @@ class Lease(Dialect):
         # The GPUs of c.FGPU.nodes may have no lease.
         return VARIABLE if given is None else CDI
 
-    def capacity(self, node: Manifest, beside: Beside) -> Sequence[Registered]:
-        """Return the GPUs that running lease pods on the node hold. Needs ``pods``, and what those ``told``."""
+    def capacity(self, node: Manifest, records: GpuRecords) -> Sequence[FoundDevice]:
+        """Return the GPUs that running lease pods on the node hold. Reads ``pods`` and ``lease_answers``."""
         leases = [
-            pod for pod in beside.pods if self._is_lease(pod) and pod["spec"].get("nodeName") == name_of(node)
+            pod
+            for pod in records.pods
+            if self._is_lease(pod) and pod["spec"].get("nodeName") == name_of(node)
         ]
-        # In a container the first GPU is 0, whichever of the node's it is: the lease's own number tells them apart.
-        found = {number_of(pod): told_by(name_of(pod), beside.told.get(name_of(pod))) for pod in leases}
-        return [Registered(replace(device, index=n)) for n, device in sorted(found.items())]
+        # In a container every GPU has index 0: the number at the end of the lease's name tells them apart.
+        found = {
+            int(name.rpartition("-")[2]): gpu_of(name, records.lease_answers.get(name))
+            for name in map(name_of, leases)
+        }
+        return [replace(device, index=n) for n, device in sorted(found.items())]
 
-    def given(self, pod: Manifest, beside: Beside) -> Sequence[Given]:
+    def assigned(self, pod: Manifest, records: GpuRecords) -> Sequence[AssignedGpu]:
         variables = (v for c in pod["spec"]["containers"] for v in c.get("env") or () if v["name"] == VISIBLE)
         notes = (pod["metadata"].get("annotations") or {}).items()
         said = [str(v.get("value", "")) for v in variables]
         said += [value for key, value in notes if key.startswith(NRI_CONTAINER)]
-        return [Given(uuid=name) for name in UUID.findall(",".join(said))]
+        return [AssignedGpu(uuid) for uuid in UUID.findall(",".join(said))]
 
     def _is_lease(self, pod: Manifest) -> bool:
         return (
@@ -147,7 +152,7 @@ class Lease(Dialect):
             "image": image,
             "command": list(command),
             "env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}],
-            # It sleeps. But held to that little it would take the better part of a minute to say which GPU it has.
+            # It sleeps, but with a limit as low as its requests nvidia-smi takes most of a minute.
             "resources": {
                 "limits": {"cpu": "1", "memory": "256Mi", **gpu},
                 "requests": {"cpu": "10m", "memory": "64Mi", **gpu},
@@ -182,32 +187,27 @@ class Lease(Dialect):
         }
 
 
-def number_of(pod: Manifest) -> int:
-    """Return the number of a lease pod among those of its node, with which its name ends."""
-    return int(name_of(pod).rpartition("-")[2])
-
-
 def given_as(answer: str) -> str:
     """Return the value of NVIDIA_VISIBLE_DEVICES that an answer to `ASK` names; empty if there is none."""
     lines = answer.splitlines()
     return next((line.removeprefix(GIVEN_AS) for line in lines if line.startswith(GIVEN_AS)), "")
 
 
-def told_by(pod: str, answer: str | None) -> FoundDevice:
-    """Return the GPU that a lease pod has, by its answer to `ASK`.
+def gpu_of(pod: str, answer: str | None) -> FoundDevice:
+    """Return the GPU of a lease pod, by its answer to `ASK`.
 
     Raises:
-        NotAsked: it has not answered.
-        NotKnown: not with one GPU.
+        LeaseUnanswered: there is no answer.
+        GpuUnknown: the answer is not one GPU.
     """
     if answer is None:
-        raise NotAsked(f"the lease pod {pod} hasn't said which GPU it has")
+        raise LeaseUnanswered(f"the lease pod {pod} hasn't said which GPU it has")
 
     def one(text: str) -> FoundDevice:
         (line,) = (line for line in text.strip().splitlines() if not line.startswith(GIVEN_AS))
         index, uuid, model, memory = (part.strip() for part in line.split(","))
         if not UUID.fullmatch(uuid):
             raise ValueError(uuid)
-        return FoundDevice(uuid, int(index), model, int(memory))
+        return FoundDevice(uuid, int(index), model, positive(int(memory)))
 
     return read(f"what the lease pod {pod} said of its GPU", one, answer)

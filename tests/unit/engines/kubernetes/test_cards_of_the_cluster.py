@@ -9,8 +9,9 @@ import pytest
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.kubernetes.dialects import Beside, Cce, Dialect, Mig
-from fgpuspawner.engines.kubernetes.inventory import Owner, machine_of, taken
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect, GpuRecords
+from fgpuspawner.engines.kubernetes.dialects.counted import Cce, Mig
+from fgpuspawner.engines.kubernetes.inventory import PodOwner, machine_of, usage_of
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.settings import FGPU
 
@@ -42,8 +43,10 @@ def left(dialect: Dialect, *others: dict[str, Any], held: Collection[str] = ()) 
             "conditions": [{"type": "Ready", "status": "True"}],
         },
     }
-    found = [one for other in others if (one := taken(other, dialect, Owner("lab", "jhub"))) is not None]
-    machine = machine_of(node, found, dialect, Beside(), {}, held)
+    found = [
+        one for other in others if (one := usage_of(other, dialect, PodOwner("lab", "jhub"))) is not None
+    ]
+    machine = machine_of(node, found, dialect, GpuRecords(), {}, held)
     assert machine is not None
     assert machine.devices is not None
     return [device.uuid.removeprefix("gpu1/") for device in machine.devices]

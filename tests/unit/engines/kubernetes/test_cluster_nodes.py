@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.engines.kubernetes.dialects import Beside, Lease
+from fgpuspawner.engines.kubernetes.dialects.base import GpuRecords
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import (
     GROUP,
-    Owner,
-    Taken,
+    PodOwner,
+    PodUsage,
     digest,
     is_closed,
     is_ours,
     machine_of,
-    taken,
-    taken_by,
+    pod_requests,
+    pruned_node,
+    usage_of,
 )
-from fgpuspawner.engines.kubernetes.kept import node_kept
 from fgpuspawner.settings.nodes import Machine
 
 
@@ -31,12 +32,12 @@ def node(ready: str = "True", **allocatable: str) -> dict[str, Any]:
 
 
 LEASE = Lease("lab")
-OURS = Owner("lab", "jhub")
+OURS = PodOwner("lab", "jhub")
 
 
 def has(ready: dict[str, Any], others: list[dict[str, Any]], **beside: Any) -> Machine | None:
-    found = [one for pod in others if (one := taken(on(pod), LEASE, OURS)) is not None]
-    return machine_of(ready, found, LEASE, Beside(**beside), {})
+    found = [one for pod in others if (one := usage_of(on(pod), LEASE, OURS)) is not None]
+    return machine_of(ready, found, LEASE, GpuRecords(**beside), {})
 
 
 def on(pod: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_what_pods_of_others_take_is_not_ours() -> None:
 
 def test_a_container_that_runs_before_counts_where_it_asks_for_more() -> None:
     pod = asks({"cpu": "1", "memory": "1Gi"}, init={"cpu": "100m", "memory": "2Gi"})
-    assert taken_by(pod) == {"cpu": Decimal(1), "memory": Decimal(2 * 2**30)}
+    assert pod_requests(pod) == {"cpu": Decimal(1), "memory": Decimal(2 * 2**30)}
 
 
 def test_a_sidecar_counts_beside_the_containers_and_beside_those_that_run_after_it() -> None:
@@ -71,19 +72,19 @@ def test_a_sidecar_counts_beside_the_containers_and_beside_those_that_run_after_
 
     sidecar = container("1", restartPolicy="Always")
     spec = {"containers": [container("2")], "initContainers": [sidecar, container("1500m")]}
-    assert taken_by({"spec": spec}) == {"cpu": Decimal(3)}
+    assert pod_requests({"spec": spec}) == {"cpu": Decimal(3)}
     spec["initContainers"] = [container("1500m"), sidecar, container("5")]
-    assert taken_by({"spec": spec}) == {"cpu": Decimal(6)}
+    assert pod_requests({"spec": spec}) == {"cpu": Decimal(6)}
 
 
 def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_what_its_containers_ask_for() -> None:
     pod = asks({"cpu": "1", "memory": "1Gi"})
     pod["spec"] |= {"resources": {"requests": {"cpu": "4"}}, "overhead": {"cpu": "500m"}}
-    assert taken_by(pod) == {"cpu": Decimal("4.5"), "memory": Decimal(2**30)}
+    assert pod_requests(pod) == {"cpu": Decimal("4.5"), "memory": Decimal(2**30)}
 
 
 def test_limits_stand_for_requests_that_are_not_made() -> None:
-    assert taken_by({"spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}]}}) == {
+    assert pod_requests({"spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}]}}) == {
         "cpu": Decimal(2)
     }
 
@@ -102,7 +103,9 @@ def test_what_a_node_has_that_is_not_ready_is_not_known(ready: str) -> None:
 def test_a_lease_pod_of_ours_gives_its_gpu_and_somebody_elses_does_not() -> None:
     own = lease("lease-0", "lab")
     answer = "0, GPU-1f, NVIDIA A100, 40960\n"
-    found = has(node(cpu="8", memory="8Gi"), [own], pods=[own, lease("x", "other")], told={"lease-0": answer})
+    found = has(
+        node(cpu="8", memory="8Gi"), [own], pods=[own, lease("x", "other")], lease_answers={"lease-0": answer}
+    )
     assert found is not None
     assert [(d.uuid, d.memory_mib) for d in found.devices or ()] == [("GPU-1f", 40960)]
 
@@ -118,7 +121,9 @@ def test_gpus_that_are_not_told_yet_are_not_known_and_not_none() -> None:
 
 def test_gpus_that_a_lease_pod_has_named_badly_need_somebody_to_look() -> None:
     own = lease("lease-0", "lab")
-    found = has(node(cpu="8", memory="8Gi"), [own], pods=[own], told={"lease-0": "no devices were found"})
+    found = has(
+        node(cpu="8", memory="8Gi"), [own], pods=[own], lease_answers={"lease-0": "no devices were found"}
+    )
     assert found is not None
     assert (found.devices, found.coming) == (None, False)
 
@@ -135,14 +140,14 @@ def test_what_has_ended_or_is_bound_nowhere_takes_nothing() -> None:
 
     waiting = {**asks({"cpu": "1"}), "metadata": {"name": "waiting"}}
     pods = [pod("one"), pod("done", "Succeeded"), pod("failed", "Failed"), waiting]
-    assert [taken(p, LEASE, OURS) is not None for p in pods] == [True, False, False, False]
+    assert [usage_of(p, LEASE, OURS) is not None for p in pods] == [True, False, False, False]
 
 
 def test_of_a_pod_that_has_no_gpu_nothing_is_kept_but_what_it_takes() -> None:
     plain = on(asks({"cpu": "2", "memory": "1Gi"}))
-    assert taken(plain, LEASE, OURS) == Taken("gpu1", Decimal(2), Decimal(2**30))
+    assert usage_of(plain, LEASE, OURS) == PodUsage("gpu1", Decimal(2), Decimal(2**30))
     plain["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1f"}]
-    found = taken(plain, LEASE, OURS)
+    found = usage_of(plain, LEASE, OURS)
     assert found is not None
     assert found.pod is not None
 
@@ -152,7 +157,7 @@ def test_a_gpu_of_which_a_pod_of_others_has_part_is_not_offered() -> None:
     answer = {"lease-0": "0, GPU-1f, NVIDIA A100, 40960\n"}
     theirs = asks({"cpu": "1"})
     theirs["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1f"}]
-    found = has(node(cpu="8", memory="8Gi"), [own, theirs], pods=[own], told=answer)
+    found = has(node(cpu="8", memory="8Gi"), [own, theirs], pods=[own], lease_answers=answer)
     assert found is not None
     assert found.devices == ()
 
@@ -167,7 +172,7 @@ def test_what_is_kept_of_a_node_is_all_that_is_looked_at() -> None:
     whole["metadata"] |= {"labels": {GROUP: "class"}, "managedFields": [{"manager": "kubelet"}]}
     whole["spec"] = {"taints": [{"key": "team", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"}
     whole["status"]["images"] = [{"names": ["a"], "sizeBytes": 1}]
-    own = node_kept(whole)
+    own = pruned_node(whole)
     assert has(own, []) == has(whole, [])
     assert digest(own) == digest(whole)
     assert "images" not in own["status"]

@@ -146,10 +146,10 @@ def test_a_place_that_the_cluster_does_not_give_is_told_with_its_words() -> None
 def test_a_secret_that_is_not_there_yet_may_pass() -> None:
     found = why_not_up(pod(session(waiting={"reason": "CreateContainerConfigError", "message": "no secret"})))
     assert found is not None
-    assert found.unready
+    assert found.patience_s
     found = why_not_up(pod(session(waiting={"reason": "RunContainerError"})))
     assert found is not None
-    assert not found.unready
+    assert not found.patience_s
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "PostStartHookError", "SignatureValidationFailed"])
@@ -157,7 +157,7 @@ def test_a_container_that_waits_for_any_other_reason_is_named_with_it(reason: st
     status = {"initContainerStatuses": [{"name": "mesh", "state": {"waiting": {"reason": reason}}}]}
     found = why_not_up(pod({"phase": "Pending", **status}))
     assert found is not None
-    assert found.unready, "it may pass"
+    assert found.patience_s, "it may pass"
     assert found.message == f"container mesh does not start ({reason})"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.engines.kubernetes.files_image import (
+from fgpuspawner.engines.kubernetes.files import (
     NoFilesImage,
     digest_of,
     write_files_image,

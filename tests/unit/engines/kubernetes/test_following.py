@@ -17,7 +17,8 @@ from kubernetes_asyncio.config import ConfigException, kube_config
 from kubespawner.clients import load_config
 
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import SAME, Api, Manifest, Refused, configuration
+from fgpuspawner.engines.kubernetes.api import WATCH_TIMEOUT, Api, Refused, configuration
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
 PODS = "/api/v1/namespaces/lab/pods"
@@ -73,8 +74,8 @@ async def test_a_token_that_cannot_be_read_now_is_a_cluster_that_does_not_answer
 
 
 def test_a_watch_that_died_without_a_word_is_given_up_within_a_minute() -> None:
-    assert SAME.sock_read is not None
-    assert SAME.sock_read <= 60
+    assert WATCH_TIMEOUT.sock_read is not None
+    assert WATCH_TIMEOUT.sock_read <= 60
 
 
 async def test_following_goes_on_after_an_object_that_nobody_can_read() -> None:
@@ -152,7 +153,7 @@ async def test_who_waits_for_one_object_is_not_woken_by_others() -> None:
         mirror = Mirror(api, PODS, what="pods", keep=dict)
         async with followed(mirror):
             await until(lambda: "mine" in mirror.found)
-            waiting = asyncio.create_task(mirror.until_another("mine", 8))
+            waiting = asyncio.create_task(mirror.until_changed(8, "mine"))
             more.set()
             await until(lambda: len(mirror.found) == 6)
             await asyncio.sleep(0.1)

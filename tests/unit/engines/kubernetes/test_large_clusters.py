@@ -24,7 +24,9 @@ from fgpuspawner.engines.base import EngineSilent, HubSide, Installation
 from fgpuspawner.engines.kubernetes import api as cluster_api
 from fgpuspawner.engines.kubernetes import engine as kubernetes_engine
 from fgpuspawner.engines.kubernetes.api import Api
-from fgpuspawner.engines.kubernetes.dialects import Dialect, Dra, Lease
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect
+from fgpuspawner.engines.kubernetes.dialects.dra import Dra
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.images.model import Catalogue
@@ -64,7 +66,6 @@ class Cluster:
     """An API with so many objects, that pages as it is asked to, and counts what it is asked but for watches."""
 
     has: dict[str, list[dict[str, Any]]]
-    tables: bool = True
     forgets: int = 0
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +94,7 @@ class Cluster:
         items = self.has[path][start : start + limit]
         more = start + limit < len(self.has[path])
         metadata = {"resourceVersion": "7", "continue": str(start + limit) if more else ""}
-        if kind == "table" and self.tables:
+        if kind == "table":
             columns = [{"name": "Status"}, {"name": "Name"}]
             rows = [{"cells": ["Running", item["metadata"]["name"]]} for item in items]
             return web.json_response(
@@ -130,14 +131,12 @@ async def test_a_list_that_takes_so_long_that_it_is_forgotten_begins_again(
         assert len(await api.listed(ALL, keep=dict)) == 150
 
 
-@pytest.mark.parametrize("tables", [True, False], ids=["table", "list"])
-async def test_names_are_the_same_whether_the_api_knows_tables_or_not(
-    tables: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_names_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_api, "NAMES_PAGE", 100)
-    cluster = Cluster({OWN: many(250)}, tables=tables)
+    cluster = Cluster({OWN: many(250)})
     async with answering(cluster.answer) as api:
         assert await api.names(OWN, ()) == {f"theirs-{n}" for n in range(250)}
+    assert cluster.asked[OWN, "table"] == 3
 
 
 async def test_a_table_without_names_is_no_empty_cluster() -> None:

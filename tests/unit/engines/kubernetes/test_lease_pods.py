@@ -11,7 +11,7 @@ import pytest
 from fgpu_scheduler import Device, Node, NodeState, Placement, Request, Session, SessionState, Share, Snapshot
 from fgpuspawner.engines.kubernetes import leases as module
 from fgpuspawner.engines.kubernetes.api import Refused
-from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.leases import Leases
 from fgpuspawner.isolation.report import Answer
 

@@ -12,7 +12,7 @@ import pytest
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, carry
-from fgpuspawner.engines.kubernetes.pods import Made, PodOptions, made, owned
+from fgpuspawner.engines.kubernetes.pods import PodOptions, SessionObjects, made, owned
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import IN_CONTAINER, Mount, Prepared
 from fgpuspawner.isolation.limits import Limits
@@ -52,18 +52,18 @@ def spec(**changes: Any) -> LaunchSpec:
     )
 
 
-def pod_of(changed: LaunchSpec | None = None, **options: Any) -> Made:
+def pod_of(changed: LaunchSpec | None = None, **options: Any) -> SessionObjects:
     return made(
         changed or spec(), replace(OPTIONS, **options), CARRIED, installation="lab", node="gpu1.lab.example"
     )
 
 
-def container_of(found: Made) -> dict[str, Any]:
+def container_of(found: SessionObjects) -> dict[str, Any]:
     container: dict[str, Any] = found.pod["spec"]["containers"][0]
     return container
 
 
-def environment_of(found: Made) -> dict[str, str]:
+def environment_of(found: SessionObjects) -> dict[str, str]:
     return {entry["name"]: entry.get("value") for entry in container_of(found)["env"]}
 
 

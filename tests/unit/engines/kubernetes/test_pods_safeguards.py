@@ -11,8 +11,7 @@ import pytest
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Safeguard
-from fgpuspawner.engines.kubernetes.safeguards import LINES, judge
-from fgpuspawner.engines.kubernetes.sample import sample_pod
+from fgpuspawner.engines.kubernetes.sample import LINES, judge, sample_pod
 from fgpuspawner.engines.kubernetes.spawner import KINDS, KubernetesFGPUSpawner
 
 S = Safeguard

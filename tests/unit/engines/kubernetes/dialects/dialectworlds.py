@@ -1,24 +1,17 @@
-"""Shares, a session's pod, and clusters that bind it and note what it got, as their own sources say."""
+"""GPUs, shares, a session's pod, and the objects in which a DRA driver reports GPUs."""
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fgpu_scheduler import Device, Share, ShareMode
-from fgpuspawner.engines.kubernetes.dialects import (
-    Beside,
-    Cce,
-    Dialect,
-    Dra,
-    Hami,
-    Lease,
-    Mig,
-    PodPatch,
-)
-from fgpuspawner.engines.kubernetes.quantity import count, mebibytes
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect, GpuRecords, PodPatch
+from fgpuspawner.engines.kubernetes.dialects.counted import Cce, Mig
+from fgpuspawner.engines.kubernetes.dialects.dra import Dra
+from fgpuspawner.engines.kubernetes.dialects.hami import Hami
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 
 ALL: tuple[Dialect, ...] = (Lease("lab"), Dra(), Hami(), Cce(), Mig())
 BY_NAME = {dialect.name: dialect for dialect in ALL}
@@ -36,12 +29,12 @@ def instance(index: int = 0, *, profile: str = "1g.10gb", memory_mib: int = 9856
 
 
 def share(device: Device, memory_mib: int, compute_percent: int | None = None) -> Share:
-    """Return a share of so much memory, and of compute if that is given."""
+    """Return a share of this memory, and of compute if that is given."""
     mode = ShareMode.MEMORY if compute_percent is None else ShareMode.MEMORY_COMPUTE
     return Share(device.uuid, 0, memory_mib, compute_percent or 0, mode)
 
 
-def said(dialect: Dialect, *shares: Share, of: Sequence[Device]) -> PodPatch:
+def patch_of(dialect: Dialect, *shares: Share, of: Sequence[Device]) -> PodPatch:
     return dialect.patch(shares, of, name="fgpu-lab-7-1")
 
 
@@ -87,36 +80,7 @@ POD: Mapping[str, Any] = {
         },
     },
 }
-"""A session's pod that Pod Security's level "restricted" takes, before a dialect adds to it."""
-
-
-def bound(dialect: Dialect, patch: PodPatch, devices: Sequence[Device]) -> tuple[dict[str, Any], Beside]:
-    """Return a pod as it is once its cluster has bound it, with what stands beside it."""
-    pod = json.loads(json.dumps(patch.applied(POD)))
-    pod["spec"]["nodeName"] = NODE
-    limits = pod["spec"]["containers"][0]["resources"]["limits"]
-    notes = pod["metadata"].setdefault("annotations", {})
-    match dialect.name:
-        case "hami":
-            notes["hami.io/vgpu-devices-allocated"] = _allotted(
-                notes["nvidia.com/use-gpuuuid"],
-                limits,
-                "nvidia.com/gpu",
-                "nvidia.com/gpumem",
-                "nvidia.com/gpucores",
-            )
-        case "dra":
-            return pod, Beside(
-                claims=[_allocated(claim, devices) for claim in patch.claims], slices=[slice_of(devices)]
-            )
-    return pod, Beside()
-
-
-def _allotted(uuids: str, limits: Mapping[str, str], number: str, memory: str, cores: str) -> str:
-    each = f"NVIDIA,{count(limits[memory])},{count(limits.get(cores, 0))}:"
-    given = [f"{uuid},{each}" for uuid in uuids.split(",")[: count(limits[number])]]
-    # A container that asks for no GPU has an empty entry.
-    return ";" + "".join(given) + ";"
+"""A session's pod that meets Pod Security "restricted", without a dialect's patch."""
 
 
 def slice_of(devices: Sequence[Device], *, shared: bool = True) -> dict[str, Any]:
@@ -146,24 +110,13 @@ def slice_of(devices: Sequence[Device], *, shared: bool = True) -> dict[str, Any
     }
 
 
-def _allocated(claim: Mapping[str, Any], devices: Sequence[Device]) -> dict[str, Any]:
-    made: dict[str, Any] = copy.deepcopy(dict(claim))
-    made["metadata"]["namespace"] = POD["metadata"]["namespace"]
-    results = []
-    for request in made["spec"]["devices"]["requests"]:
-        (selector,) = request["exactly"]["selectors"]
-        (device,) = [d for d in devices if f'.uuid == "{d.uuid}"' in selector["cel"]["expression"]]
-        memory = request["exactly"]["capacity"]["requests"]["memory"]
-        # The API writes quantities in its own way.
-        shown = f"{mebibytes(memory) // 1024}Gi" if mebibytes(memory) % 1024 == 0 else memory
-        results.append(
-            {
-                "driver": "gpu.nvidia.com",
-                "pool": NODE,
-                "device": f"gpu-{device.index}",
-                "request": request["name"],
-                "consumedCapacity": {"memory": shown},
-            }
-        )
-    made["status"] = {"allocation": {"devices": {"results": results}}}
-    return made
+def allocated(patch: PodPatch, devices: Sequence[Device]) -> tuple[dict[str, Any], GpuRecords]:
+    """Return a bound pod of a DRA session, and the objects in which its claim's GPUs are found."""
+    (claim,) = (copy.deepcopy(dict(claim)) for claim in patch.claims)
+    claim["metadata"]["namespace"] = POD["metadata"]["namespace"]
+    results = [
+        {"driver": "gpu.nvidia.com", "pool": NODE, "device": f"gpu-{device.index}", "request": "gpu-0"}
+        for device in devices
+    ]
+    claim["status"] = {"allocation": {"devices": {"results": results}}}
+    return patch.applied(POD), GpuRecords(claims=[claim], slices=[slice_of(devices)])

@@ -1,4 +1,4 @@
-"""What a node registers and what pods were given, read from what each cluster writes; what it does not say is unknown."""
+"""Reading nodes' GPUs and pods' GPUs from what each cluster writes; what is not reported is unknown, not none."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from dialectworlds import ALL, BY_NAME, NODE, POD, bound, gpu, said, share, slice_of
+from dialectworlds import ALL, BY_NAME, NODE, POD, allocated, gpu, patch_of, share, slice_of
 from fgpu_scheduler import FoundDevice
-from fgpuspawner.engines.kubernetes.dialects import (
-    Beside,
-    Dialect,
-    Given,
-    Hami,
-    Lease,
-    NotKnown,
-    Registered,
-)
-from fgpuspawner.engines.kubernetes.dialects.lease import given_as, told_by
+from fgpuspawner.engines.kubernetes.dialects.base import AssignedGpu, Dialect, GpuRecords, GpuUnknown
+from fgpuspawner.engines.kubernetes.dialects.hami import Hami
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease, given_as, gpu_of
 
 A, B = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec", "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
 V100 = "NVIDIA-Tesla V100-PCIE-32GB"
@@ -56,57 +49,43 @@ JSON = (
 
 
 @pytest.mark.parametrize("text", [CSV, SEVEN, JSON])
-def test_hami_registers_its_gpus_in_lines_or_in_json_oversubscription_included(text: str) -> None:
-    found = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
-    assert found == [
-        Registered(FoundDevice(A, 0, V100, 32768), 10),
-        Registered(FoundDevice(B, 1, V100, 65536), 10, healthy=False),
-    ]
+def test_hami_registers_healthy_gpus_in_lines_or_in_json(text: str) -> None:
+    found = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
+    assert found == [FoundDevice(A, 0, V100, 32768)], "the other GPU is not healthy"
 
 
-def test_a_gpu_that_hami_divides_by_mig_is_not_one_for_shares() -> None:
+def test_a_gpu_that_hami_divides_by_mig_is_left_out() -> None:
     text = f"{A},7,81559,100,{V100},0,true,0,mig:{B},10,32768,100,{V100},0,true,1,hami-core:"
-    (found,) = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
-    assert found.found.uuid == B
+    (found,) = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
+    assert found.uuid == B
 
 
-def test_what_hami_gave_is_in_mib_whatever_its_memory_factor() -> None:
-    noted = pod(annotations={"hami.io/vgpu-devices-allocated": f";{A},NVIDIA,3000,0:{B},NVIDIA,5000,30:;"})
-    assert Hami(memory_unit_mib=2).given(noted, Beside()) == [Given(A, 3000), Given(B, 5000, 30)]
-
-
-def test_an_instance_that_hami_made_is_of_its_gpu() -> None:
-    noted = pod(annotations={"hami.io/vgpu-devices-allocated": f"{A}[0-1],NVIDIA,4864,0:;"})
-    assert Hami().given(noted, Beside()) == [Given(A, 4864)]
+def test_hami_notes_a_pods_gpus_also_those_of_mig_instances() -> None:
+    noted = pod(
+        annotations={"hami.io/vgpu-devices-allocated": f";{A}[0-1],NVIDIA,3000,0:{B},NVIDIA,5000,30:;"}
+    )
+    assert Hami().assigned(noted, GpuRecords()) == [AssignedGpu(A), AssignedGpu(B)]
 
 
 # --- CCE ---
 
 
-def test_cce_registers_the_sum_of_equal_gpus_that_have_no_name() -> None:
-    resources = {"volcano.sh/gpu-mem.128Mi": "252", "volcano.sh/gpu-core.percentage": "200"}
-    found = BY_NAME["cce"].capacity(node(allocatable=resources), Beside())
-    assert found == [
-        Registered(FoundDevice(f"{NODE}/gpu-{i}", i, "GPU", 126 * 128), 20, named=False) for i in range(2)
-    ]
+@pytest.mark.parametrize(
+    ("units", "percent", "gpus", "mib"), [("252", "200", 2, 16128), ("5k", "800", 8, 80000)]
+)
+def test_cce_registers_equal_gpus_without_names(units: str, percent: str, gpus: int, mib: int) -> None:
+    resources = {"volcano.sh/gpu-mem.128Mi": units, "volcano.sh/gpu-core.percentage": percent}
+    found = BY_NAME["cce"].capacity(node(allocatable=resources), GpuRecords())
+    assert found == [FoundDevice(f"{NODE}/gpu-{i}", i, "GPU", mib) for i in range(gpus)]
 
 
-def test_a_quantity_that_the_api_wrote_its_own_way_is_read_as_what_it_is() -> None:
-    resources = {"volcano.sh/gpu-mem.128Mi": "5k", "volcano.sh/gpu-core.percentage": "800"}
-    found = BY_NAME["cce"].capacity(node(allocatable=resources), Beside())
-    assert [one.found.memory_mib for one in found] == [625 * 128] * 8
-
-
-def test_each_container_of_a_pod_on_cce_has_its_own() -> None:
+def test_each_container_of_a_pod_on_cce_has_its_own_gpu() -> None:
     several = pod(limits={"volcano.sh/gpu-mem.128Mi": "8", "volcano.sh/gpu-core.percentage": "5"})
     several["spec"]["containers"] += [
         {"name": "other", "resources": {"limits": {"volcano.sh/gpu-mem.128Mi": "16"}}},
         {"name": "none"},
     ]
-    assert BY_NAME["cce"].given(several, Beside()) == [
-        Given(memory_mib=1024, compute_percent=5),
-        Given(memory_mib=2048),
-    ]
+    assert BY_NAME["cce"].assigned(several, GpuRecords()) == [AssignedGpu(), AssignedGpu()]
 
 
 # --- MIG ---
@@ -119,21 +98,15 @@ def test_instances_are_registered_one_by_one_by_profile() -> None:
         "nvidia.com/mig-1g.10gb.memory": "9856",
         "nvidia.com/mig-3g.40gb.memory": "40448",
     }
-    found = BY_NAME["mig"].capacity(node(allocatable=resources, labels=labels), Beside())
-    assert [(r.found, r.max_shares, r.named) for r in found] == [
-        (FoundDevice(f"{NODE}/mig-1g.10gb-0", 0, "NVIDIA-H100 MIG 1g.10gb", 9856), 1, False),
-        (FoundDevice(f"{NODE}/mig-1g.10gb-1", 1, "NVIDIA-H100 MIG 1g.10gb", 9856), 1, False),
-        (FoundDevice(f"{NODE}/mig-3g.40gb-0", 2, "NVIDIA-H100 MIG 3g.40gb", 40448), 1, False),
+    found = BY_NAME["mig"].capacity(node(allocatable=resources, labels=labels), GpuRecords())
+    assert found == [
+        FoundDevice(f"{NODE}/mig-1g.10gb-0", 0, "NVIDIA-H100 MIG 1g.10gb", 9856),
+        FoundDevice(f"{NODE}/mig-1g.10gb-1", 1, "NVIDIA-H100 MIG 1g.10gb", 9856),
+        FoundDevice(f"{NODE}/mig-3g.40gb-0", 2, "NVIDIA-H100 MIG 3g.40gb", 40448),
     ]
-
-
-def test_what_is_registered_can_be_said() -> None:
-    labels = {"nvidia.com/mig-1g.10gb.memory": "9856"}
-    (found,) = BY_NAME["mig"].capacity(
-        node(allocatable={"nvidia.com/mig-1g.10gb": "1"}, labels=labels), Beside()
-    )
-    device = gpu(memory_mib=found.found.memory_mib, model=found.found.model)
-    assert said(BY_NAME["mig"], share(device, 9856), of=[device]).limits == {"nvidia.com/mig-1g.10gb": "1"}
+    device = gpu(memory_mib=found[0].memory_mib, model=found[0].model)
+    patch = patch_of(BY_NAME["mig"], share(device, 9856), of=[device])
+    assert patch.limits == {"nvidia.com/mig-1g.10gb": "1"} == {BY_NAME["mig"].resource_of(found[0]): "1"}
 
 
 # --- DRA ---
@@ -141,58 +114,46 @@ def test_what_is_registered_can_be_said() -> None:
 
 def test_the_drivers_slice_names_its_gpus_with_their_memory() -> None:
     devices = [gpu(0), gpu(3, memory_mib=81559)]
-    found = BY_NAME["dra"].capacity(node(), Beside(slices=[slice_of(devices)]))
-    assert found == [Registered(FoundDevice(d.uuid, d.index, d.model, d.memory_mib)) for d in devices]
+    found = BY_NAME["dra"].capacity(node(), GpuRecords(slices=[slice_of(devices)]))
+    assert found == [FoundDevice(d.uuid, d.index, d.model, d.memory_mib) for d in devices]
 
 
-def test_a_gpu_that_can_be_allocated_once_has_room_for_one_session() -> None:
-    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[slice_of([gpu()], shared=False)]))
-    assert found.max_shares == 1
-
-
-def test_a_tainted_device_is_not_healthy() -> None:
+def test_a_tainted_device_is_left_out() -> None:
     sliced = slice_of([gpu()])
     sliced["spec"]["devices"][0]["taints"] = [{"key": "gpu.nvidia.com/xid", "effect": "NoExecute"}]
-    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[sliced]))
-    assert not found.healthy
+    assert BY_NAME["dra"].capacity(node(), GpuRecords(slices=[sliced])) == []
 
 
 def test_of_a_pool_its_newest_generation_counts_and_only_when_it_is_complete() -> None:
     old, new = slice_of([gpu(0), gpu(1)]), slice_of([gpu(1)])
     new["spec"]["pool"]["generation"] = 2
-    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[old, new]))
-    assert found.found.uuid == gpu(1).uuid
+    (found,) = BY_NAME["dra"].capacity(node(), GpuRecords(slices=[old, new]))
+    assert found.uuid == gpu(1).uuid
     new["spec"]["pool"]["resourceSliceCount"] = 2
-    with pytest.raises(NotKnown, match="not all ResourceSlices of the pool gpu-1 are there yet"):
-        BY_NAME["dra"].capacity(node(), Beside(slices=[old, new]))
+    with pytest.raises(GpuUnknown, match="not all ResourceSlices of the pool gpu-1 are there yet"):
+        BY_NAME["dra"].capacity(node(), GpuRecords(slices=[old, new]))
 
 
 def test_a_gpu_of_the_same_name_on_another_node_is_not_taken_for_it() -> None:
     device = gpu()
-    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
+    patched, records = allocated(patch_of(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
     elsewhere = slice_of([gpu(0, memory_mib=1)])
     elsewhere["spec"]["devices"][0]["attributes"]["uuid"]["string"] = A
     elsewhere["spec"]["pool"]["name"] = "gpu-2"
-    (found,) = BY_NAME["dra"].given(patched, Beside(claims=beside.claims, slices=[*beside.slices, elsewhere]))
-    assert found == Given(device.uuid, 1280)
+    (found,) = BY_NAME["dra"].assigned(
+        patched, GpuRecords(claims=records.claims, slices=[*records.slices, elsewhere])
+    )
+    assert found == AssignedGpu(device.uuid)
 
 
 def test_a_claim_that_the_cluster_made_of_a_template_is_found() -> None:
     device = gpu()
-    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
+    patched, records = allocated(patch_of(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
     patched["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "of-somebody"}]
-    with pytest.raises(NotKnown, match="the claim gpu of pod fgpu-lab-7-1 isn't made yet"):
-        BY_NAME["dra"].given(patched, beside)
+    with pytest.raises(GpuUnknown, match="the claim gpu of pod fgpu-lab-7-1 isn't made yet"):
+        BY_NAME["dra"].assigned(patched, records)
     patched["status"] = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "fgpu-lab-7-1"}]}
-    assert BY_NAME["dra"].given(patched, beside) == [Given(device.uuid, 1280)]
-
-
-def test_an_allocation_without_consumed_capacity_is_of_the_whole_gpu() -> None:
-    device = gpu()
-    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
-    (result,) = beside.claims[0]["status"]["allocation"]["devices"]["results"]
-    del result["consumedCapacity"]
-    assert BY_NAME["dra"].given(patched, beside) == [Given(device.uuid, whole="gpu.nvidia.com")]
+    assert BY_NAME["dra"].assigned(patched, records) == [AssignedGpu(device.uuid)]
 
 
 # --- lease ---
@@ -210,14 +171,14 @@ def leased(name: str = "fgpu-lab-lease-0", **status: Any) -> dict[str, Any]:
 
 
 def test_a_lease_is_a_gpu_of_the_node_as_its_pod_tells() -> None:
-    beside = Beside(
+    records = GpuRecords(
         pods=[leased("fgpu-lab-lease-1"), leased("fgpu-lab-lease-0"), pod()],
-        told={"fgpu-lab-lease-0": TOLD, "fgpu-lab-lease-1": f"1, {B}, Tesla T4, 15360\n"},
+        lease_answers={"fgpu-lab-lease-0": TOLD, "fgpu-lab-lease-1": f"1, {B}, Tesla T4, 15360\n"},
     )
-    found = LEASE.capacity(node(), beside)
+    found = LEASE.capacity(node(), records)
     assert found == [
-        Registered(FoundDevice(A, 0, "Tesla T4", 15360)),
-        Registered(FoundDevice(B, 1, "Tesla T4", 15360)),
+        FoundDevice(A, 0, "Tesla T4", 15360),
+        FoundDevice(B, 1, "Tesla T4", 15360),
     ]
 
 
@@ -228,34 +189,36 @@ def test_a_lease_that_waits_or_ends_or_is_of_another_installation_is_no_gpu() ->
     theirs["metadata"]["labels"]["fgpu.lease"] = "other"
     elsewhere = leased()
     elsewhere["spec"]["nodeName"] = "gpu-2"
-    beside = Beside(pods=[leased(phase="Pending"), ends, theirs, elsewhere], told={"fgpu-lab-lease-0": TOLD})
-    assert LEASE.capacity(node(), beside) == []
+    records = GpuRecords(
+        pods=[leased(phase="Pending"), ends, theirs, elsewhere], lease_answers={"fgpu-lab-lease-0": TOLD}
+    )
+    assert LEASE.capacity(node(), records) == []
 
 
 @pytest.mark.parametrize(
     "answer", ["", f"{TOLD}{TOLD}", "No devices were found", "0, all, Tesla T4, 15360", f"0, {A}, T4, [N/A]"]
 )
 def test_an_answer_that_is_not_one_gpu_is_none(answer: str) -> None:
-    beside = Beside(pods=[leased()], told={"fgpu-lab-lease-0": answer})
-    with pytest.raises(NotKnown, match="what the lease pod fgpu-lab-lease-0 said of its GPU can't be read"):
-        LEASE.capacity(node(), beside)
+    records = GpuRecords(pods=[leased()], lease_answers={"fgpu-lab-lease-0": answer})
+    with pytest.raises(GpuUnknown, match="what the lease pod fgpu-lab-lease-0 said of its GPU can't be read"):
+        LEASE.capacity(node(), records)
 
 
 # --- what is not said ---
 
 
 MISSING: list[tuple[str, Callable[[], Any], str]] = [
-    ("lease", lambda: LEASE.capacity(node(), Beside(pods=[leased()])), "hasn't said which GPU it has"),
-    ("dra", lambda: BY_NAME["dra"].capacity(node(), Beside()), "no ResourceSlice of gpu.nvidia.com"),
+    ("lease", lambda: LEASE.capacity(node(), GpuRecords(pods=[leased()])), "hasn't said which GPU it has"),
+    ("dra", lambda: BY_NAME["dra"].capacity(node(), GpuRecords()), "no ResourceSlice of gpu.nvidia.com"),
     (
         "hami",
-        lambda: BY_NAME["hami"].capacity(node(), Beside()),
+        lambda: BY_NAME["hami"].capacity(node(), GpuRecords()),
         "no annotation hami.io/node-nvidia-register",
     ),
-    ("cce", lambda: BY_NAME["cce"].capacity(node(), Beside()), "registers no volcano.sh/gpu-mem.128Mi"),
+    ("cce", lambda: BY_NAME["cce"].capacity(node(), GpuRecords()), "registers no volcano.sh/gpu-mem.128Mi"),
     (
         "mig",
-        lambda: BY_NAME["mig"].capacity(node(allocatable={"nvidia.com/mig-1g.10gb": "1"}), Beside()),
+        lambda: BY_NAME["mig"].capacity(node(allocatable={"nvidia.com/mig-1g.10gb": "1"}), GpuRecords()),
         "no label nvidia.com/mig-1g.10gb.memory",
     ),
 ]
@@ -265,7 +228,7 @@ MISSING: list[tuple[str, Callable[[], Any], str]] = [
 def test_what_a_node_does_not_say_is_unknown_and_never_nothing(
     name: str, look: Callable[[], Any], words: str
 ) -> None:
-    with pytest.raises(NotKnown, match=words) as unknown:
+    with pytest.raises(GpuUnknown, match=words) as unknown:
         look()
     assert NODE in str(unknown.value) or name == "lease"
 
@@ -275,13 +238,13 @@ def test_every_dialect_has_a_case_of_what_is_not_said() -> None:
 
 
 def test_a_pod_that_asked_and_got_nothing_yet_is_unknown() -> None:
-    with pytest.raises(NotKnown, match="fgpu-lab-7-1"):
-        Hami().given(pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), Beside())
+    with pytest.raises(GpuUnknown, match="fgpu-lab-7-1"):
+        Hami().assigned(pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), GpuRecords())
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
 def test_a_pod_that_asked_for_no_gpu_has_none(dialect: Dialect) -> None:
-    assert list(dialect.given(pod(), Beside())) == []
+    assert list(dialect.assigned(pod(), GpuRecords())) == []
 
 
 @pytest.mark.parametrize(
@@ -296,14 +259,14 @@ def test_a_pod_that_asked_for_no_gpu_has_none(dialect: Dialect) -> None:
     ],
 )
 def test_an_annotation_of_hami_that_cannot_be_read_is_unknown(text: str) -> None:
-    with pytest.raises(NotKnown):
-        Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
+    with pytest.raises(GpuUnknown):
+        Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
 
 
 @pytest.mark.parametrize("text", [f"{A},NVIDIA,0,0:;", f"{A},NVIDIA:;", f"{A},NVIDIA,much,0:;"])
 def test_memory_that_is_given_without_an_amount_is_unknown_and_never_nothing(text: str) -> None:
-    with pytest.raises(NotKnown, match="vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read"):
-        Hami().given(pod(annotations={"hami.io/vgpu-devices-allocated": text}), Beside())
+    with pytest.raises(GpuUnknown, match="vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read"):
+        Hami().assigned(pod(annotations={"hami.io/vgpu-devices-allocated": text}), GpuRecords())
 
 
 @pytest.mark.parametrize(
@@ -311,10 +274,10 @@ def test_memory_that_is_given_without_an_amount_is_unknown_and_never_nothing(tex
 )
 def test_resources_of_cce_that_are_not_of_equal_gpus_are_unknown(resources: tuple[str, str]) -> None:
     memory, compute = resources
-    with pytest.raises(NotKnown):
+    with pytest.raises(GpuUnknown):
         BY_NAME["cce"].capacity(
             node(allocatable={"volcano.sh/gpu-mem.128Mi": memory, "volcano.sh/gpu-core.percentage": compute}),
-            Beside(),
+            GpuRecords(),
         )
 
 
@@ -325,8 +288,8 @@ def test_a_plugin_that_the_scheduler_has_given_up_is_unknown() -> None:
             "hami.io/node-handshake": "Deleted_2026-11-23 08:00:00",
         }
     )
-    with pytest.raises(NotKnown, match="node gpu-1: its device plugin doesn't answer the scheduler"):
-        Hami().capacity(gone, Beside())
+    with pytest.raises(GpuUnknown, match="node gpu-1: its device plugin doesn't answer the scheduler"):
+        Hami().capacity(gone, GpuRecords())
 
 
 OWN = gpu()
@@ -370,7 +333,7 @@ def test_the_way_in_which_a_session_names_its_gpu_can_be_set_and_is_read_from_po
     dialect.given_as[OWN.uuid] = "anything"
     assert injected(dialect) == INJECTED[way]
     patched = dialect.patch([share(OWN, 1024)], [OWN], name="x").applied(pod())
-    assert dialect.given(patched, Beside()) == [Given(OWN.uuid)]
+    assert dialect.assigned(patched, GpuRecords()) == [AssignedGpu(OWN.uuid)]
 
 
 def injected(dialect: Lease) -> tuple[object, object, str | None]:
@@ -381,5 +344,5 @@ def injected(dialect: Lease) -> tuple[object, object, str | None]:
 @pytest.mark.parametrize("visible", ["", "void", OWN.uuid])
 def test_what_a_lease_says_of_its_gpu_is_read_whatever_the_variable_is(visible: str) -> None:
     answer = f"0, {OWN.uuid}, Tesla T4, 15360\ngiven as:{visible}\n"
-    assert told_by("lease-0", answer) == FoundDevice(OWN.uuid, 0, "Tesla T4", 15360)
+    assert gpu_of("lease-0", answer) == FoundDevice(OWN.uuid, 0, "Tesla T4", 15360)
     assert given_as(answer) == visible

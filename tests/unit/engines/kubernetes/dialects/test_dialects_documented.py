@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dialectworlds import ALL, gpu, instance, said, share
-from fgpuspawner.engines.kubernetes.dialects import Dialect
+from dialectworlds import ALL, gpu, instance, patch_of, share
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "kubernetes.md").read_text()
 
@@ -38,12 +38,12 @@ def test_who_holds_what_is_as_the_code_says(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
 def test_everything_that_is_written_is_named(dialect: Dialect) -> None:
     device = instance() if dialect.name == "mig" else gpu()
-    patches = [said(dialect, share(device, device.memory_mib, 100), of=[device])]
+    patches = [patch_of(dialect, share(device, device.memory_mib, 100), of=[device])]
     if dialect.name != "mig":
-        patches.append(said(dialect, share(device, 5120, 50), of=[device]))
+        patches.append(patch_of(dialect, share(device, 5120, 50), of=[device]))
     _, writes = rows("What each needs and writes")[dialect.name]
     for patch in patches:
-        keys = {*patch.annotations, *patch.labels, *patch.limits} | {c["kind"] for c in patch.claims}
+        keys = {*patch.annotations, *patch.limits} | {c["kind"] for c in patch.claims}
         for key in keys:
             assert key.replace("1g.10gb", "PROFILE") in writes
         if patch.scheduler_name:

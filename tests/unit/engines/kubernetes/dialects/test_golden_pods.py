@@ -10,8 +10,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from dialectworlds import ALL, BY_NAME, NODE, POD, gpu, instance, said, share
-from fgpuspawner.engines.kubernetes.dialects import Dialect, Lease
+from dialectworlds import ALL, BY_NAME, NODE, POD, gpu, instance, patch_of, share
+from fgpuspawner.engines.kubernetes.dialects.base import Dialect
+from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 
 PODS = Path(__file__).parent / "pods"
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
@@ -25,7 +26,7 @@ def made(dialect: Dialect) -> list[dict[str, Any]]:
     """Return what is made for a session: a third of a GPU's compute and 5 GiB, or one MIG instance."""
     device = instance() if dialect.name == "mig" else gpu()
     memory_mib = device.memory_mib if dialect.name == "mig" else 5120
-    patch = said(dialect, share(device, memory_mib, 33), of=[device])
+    patch = patch_of(dialect, share(device, memory_mib, 33), of=[device])
     return [*(copy.deepcopy(dict(claim)) for claim in patch.claims), patch.applied(POD)]
 
 
@@ -104,7 +105,7 @@ def test_which_gpus_are_visible_is_the_dialects_to_say_or_else_the_device_plugin
     device = instance()
     pod = copy.deepcopy(dict(POD))
     pod["spec"]["containers"][0]["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
-    applied = said(dialect, share(device, device.memory_mib), of=[device]).applied(pod)
+    applied = patch_of(dialect, share(device, device.memory_mib), of=[device]).applied(pod)
     variables = [
         v["value"] for v in applied["spec"]["containers"][0]["env"] if v["name"] == "NVIDIA_VISIBLE_DEVICES"
     ]
@@ -116,7 +117,7 @@ def test_what_switches_hami_core_off_is_not_in_the_pod_at_all(value: str) -> Non
     device = gpu()
     pod = copy.deepcopy(dict(POD))
     pod["spec"]["containers"][0]["env"].append({"name": "CUDA_DISABLE_CONTROL", "value": value})
-    applied = said(BY_NAME["hami"], share(device, 5120), of=[device]).applied(pod)
+    applied = patch_of(BY_NAME["hami"], share(device, 5120), of=[device]).applied(pod)
     assert [v["name"] for v in applied["spec"]["containers"][0]["env"]] == ["LANG"]
 
 
