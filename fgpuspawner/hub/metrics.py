@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,16 @@ WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 36
 STARTS_S = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300, 600)
 READS_S = (0.005, 0.02, 0.1, 0.5, 2, 10)
 CALLS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+GPU_LABELS = ("node", "gpu", "model")
+DRIVER_FIGURES = (
+    ("memory_used_bytes", "Memory in use, as the driver says.", "memory_used_mib", 2**20),
+    ("busy_ratio", "Part of the time in which it computed, as the driver says.", "use_percent", 0.01),
+    ("power_watts", "Power, as the driver says.", "power_w", 1),
+    ("temperature_celsius", "Temperature, as the driver says.", "temperature_c", 1),
+    ("ecc_errors", "Uncorrected memory errors since the driver was loaded.", "ecc_errors", 1),
+)
+"""Metric, help, attribute of `GpuHealth`, and its unit in the metric's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +64,44 @@ class Metrics(Collector):
         self._data = data
         self._now_s = monotonic
         self._reading: Reading | None = None
-        self._counted = registry = CollectorRegistry()
-        self.waits = Histogram(
-            "fgpu_wait_seconds",
-            "From a request to its place on a GPU.",
-            ["group"],
-            buckets=WAITS_S,
-            registry=registry,
-        )
-        self.starts = Histogram(
-            "fgpu_start_seconds",
+        self._counted = CollectorRegistry()
+        self.waits = self._histogram("wait", "From a request to its place on a GPU.", WAITS_S, "group")
+        self.starts = self._histogram(
+            "start",
             "From the place to a server that answers, with its limits proved. way: warm (from the pool), cold, or "
             "fetched (the image was fetched first).",
-            ["way"],
-            buckets=STARTS_S,
-            registry=registry,
+            STARTS_S,
+            "way",
         )
-        self.ends = Counter(
-            "fgpu_sessions_ended",
-            "Sessions that have ended, by cause.",
-            ["group", "cause"],
-            registry=registry,
-        )
-        self.resizes = Counter(
-            "fgpu_resizes",
-            "Wishes to resize a running session, by what became of them.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.actions = Counter(
-            "fgpu_watchdog_actions", "What the watchdog did to sessions.", ["action"], registry=registry
-        )
-        self.transactions = Histogram(
-            "fgpu_database_seconds",
+        self.transactions = self._histogram(
+            "database",
             "A transaction of the scheduler's database, with what it waited for. kind: read or write.",
-            ["kind"],
-            buckets=READS_S,
-            registry=registry,
+            READS_S,
+            "kind",
         )
-        self.passes = Histogram(
-            "fgpu_pass_seconds", "Making one plan, and writing it.", buckets=READS_S, registry=registry
-        )
-        self.forecasts = Histogram(
-            "fgpu_forecast_seconds", "Forecasting for all who wait.", buckets=READS_S, registry=registry
-        )
-        self.engine = Histogram(
-            "fgpu_engine_seconds",
+        self.passes = self._histogram("pass", "Making one plan, and writing it.", READS_S)
+        self.forecasts = self._histogram("forecast", "Forecasting for all pending requests.", READS_S)
+        self.engine = self._histogram(
+            "engine",
             "What the engine takes to fetch an image, and to start or stop a session.",
-            ["call"],
-            buckets=CALLS_S,
-            registry=registry,
+            CALLS_S,
+            "call",
         )
+        self.ends = self._counter("sessions_ended", "Sessions that have ended, by cause.", "group", "cause")
+        self.resizes = self._counter(
+            "resizes", "Requests to resize a running session, by outcome.", "outcome"
+        )
+        self.actions = self._counter("watchdog_actions", "What the watchdog did to sessions.", "action")
+
+    def _histogram(self, name: str, what: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"fgpu_{name}_seconds", what, labels, buckets=buckets, registry=self._counted)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"fgpu_{name}", what, labels, registry=self._counted)
 
     def begin(self, background: Background) -> None:
         REGISTRY.register(self)
         background.every(EVERY_S, self.read, failed="The queue could not be read for the metrics")
-
-    # -- what is told ---------------------------------------------------------------------------------
 
     def started(self, session: Session, *, way: str, took_s: float) -> None:
         """Record that a session has started: its wait until it was placed, and the duration of its launch."""
@@ -127,8 +118,6 @@ class Metrics(Collector):
         cause = "unknown" if session.end_cause is None else session.end_cause.value
         self.ends.labels(session.request.resource_group, cause).inc()
 
-    # -- what is asked --------------------------------------------------------------------------------
-
     async def read(self) -> None:
         """Read the current values; raises FGPUError if they cannot be read; the old ones are no longer shown."""
         try:
@@ -144,74 +133,60 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counted.collect()
-        away = GaugeMetricFamily("fgpu_database_away", "1 while the scheduler's database does not answer.")
-        away.add_metric([], float(self._queue.database_is_away))
-        yield away
-        machines = GaugeMetricFamily(
-            "fgpu_engines", "Machines of the engine, by whether they answer.", labels=["answering"]
-        )
+        away = float(self._queue.database_is_away)
+        yield _gauge("database_away", "1 while the scheduler's database does not answer.", (), [((), away)])
         answer, silent = self._answering()
-        machines.add_metric(["yes"], answer)
-        machines.add_metric(["no"], silent)
-        yield machines
+        machines = [(("yes",), answer), (("no",), silent)]
+        yield _gauge("engines", "Machines of the engine, by whether they answer.", ("answering",), machines)
         reading = self._reading
-        if reading is None or self._now_s() - reading.at_s > OLD_S:
-            return
-        yield from of_queue(reading.snapshot)
-        yield from of_gpus(reading.snapshot, reading.health)
+        if reading is not None and self._now_s() - reading.at_s <= OLD_S:
+            yield from of_queue(reading.snapshot)
+            yield from of_gpus(reading.snapshot, reading.health)
+
+
+def _gauge(
+    name: str, what: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]] = ()
+) -> GaugeMetricFamily:
+    found = GaugeMetricFamily(f"fgpu_{name}", what, labels=labels)
+    for own, value in values:
+        found.add_metric(own, value)
+    return found
 
 
 def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
+    """Return each resource group's sessions and oldest wait, and the state of each node."""
     groups = sorted(
         {n.resource_group for n in snapshot.nodes} | {s.request.resource_group for s in snapshot.sessions}
     )
     counts = Counts((s.request.resource_group, s.state) for s in snapshot.sessions)
-    sessions = GaugeMetricFamily("fgpu_sessions", "Live sessions.", labels=["group", "state"])
-    oldest = GaugeMetricFamily(
-        "fgpu_oldest_wait_seconds", "How long who has waited longest has; 0: nobody waits.", labels=["group"]
+    oldest = dict.fromkeys(groups, snapshot.now_s)
+    for session in snapshot.sessions:
+        if session.state is SessionState.PENDING:
+            group = session.request.resource_group
+            oldest[group] = min(oldest[group], session.waits_since_s)
+    states = [((group, state.value), counts[group, state]) for group in groups for state in LIVE]
+    yield _gauge("sessions", "Live sessions.", ("group", "state"), states)
+    waits = [((group,), snapshot.now_s - since_s) for group, since_s in oldest.items()]
+    yield _gauge(
+        "oldest_wait_seconds", "Wait of the oldest pending request; 0: none is pending.", ("group",), waits
     )
-    for group in groups:
-        for state in LIVE:
-            sessions.add_metric([group, state.value], counts[group, state])
-        since = [
-            s.waits_since_s
-            for s in snapshot.sessions
-            if s.request.resource_group == group and s.state is SessionState.PENDING
-        ]
-        oldest.add_metric([group], max(0, snapshot.now_s - min(since)) if since else 0)
-    yield sessions
-    yield oldest
-    nodes = GaugeMetricFamily(
-        "fgpu_node_state", "1 for the state that a node is in.", labels=["node", "group", "state"]
-    )
-    for node in snapshot.nodes:
-        nodes.add_metric([node.id, node.resource_group, node.state.value], 1)
-    yield nodes
+    nodes = [((node.id, node.resource_group, node.state.value), 1) for node in snapshot.nodes]
+    yield _gauge("node_state", "1 for the state that a node is in.", ("node", "group", "state"), nodes)
 
 
 def of_gpus(snapshot: Snapshot, health: GpuHealthState) -> Iterator[Metric]:
     """Return each GPU's capacity, what sessions hold of it, and the driver's figures."""
-    names = ["node", "gpu", "model"]
 
     def family(name: str, what: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"fgpu_gpu_{name}", what, labels=names)
+        return _gauge(f"gpu_{name}", what, GPU_LABELS)
 
     capacity = family("capacity_fgpu", "fGPU that a GPU is.")
     held = family("held_fgpu", "fGPU that sessions hold.")
     shares = family("sessions", "Sessions that hold a part of it.")
     memory = family("memory_bytes", "Memory that it has.")
     entitled = family("memory_held_bytes", "Memory that the sessions' shares are.")
-    told: Mapping[str, tuple[GaugeMetricFamily, float]] = {
-        "memory_used_mib": (family("memory_used_bytes", "Memory in use, as the driver says."), 2**20),
-        "use_percent": (
-            family("busy_ratio", "Part of the time in which it computed, as the driver says."),
-            0.01,
-        ),
-        "power_w": (family("power_watts", "Power, as the driver says."), 1),
-        "temperature_c": (family("temperature_celsius", "Temperature, as the driver says."), 1),
-        "ecc_errors": (family("ecc_errors", "Uncorrected memory errors since the driver was loaded."), 1),
-    }
     trouble = family("trouble", "1 where an administrator has to see to it (page Machines).")
+    figures = {attribute: (family(name, what), unit) for name, what, attribute, unit in DRIVER_FIGURES}
     of_device: dict[str, list[tuple[int, int]]] = {}
     for session in snapshot.sessions:
         if session.placement is not None and session.state in HOLDING:
@@ -229,8 +204,8 @@ def of_gpus(snapshot: Snapshot, health: GpuHealthState) -> Iterator[Metric]:
         if known is None:
             continue
         trouble.add_metric(labels, float(bool(known.problem)))
-        for name, (one, factor) in told.items():
-            if (value := getattr(known, name)) is not None:
-                one.add_metric(labels, value * factor)
+        for attribute, (figure, unit) in figures.items():
+            if (value := getattr(known, attribute)) is not None:
+                figure.add_metric(labels, value * unit)
     yield from (capacity, held, shares, memory, entitled, trouble)
-    yield from (one for one, _ in told.values())
+    yield from (figure for figure, _ in figures.values())

@@ -89,12 +89,10 @@ class LaunchingSpawner(Servers, Protocol):
     capabilities: ClassVar[Capabilities]
 
     @classmethod
-    def make_engine(cls, installation: Installation) -> Engine:
-        """Return the engine that runs sessions."""
+    def make_engine(cls, installation: Installation) -> Engine: ...
 
     @classmethod
-    def ended(cls, session: Session) -> None:
-        """Tell the Hub that a session has ended."""
+    def notice_end(cls, session: Session) -> None: ...
 
 
 class Runtime:
@@ -135,16 +133,17 @@ class Runtime:
         Raises:
             FGPUError: one of them cannot be used; the message is one line.
         """
-        self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
-        self.images = Images(self.settings.catalogue_path(), self.store)
+        settings = self.settings
+        self.store = Store(settings.database_url(), half_life_s=settings.half_life_s)
+        self.images = Images(settings.catalogue_path(), self.store)
         self.store.open()
         serve(self.store.installation_id)
         self.images.refresh()
         slugs = {image.slug for image in self.images.catalogue.images}
-        for line in with_unknown_image(self.settings.presets, self.settings.warm_pool, slugs):
+        for line in with_unknown_image(settings.presets, settings.warm_pool, slugs):
             log.warning("%s", line)
         self.engine = self._spawner_class.make_engine(
-            Installation(self.store.installation_id, self.settings, self._config, lambda: self.catalogue)
+            Installation(self.store.installation_id, settings, self._config, lambda: self.catalogue)
         )
         heard = False
 
@@ -154,13 +153,12 @@ class Runtime:
             heard = True
             return found
 
-        nodes = nodes_at_start(self.settings, survey, self.store.snapshot(0).nodes)
-        self.isolation = Isolation(self.settings, nodes)
+        nodes = nodes_at_start(settings, survey, self.store.snapshot(0).nodes)
+        self.isolation = Isolation(settings, nodes)
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         atexit.register(self.isolation.close)
         self.drivers = Drivers(self.isolation, self.engine)
-        settings = self.settings
         # One poller serves all observers, so the shortest interval counts.
         self._poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
         self._gpu_use = GpuIdleTimes(SystemClock(), every_s=self._poll_every_s)
@@ -168,31 +166,29 @@ class Runtime:
         self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
             self.store,
-            policy=self.settings.policy(),
-            rules=self.settings.rules(),
+            policy=settings.policy(),
+            rules=settings.rules(),
             activity=self._activity(),
-            caps=self.settings.caps(),
+            caps=settings.caps(),
             launcher=self.engine if self.checked is None else self.checked,
             deadlines=Deadlines(
-                queue_timeout_s=self.settings.queue_timeout_s,
-                resume_grace_s=self.settings.resume_grace_s,
-                abandoned_after_s=self.settings.abandoned_after_s,
+                queue_timeout_s=settings.queue_timeout_s,
+                resume_grace_s=settings.resume_grace_s,
+                abandoned_after_s=settings.abandoned_after_s,
             ),
         )
-        self.metrics = Metrics(self.queue, self.engine.answering, data=self.settings.data_path())
+        data = settings.data_path()
+        self.metrics = Metrics(self.queue, self.engine.answering, data=data)
         self.store.tell_transactions(self.metrics.transaction)
         self.queue.on_end = self._on_end
-        self.queue.on_pass, self.queue.on_forecast = (
-            self.metrics.passes.observe,
-            self.metrics.forecasts.observe,
-        )
+        self.queue.on_pass = self.metrics.passes.observe
+        self.queue.on_forecast = self.metrics.forecasts.observe
         self.inventory = Inventory(
-            self.settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
+            settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
         )
         self._prefetch = Prefetch(
-            self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
+            self.engine, self.queue, first=settings.prefetch, catalogue=lambda: self.catalogue
         )
-        data = self.settings.data_path()
         self._pull_progress = PullProgressFile(data, self.pull_states)
         self._image_watch = ImageWatch(
             self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
@@ -203,7 +199,7 @@ class Runtime:
 
     def _on_end(self, session: Session) -> None:
         self.metrics.ended(session)
-        self._spawner_class.ended(session)
+        self._spawner_class.notice_end(session)
 
     def _activity(self) -> SessionActivity | None:
         """Return the source of idle times, if any group ends idle sessions."""
@@ -303,7 +299,7 @@ class Runtime:
             await asyncio.sleep(START_AGAIN_S)
 
     def _look_after(self) -> None:
-        settings, clock = self.settings, SystemClock()
+        settings, clock, data = self.settings, SystemClock(), self.settings.data_path()
         watchdog = Watchdog(
             self.isolation,
             self.queue,
@@ -316,12 +312,12 @@ class Runtime:
             self.queue,
             Meters(self.store),
             clock,
-            data=settings.data_path(),
+            data=data,
             every_s=settings.meter_every_s,
             poll_every_s=self._poll_every_s,
         )
         sampler.begin(self.background)
-        GpuHealthWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
+        GpuHealthWatch(self.drivers, clock, data=data).begin(self.background)
         poller = GpuPoller(self.drivers, self.queue.live, every_s=self._poll_every_s)
         ask = functools.partial(slots_of, self.engine, self.isolation)
         code = CodeMemoryWatch(self.isolation, ask)
@@ -350,7 +346,19 @@ class Runtime:
             refresh=self.images.refresh,
             quota=settings.image_quota(),
         ).begin(self.background)
-        self._watch_disks()
+        disk_limits = DiskLimits(
+            DiskLimit(settings.session_disk_mib, settings.session_files),
+            DiskLimit(settings.home_disk_mib, settings.home_files),
+            settings.disk_grace_s if settings.disk_over == "end" else None,
+        )
+        SessionDisks(
+            self.engine,
+            self.queue,
+            disk_limits,
+            data=data,
+            every_s=settings.disk_every_s,
+            close=lambda why: asyncio.to_thread(close_machine, self.store, self.isolation, why),
+        ).begin(self.background)
         self.metrics.begin(self.background)
         self.inventory.begin(self.background)
         self.resizer.begin(self.background)
@@ -361,7 +369,7 @@ class Runtime:
             self.store,
             settings.notice_command,
             clock,
-            data=settings.data_path(),
+            data=data,
             site_name=settings.site_name,
         ).begin(self.background)
         self.engine.begin()
@@ -394,23 +402,6 @@ class Runtime:
                 await self.audit(session, "session.open", actor=by)
 
         self.background.run(audit(), failed=f"Not in the audit log: {by} opened {user}/{server}")
-
-    def _watch_disks(self) -> None:
-        settings = self.settings
-        limits = DiskLimits(
-            DiskLimit(settings.session_disk_mib, settings.session_files),
-            DiskLimit(settings.home_disk_mib, settings.home_files),
-            settings.disk_grace_s if settings.disk_over == "end" else None,
-        )
-        disks = SessionDisks(
-            self.engine,
-            self.queue,
-            limits,
-            data=settings.data_path(),
-            every_s=settings.disk_every_s,
-            close=lambda why: asyncio.to_thread(close_machine, self.store, self.isolation, why),
-        )
-        disks.begin(self.background)
 
     def why_not_all(self) -> str:
         """Return why the Hub does only part of its work, in words for users; empty if it does all."""

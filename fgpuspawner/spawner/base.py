@@ -71,36 +71,36 @@ from fgpuspawner.isolation.sealing import without_knobs
 from fgpuspawner.service.model import World
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner import progress
-from fgpuspawner.spawner.failures import REFUSED_NEXT, SHOW_IT, failed_html, next_step
+from fgpuspawner.spawner.failures import NEXT_STEP, REFUSED_NEXT, SHOW_IT, failed_html
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
 from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, refused_here
 
 STOP_AGAIN_S = 2.0
-LONGEST_LOOK_S = 2.0
+LONGEST_CHECK_S = 2.0
 OWN_TOKEN_S = 3600
 LOOPBACK = "127.0.0.1"
-TELL_WITHIN_S = 6.0
-"""A waiting page is told something by then: if nothing else, that the database does not answer."""
-PULL_TOLD_EVERY_S = 1.0
+EVENT_WITHIN_S = 6.0
+"""A waiting page gets an event within this time: if nothing else, that the database does not answer."""
+PULL_EVENT_EVERY_S = 1.0
 FURTHER_EVERY_S = 0.05
 """The pause between two further sessions of all submissions: for each the Hub makes a dozen writes in the event loop,
 and its other requests wait for these. The sessions have their places in the queue before."""
-MOST_TOLD = 20
-"""Waiting pages of one server: each asks the scheduler's one thread at every change of the queue."""
+MOST_WAITING_PAGES = 20
+"""Waiting pages of one server that get events: each asks the scheduler's one thread at every change of the queue."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browsers of users who open the session."""
 
 
 class QueuedSpawner(LaunchFormSpawner, Spawner):
-    """Waits in the queue, then launches with the shares that it got. A subclass has an engine's settings."""
+    """Waits in the queue, then launches with the allocated shares. A subclass has an engine's settings."""
 
     capabilities: ClassVar[Capabilities]
 
-    # What the Hub has its spawners remember.
+    # State that the Hub keeps in its spawners.
     _check_pending: bool
     _stop_pending: bool
 
-    # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
+    # Phases of this object, not of the session: a fresh object after a restart is IDLE.
     IDLE: ClassVar[str] = "idle"
     STARTING: ClassVar[str] = "starting"
     UP: ClassVar[str] = "up"
@@ -112,18 +112,21 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         super().__init__(*args, **kwargs)
         self._phase = self.IDLE
         self._session: Session | None = None
+        #: Why the last start failed: the cause and message with which `stop` ends its session.
         self._failure: tuple[EndCause, str] | None = None
+        #: The session whose end could not be committed yet.
         self._ended: int | None = None
-        """The session whose end could not be committed yet."""
-        self._own_token = "", 0.0
+        #: A token of this process for this server only, and until when (monotonic) it is used.
+        self._access_token = "", 0.0
         self._notifying = asyncio.Lock()
-        self._pages_told = 0
+        #: The number of open waiting pages.
+        self._waiting_pages = 0
 
     # -- for the classes of engines -------------------------------------------------------------------
 
     @classmethod
     def make_engine(cls, installation: Installation) -> Engine:
-        """Return what sessions run in, connected. Blocks.
+        """Return the connected engine. Blocks.
 
         Raises:
             BadSettings: it cannot be used.
@@ -148,33 +151,36 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
-        """Return what closes a machine to an installation's sessions but for ``urls``, where sessions have networks."""
+        """Return the firewall between an installation's sessions and their machine: only ``urls`` stay reachable.
+
+        Only for engines with session networks.
+        """
         raise NotImplementedError
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
-        """Return what the engine, as it is set up, sees to; what is left out is not known. Blocks."""
+        """Return which safeguards the engine provides as configured; missing ones are unknown. Blocks."""
         return {}
 
     @classmethod
     def holds(cls, config: Any, settings: FGPU) -> Sequence[str]:
-        """Return for ``fgpu check`` what the engine holds here, and what not, a line each. Blocks."""
+        """Return which limits the engine enforces here and which not, one line each for ``fgpu check``. Blocks."""
         return [
             "disk: sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"
         ]
 
     @classmethod
     def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return for ``fgpu check`` what is wrong on the nodes, a line each: sessions of others, wrong clocks. Blocks.
+        """Return trouble on the nodes, one line each for ``fgpu check``: other sessions, wrong clocks. Blocks.
 
         ``installation`` is empty where there is no database yet.
         """
         return []
 
     async def engine_options(self, image: Image) -> object:
-        """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""
+        """Return the engine's own settings for this launch: `LaunchSpec.options`."""
         if not self.capabilities.own_root:
-            # Beside others on this machine: where it is to listen is in its environment, which is made next.
+            # Several servers share this machine: the port goes into the environment, which is made next.
             self.ip, self.port = LOOPBACK, random_port()
         return None
 
@@ -188,7 +194,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     @property
     def session_id(self) -> int | None:
-        """The id of the session that this server has; None where there is none, or it is being queued."""
+        """The id of this server's session; None if there is none, or it is being queued."""
         return None if self._session is None else self._session.id
 
     @property
@@ -197,22 +203,22 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return bool(super().ready) and not self._start_pending
 
     def get_env(self) -> dict[str, str]:
-        """Return the server's environment, with what it is told of its slice."""
+        """Return the server's environment, with the variables that describe its slice."""
         env: dict[str, str] = without_knobs(super().get_env())
         if self._session is not None and self._session.placement is not None:
-            env.update(self._told())
+            env.update(self._slice_environment())
             env["FGPU_SERVICE_URL"] = self.runtime.settings.service_url()
         return env
 
-    def _told(self) -> dict[str, str]:
-        """Return what the session is told of its slice."""
+    def _slice_environment(self) -> dict[str, str]:
+        """Return the variables that describe the session's slice to its programs."""
         folder = IN_CONTAINER
         if not self.capabilities.own_root:
             folder = str(self.runtime.isolation.folder(self.session.id))
         simulated = self.runtime.is_simulated(self.session)
         return limits.environment(self.session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated)
 
-    async def _described(self, session: Session, image: Image, prepared: Prepared) -> LaunchSpec:
+    async def _launch_spec(self, session: Session, image: Image, prepared: Prepared) -> LaunchSpec:
         runtime, self._session = self.runtime, session
         simulated, request = runtime.is_simulated(session), session.request
         # First: the environment names these, and where the server listens.
@@ -228,7 +234,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 *(NO_EXTENSIONS if image.may_have_others_programs(self.user.name) else ()),
             ),
             environment=self.get_env(),
-            told=self._told(),
+            told=self._slice_environment(),
             prepared=prepared,
             devices=() if simulated else runtime.isolation.devices_of(session),
             folder=runtime.isolation.folder(session.id),
@@ -244,19 +250,19 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def run_auth_state_hook(self, auth_state: Any) -> None:
         """Run the first of the hooks before `start`; from here on a cancelled spawn has to reach `stop`."""
         self._phase = self.STARTING
-        with _named("c.Spawner.auth_state_hook"):
+        with _naming("c.Spawner.auth_state_hook"):
             await super().run_auth_state_hook(auth_state)
 
     async def apply_group_overrides(self) -> None:
-        """Apply what is set for the user's groups, but for the time that a start may take: it covers the queue."""
+        """Apply the overrides of the user's groups, except to `start_timeout`, which covers the queue."""
         start_timeout_s = self.start_timeout
-        with _named("c.Spawner.group_overrides"):
+        with _naming("c.Spawner.group_overrides"):
             await super().apply_group_overrides()
         self.set_trait("start_timeout", start_timeout_s)
 
     async def run_pre_spawn_hook(self) -> None:
         """Run the last of the hooks before `start`."""
-        with _named("c.Spawner.pre_spawn_hook"):
+        with _naming("c.Spawner.pre_spawn_hook"):
             await maybe_future(super().run_pre_spawn_hook())
 
     async def start(self) -> str:
@@ -269,27 +275,25 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self._session = None
         self._failure = None
         await self.runtime.ready()
-        # Of a start that was cancelled an instant ago; there is one launch of a server at a time.
-        await self._launch_at_rest()
+        # A start that was cancelled an instant ago may have left one: a server has one launch at a time.
+        await self._cancel_launch()
         try:
-            waiting = await self.runtime.queue.patiently(self._waiting)
+            waiting = await self.runtime.queue.patiently(self._waiting_request)
             wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer(), waiting)
             if accepted:
                 self.refuse_others_answer(wanted.image)
                 await self._accept_image(accepted)
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
-        except Refused as e:
+        except (Refused, TooManyPending, SessionExists) as e:
             why = str(e)
             await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
-            refused_here(e.refusals)
-            raise refusal(e) from None
-        except (TooManyPending, SessionExists) as e:
-            why = str(e)
-            await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
+            if isinstance(e, Refused):
+                refused_here(e.refusals)
+                raise refusal(e) from None
             if isinstance(e, TooManyPending):
-                refused_here([Refusal("count", e.code, str(e))])
-            html = failed_html(str(e), REFUSED_NEXT)
-            raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
+                refused_here([Refusal("count", e.code, why)])
+            html = failed_html(why, REFUSED_NEXT)
+            raise NotStarted(why, reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
         self.orm_spawner.state = self.get_state()
@@ -299,11 +303,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
-            html = failed_html(str(e), next_step(cause))
+            html = failed_html(str(e), NEXT_STEP[cause])
             raise NotStarted(str(e), reason=cause.value.lower(), html=html, status_code=409) from None
         except FGPUError as e:
             cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
-            words, step = str(e), next_step(cause)
+            words, step = str(e), NEXT_STEP[cause]
             if cause is EndCause.LAUNCH_FAILED and (found := suspects(type(self), self.config, words)):
                 words = f"{words} (this may come from {', '.join(found)}, which an administrator has set)"
                 step = SHOW_IT
@@ -318,7 +322,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             steps = Launch(
                 self.runtime,
                 placed,
-                self._described,
+                self._launch_spec,
                 path=f"{self.server.base_url}api",
                 token=token_of(self.user.db, self.orm_spawner, self.api_token),
             )
@@ -334,7 +338,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             assert launched is not None
             return f"http://{launched.ip}:{launched.port}"
 
-    def _beside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def _in_background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background; a failure is logged."""
         self.runtime.background.run(coroutine, failed=f"A task for {self._log_name} failed")
 
@@ -354,7 +358,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     def _server_key(self) -> tuple[str, str]:
         return self.user.name, self.name
 
-    async def _launch_at_rest(self) -> None:
+    async def _cancel_launch(self) -> None:
         """Cancel the launch of this server that is in flight, if any, and wait until it has no further effects."""
         found = self._launches.get(self._server_key)
         if found is None:
@@ -375,7 +379,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self.orm_spawner.user_options = self.user_options
         self.user.db.commit()
 
-    async def _waiting(self) -> Request | None:
+    async def _waiting_request(self) -> Request | None:
         current = await self.runtime.queue.serving(self.user.name, self.name)
         return None if current is None or current.state is SessionState.RUNNING else current.own_request
 
@@ -400,17 +404,17 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             sessions = await asyncio.shield(submitting)
         except asyncio.CancelledError:
             # The commit in progress completes. `stop` finds this server's request; the further ones have none.
-            self._beside(self._hold_further(submitting))
+            self._in_background(self._hold_further(submitting))
             raise
         if further:
             self._spawn_further(wanted, sessions[1:])
         if current is not None:
-            # It is ended; what it had launched may be there still.
+            # The commit ended it, but its processes or container may still exist.
             await self._end(current, EndCause.USER, None, now=True)
         return sessions[0]
 
     async def _hold_further(self, submitting: asyncio.Future[tuple[Session, ...]]) -> None:
-        """Hold the further sessions of a submission: they keep their places, and the service asks for their servers."""
+        """Hold the other sessions of a submission: they keep their positions, and the service asks for their servers."""
         with contextlib.suppress(FGPUError):
             for session in (await submitting)[1:]:
                 await self._hold(session)
@@ -478,29 +482,30 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 await self._hold(session)
 
         for session in sessions:
-            self._beside(spawn_or_hold(session))
+            self._in_background(spawn_or_hold(session))
 
     # -- poll, stop -----------------------------------------------------------------------------------
 
     async def poll(self) -> int | None:
         """Return None while the server runs, waits or starts, else its status. See the module's rules."""
         try:
-            return await self._looked_at()
+            return await self._polled()
         except Exception:
-            # The Hub, when it starts, takes a look that failed for the end of the server.
-            self.log.exception("%s could not be looked at, and counts as running", self._log_name)
+            # A starting Hub takes a failed poll for the end of the server.
+            self.log.exception("%s could not be polled, and counts as running", self._log_name)
             return None
 
     async def poll_and_notify(self) -> int | None:
-        """Poll, and have the Hub stop what has ended; one after the other, as the Hub's own code does not see to.
+        """Poll, and let the Hub stop an ended server; one call at a time, which the Hub's own code does not ensure.
 
-        A start would else begin while the Hub still takes the ended server out of its proxy, and be stopped in its place.
+        Otherwise a start could begin while the Hub still removes the ended server from its proxy, and be stopped in its
+        place.
         """
         async with self._notifying:
             status: int | None = await super().poll_and_notify()
             return status
 
-    async def _looked_at(self) -> int | None:
+    async def _polled(self) -> int | None:
         await self.runtime.ready()
         if self._phase == self.STARTING:
             return None
@@ -511,7 +516,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             if current is None or current.state is not SessionState.RUNNING:
                 return 0
             self._is_up(current)
-            await self._reached_or_judged(current)
+            await self._wait_until_reachable(current)
             if self._phase != self.UP:
                 return 0  # Ended by its owner during the wait.
         ended = await self._known_end() or await self.runtime.engine.ended(self.session)
@@ -524,10 +529,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             self.log.warning("The end of session %d cannot be noted yet: %s", self.session.id, e)
             return None
         self._phase = self.IDLE
-        self._beside(self._until_noted())
+        self._in_background(self._until_hub_notes_end())
         return ended.status
 
-    async def _reached_or_judged(self, session: Session) -> None:
+    async def _wait_until_reachable(self, session: Session) -> None:
         """Wait, when the Hub has just started and checks this server, until the server or its machine answers.
 
         The Hub would end a server that does not answer, but on an unreachable machine it may still run.
@@ -546,7 +551,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     @property
     def server(self) -> Any:
-        """JupyterHub's record of the server. JupyterHub, too, asks it by the client for what sessions control."""
+        """JupyterHub's record of the server, with a `wait_up` that uses the client for servers that users control."""
         found = super().server
         if found is not None:
             found.wait_up = functools.partial(wait_up, found)
@@ -557,7 +562,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         Spawner.server.fset(self, server)
 
     async def _is_out_of_reach(self, session: Session) -> bool:
-        # While its owner has it ended the check must not go on, or it would end the server once more.
+        # If its owner is ending it, the check must stop, or it would end the server once more.
         if self._stop_pending or self._phase != self.UP:
             return self._stop_pending
         return self.runtime.engine.is_away(session) and not await self._answers_now(session)
@@ -567,7 +572,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if launched is None:
             return False
         try:
-            async with asyncio.timeout(LONGEST_LOOK_S):
+            async with asyncio.timeout(LONGEST_CHECK_S):
                 await first_answer(launched.ip, launched.port, f"{self.server.base_url}api")
         except TimeoutError:
             return False
@@ -584,40 +589,40 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return Ended(1, session.end_cause or EndCause.EXITED, session.message or "the session has ended")
 
     @classmethod
-    def ended(cls, session: Session) -> None:
+    def notice_end(cls, session: Session) -> None:
         """Tell the Hub at once that a session has ended, if it has a server for it. Runs in its event loop."""
         spawner = cls._by_session.get(session.id)
         if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
-            spawner._beside(spawner.poll_and_notify())
+            spawner._in_background(spawner.poll_and_notify())
 
     @classmethod
     def last_activity_s(cls, session: Session) -> int | None:
-        """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
+        """Return when the Hub last heard of activity at the session's server; None if it does not know the server."""
         spawner = cls._by_session.get(session.id)
         heard = spawner.orm_spawner.last_activity if spawner is not None else None
         return None if heard is None else int(heard.replace(tzinfo=UTC).timestamp())
 
     @classmethod
     async def quiet(cls, session: Session) -> idle.Quiet | None:
-        """Ask the session's server since when nothing is done there; None where something is, or that is not known."""
+        """Ask the session's server since when it is idle; None if it is busy or does not answer."""
         spawner = cls._by_session.get(session.id)
         if spawner is None or spawner._phase != cls.UP or spawner._stop_pending:
             return None
-        return await idle.ask_quiet(await spawner.get_url(), spawner._token_for_itself())
+        return await idle.ask_quiet(await spawner.get_url(), spawner._own_access_token())
 
-    def _token_for_itself(self) -> str:
+    def _own_access_token(self) -> str:
         """Return a short-lived token of this process that opens this server only."""
-        token, until = self._own_token
+        token, until = self._access_token
         now = time.monotonic()
         if now >= until:
             scopes = [f"access:servers!server={self.user.name}/{self.name}"]
             note = "Asks this server whether its kernels are idle"
             token = self.user.new_api_token(note=note, expires_in=OWN_TOKEN_S, scopes=scopes)
-            self._own_token = token, now + OWN_TOKEN_S / 2
+            self._access_token = token, now + OWN_TOKEN_S / 2
         return token
 
     async def get_url(self) -> str:
-        """Return where the server listens, as it was noted when it first answered."""
+        """Return the server's URL, as stored when it first answered."""
         await self.runtime.ready()
         launched = Launched.from_json(self._session.launched) if self._session is not None else None
         if launched is not None:
@@ -637,12 +642,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         try:
             await self._stop_once(session, failure, now=now)
         except StoreUnavailable as e:
-            # The Hub forgets the server whatever we say. Its session must end all the same, also after a restart.
+            # The Hub forgets the server even if this raises. Its session must still end, also after a restart.
             self._ended = session_in(self.orm_spawner.state) if session is None else session.id
             self.log.error("%s cannot be ended yet, trying on: %s", self._log_name, e)
-            self._beside(self._stop_at_last(session, failure))
+            self._in_background(self._stop_later(session, failure))
         else:
-            self._beside(self._until_noted())
+            self._in_background(self._until_hub_notes_end())
         self._phase = self.IDLE
 
     async def _stop_once(
@@ -655,23 +660,23 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             by = None if failure else ended_by(self.user.name)
             await self._end(session, cause, message, now=now, by=by)
 
-    async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
+    async def _stop_later(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
         while True:
             await asyncio.sleep(STOP_AGAIN_S)
             current = self.user.spawners.get(self.name)
-            # Where the Hub could not note the end either, it still has this one for a server that runs.
-            unnoted = current is self and self._phase == self.IDLE
-            if current is not None and current.active and not unnoted:
+            # If the Hub could not record the end either, it still counts this server as running.
+            is_not_noted = current is self and self._phase == self.IDLE
+            if current is not None and current.active and not is_not_noted:
                 return  # The server was asked for again: that start takes the session up, or ends it.
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
                 break
-        await self._until_noted()
+        await self._until_hub_notes_end()
 
-    async def _until_noted(self) -> None:
+    async def _until_hub_notes_end(self) -> None:
         """Make the Hub record the end of this server, even if its disk was full at that time.
 
-        The Hub would have it for one that runs, would not look at it again, and would lead its owner in a circle.
+        Otherwise the Hub would count the server as running, never poll it again, and redirect its owner in a circle.
         """
         while True:
             await asyncio.sleep(STOP_AGAIN_S)
@@ -680,7 +685,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                     return  # Noted, or asked for again.
                 # The Hub's own, which has none before the first stop.
                 if getattr(self, "_stop_future", None) is not None or self._notifying.locked():
-                    continue  # It is still at it.
+                    continue  # The Hub is still stopping it.
                 if self.pending not in (None, "stop") or not (self._stop_pending or self.orm_spawner.server):
                     return
                 await self.user.stop(self.name)
@@ -702,8 +707,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             session = await scheduler.end(session.id, cause, words)
             if by is not None and session.message == words:
                 # Otherwise an administrator said why, and the service has written it.
-                self._beside(self.runtime.audit(session, "session.end", actor=by))
-            await self._launch_at_rest()
+                self._in_background(self.runtime.audit(session, "session.end", actor=by))
+            await self._cancel_launch()
             if session.state is SessionState.TERMINATING:
                 with self.runtime.metrics.engine.labels("stop").time():
                     is_gone = await self.runtime.engine.stop(session, now=now)
@@ -726,9 +731,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         db.commit()
 
     async def _leave_or_drop_ticket(self, why: str) -> None:
-        """Leave what this server has in the queue, where another request was refused, unless it may not be made either.
+        """Keep this server's pending request after another one was refused; end it if it would be refused, too.
 
-        It keeps its place, and is resumed; `stop` then has nothing to end.
+        A kept request keeps its position and is resumed; `stop` then has nothing to end.
         """
         current = await self.runtime.queue.serving(self.user.name, self.name)
         if current is None:
@@ -744,7 +749,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             self._phase = self.IDLE
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the Hub keeps of this server: which session it is, and which has ended."""
+        """Return the state that the Hub keeps of this server: its session, and an end that is not committed yet."""
         state: dict[str, Any] = super().get_state()
         if self._session is not None:
             state[KEPT] = self._session.id
@@ -758,24 +763,24 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if self._phase != self.STARTING:
             self._session = None
 
-    # -- what is told while it waits ------------------------------------------------------------------
+    # -- events of the waiting page -------------------------------------------------------------------
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what to show while the session waits and starts, whenever that changes."""
-        if self._pages_told >= MOST_TOLD:
-            return  # The Hub still tells these of the end.
-        self._pages_told += 1
+        if self._waiting_pages >= MOST_WAITING_PAGES:
+            return  # The Hub still sends these the last event.
+        self._waiting_pages += 1
         try:
             async for event in self._progress_events():
                 yield event
         finally:
-            self._pages_told -= 1
+            self._waiting_pages -= 1
 
     async def _progress_events(self) -> AsyncIterator[dict[str, Any]]:
         last: dict[str, Any] | None = None
-        async for _ in self.runtime.queue.changes(at_least_every_s=self._told_every_s):
+        async for _ in self.runtime.queue.changes(at_least_every_s=self._event_interval_s):
             try:
-                async with asyncio.timeout(TELL_WITHIN_S):
+                async with asyncio.timeout(EVENT_WITHIN_S):
                     event = await self._progress_event()
             except (StoreUnavailable, TimeoutError):
                 event = progress.away_event(last)
@@ -786,14 +791,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 last = event
 
     def _is_fetched(self) -> bool:
-        """Return whether the launch of this server is fetching no image now."""
+        """Return whether this server's launch is not waiting for an image."""
         found = self._launches.get(self._server_key)
         return found is None or found[0].fetching is None
 
-    def _told_every_s(self) -> float:
-        """Return the seconds between two events for a waiting page; fewer while an image is pulled."""
+    def _event_interval_s(self) -> float:
+        """Return the seconds between two events; fewer while an image is pulled."""
         going = self._session is not None and self.runtime.pull_of(self._session.id) is not None
-        return PULL_TOLD_EVERY_S if going else 20
+        return PULL_EVENT_EVERY_S if going else 20
 
     async def _progress_event(self) -> dict[str, Any] | None:
         if self.runtime.queue.database_is_away:
@@ -822,10 +827,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
 
 @contextlib.contextmanager
-def _named(hook: str) -> Iterator[None]:
-    """Have the failure of an administrator's function name it, with what the function says to users.
+def _naming(hook: str) -> Iterator[None]:
+    """Convert a failure of an administrator's hook into one that names the hook, with its message for users.
 
-    Other words of an exception may hold secrets: they are for the log.
+    Other texts of an exception may hold secrets: they go to the log only.
 
     Raises:
         NotStarted: it failed, or refused the start.

@@ -9,13 +9,13 @@ from markupsafe import Markup
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.text.sessions import isolated
 
-LATELY_S = 3600
-"""How long the form remembers what a failed start asked for, and the Hub's pages the message of an end."""
+REMEMBERED_S = 3600
+"""How long the form remembers the options of a failed start, and the Hub's pages the message of an end."""
 
 TELL = "show your administrator this message"
 SHOW_IT = f"{TELL[0].upper()}{TELL[1:]}."
 """What to do where a setting is in the way."""
-NEXT = {
+NEXT_STEP = {
     EndCause.QUEUE_TIMEOUT: "Ask again. Less fGPU or a time limit often starts sooner: the form shows it.",
     EndCause.PULL_FAILED: f"Choose another image, or try again later. If it fails again, {TELL}.",
     EndCause.LAUNCH_FAILED: f"Try again. If it fails again, {TELL}, or choose another image.",
@@ -30,22 +30,17 @@ NEXT = {
     EndCause.HUB_STOPPED: "JupyterHub was stopped. Ask again.",
     EndCause.USER: "Ask again whenever you like.",
 }
-"""What to do after a start that ended so."""
+"""What to do after an end, by its cause."""
 REFUSED_NEXT = "Cancel a waiting request or end a session, then ask again."
 
 
-def next_step(cause: EndCause) -> str:
-    """Return what to do after a start that ended so."""
-    return NEXT[cause]
-
-
 def end_words(session: Session) -> str:
-    """Return what became of a session that has ended, why, and what to do next, as sentences."""
+    """Return how and why a session ended, and what to do next, as sentences."""
     what = "Your session did not start" if session.started_at_s is None else "Your session has ended"
     if session.end_cause is EndCause.USER:
         what = "Your request was cancelled" if session.started_at_s is None else "Your session was ended"
     why = f": {isolated(session.message)}" if session.message else ""
-    return f"{what}{why}. {next_step(session.end_cause or EndCause.EXITED)}"
+    return f"{what}{why}. {NEXT_STEP[session.end_cause or EndCause.EXITED]}"
 
 
 def failed_html(message: str, step: str) -> str:
@@ -57,23 +52,17 @@ def failed_html(message: str, step: str) -> str:
 
 
 def last_end(sessions: Sequence[Session], server_name: str, *, now_s: int) -> Session | None:
-    """Return the newest session of a server where it has ended, and that is not long ago."""
+    """Return the newest session of a server if it ended within the last hour."""
     own = [s for s in sessions if s.request.server_name == server_name]
     newest = max(own, key=lambda s: s.id, default=None)
-    if newest is None or newest.ended_at_s is None or now_s - newest.ended_at_s > LATELY_S:
+    if newest is None or newest.ended_at_s is None or now_s - newest.ended_at_s > REMEMBERED_S:
         return None
     return newest
 
 
-def failed_lately(sessions: Sequence[Session], server_name: str, *, now_s: int) -> Session | None:
-    """Return the newest session of a server where it never ran, ended of itself, and that is not long ago."""
-    own = [s for s in sessions if s.request.server_name == server_name]
-    newest = max(own, key=lambda s: s.id, default=None)
-    if newest is None or newest.ended_at_s is None or newest.started_at_s is not None:
+def last_failure(sessions: Sequence[Session], server_name: str, *, now_s: int) -> Session | None:
+    """Return the server's `last_end` if that session never ran, and neither its owner nor the Hub's stop ended it."""
+    found = last_end(sessions, server_name, now_s=now_s)
+    if found is None or found.started_at_s is not None:
         return None
-    if (
-        newest.end_cause in (None, EndCause.USER, EndCause.HUB_STOPPED)
-        or now_s - newest.ended_at_s > LATELY_S
-    ):
-        return None
-    return newest
+    return None if found.end_cause in (None, EndCause.USER, EndCause.HUB_STOPPED) else found

@@ -22,7 +22,7 @@ from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.hub.hub_handlers import actor_name
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.spawner.failures import end_words, failed_lately, last_end, next_step
+from fgpuspawner.spawner.failures import NEXT_STEP, end_words, last_end, last_failure
 
 log = logging.getLogger("fgpu")
 
@@ -107,7 +107,7 @@ class LaunchFormSpawner(HasTraits):
         sent = _sent.get()
         lately = await self._lately([n for n in offer.nodes if n.resource_group in offer.groups])
         given, now_s = {} if sent is None else sent.fields, int(time.time())
-        failed = None if given else failed_lately(lately.sessions, self.name, now_s=now_s)
+        failed = None if given else last_failure(lately.sessions, self.name, now_s=now_s)
         most = self.most_sessions(offer.caps.max_count)
         return form.render(
             replace(offer, caps=replace(offer.caps, max_count=most)),
@@ -122,7 +122,7 @@ class LaunchFormSpawner(HasTraits):
             advice=lately.advice,
             again=failed
             or (last_end(lately.sessions, self.name, now_s=now_s) if sent and sent.again else None),
-            next_step=next_step(failed.end_cause)
+            next_step=NEXT_STEP[failed.end_cause]
             if failed is not None and failed.end_cause is not None
             else "",
             notice=await self.announcement(),
@@ -198,7 +198,7 @@ class LaunchFormSpawner(HasTraits):
     async def is_filled_in_again(self) -> bool:
         """Return whether this server's form has what its failed start asked for; what was refused is not kept."""
         lately = await self._lately(())
-        return failed_lately(lately.sessions, self.name, now_s=int(time.time())) is not None
+        return last_failure(lately.sessions, self.name, now_s=int(time.time())) is not None
 
     async def has_ended(self) -> bool:
         """Return whether nothing of this server waits, starts or runs; not while the database does not answer."""

@@ -1,18 +1,24 @@
-"""What the Hub's waiting page is told while a session waits and starts. Pure."""
+"""The events of the Hub's waiting page while a session waits and starts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import Session, SessionState
+from fgpu_scheduler import Forecast, Session, SessionState
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.service.api.session_objects import starts_with
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.text.sessions import WITHDRAWN, amount_words
 
 BEHIND_FROM_S = 10
-"""A forecast of a smaller age is as good: starts are shown to the minute."""
+"""Younger forecasts are as good as new ones: starts are shown to the minute."""
+
+_STARTING = {
+    SessionState.SCHEDULED: (40, "Your share is reserved. Starting"),
+    SessionState.PREPARING: (60, "Starting your session"),
+    SessionState.PULLING: (60, "Fetching the image"),
+}
 
 
 def waiting_event(
@@ -32,46 +38,29 @@ def waiting_event(
     """
     found = world.forecasts.get(session.id)
     begins, sooner = starts_with(session, world, Viewer(session.request.user))
-    facts: dict[str, Any] = {
-        "session_id": session.id,
-        "state": session.state.value,
-        "amount": amount_words(session.request),
-        "simulated": simulated,
-        "position": found.position if found else None,
-        "reason": found.reason.value if found else None,
+    facts = _facts(session, found, simulated=simulated, pull=pull) | {
         "text": found.text if found else None,
-        "expected_start_at_s": found.expected_start_at_s if found else None,
-        "early_start_at_s": found.early_at_s if found else None,
-        "late_start_at_s": found.late_at_s if found else None,
-        "basis": found.basis if found else None,
         "waits_for": begins or None,
         "sooner": sooner or None,
         "behind_s": behind_s if behind_s >= BEHIND_FROM_S else None,
-        "submitted_at_s": session.submitted_at_s,
-        "pull": pull.as_json() if pull is not None else None,
     }
     if withdrawn:
-        return {"progress": 5, "message": WITHDRAWN[:1].upper() + WITHDRAWN[1:], "fgpu": facts}
-    if found is not None and found.position == 0:
-        return {"progress": 30, "message": "Starting", "fgpu": facts}
-    if found is None:
-        return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
-    ahead = found.position - 1
-    place = "You're next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
-    return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
+        progress, message = 5, WITHDRAWN[:1].upper() + WITHDRAWN[1:]
+    elif found is None:
+        progress, message = 5, "Waiting in the queue"
+    elif found.position == 0:
+        progress, message = 30, "Starting"
+    else:
+        ahead = found.position - 1
+        place = "You're next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
+        progress, message = 10, f"{place}: {found.text}"
+    return {"progress": progress, "message": message, "fgpu": facts}
 
 
 def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
     message = "The queue's database does not answer. Your place is safe; this page goes on when it is back"
     return {"progress": last["progress"] if last else 0, "message": message}
-
-
-_STARTING = {
-    SessionState.SCHEDULED: (40, "Your share is reserved. Starting"),
-    SessionState.PREPARING: (60, "Starting your session"),
-    SessionState.PULLING: (60, "Fetching the image"),
-}
 
 
 def starting_event(
@@ -82,35 +71,37 @@ def starting_event(
     ``fetched`` says that its image is complete: it starts, although its state is still PULLING.
     """
     progress, message = _STARTING[session.state]
-    amount = amount_words(session.request)
     if session.state is SessionState.PULLING and fetched:
         progress, message = 90, "The image is here. Starting your session"
     elif pull is not None:
-        # How far it is stands in ``pull``: the sentence is read aloud whenever it is another.
+        # The amount done stands in ``pull``: screen readers read the sentence again whenever it changes.
         step = pull.step()
         message = step[:1].upper() + step[1:]
         done = pull.progress
         if done.bytes_total:
             progress += 30 * done.bytes_done // done.bytes_total
+    facts = _facts(session, None, simulated=simulated, pull=pull) | {"text": message}
+    return {"progress": progress, "message": f"{message} ({facts['amount']})", "fgpu": facts}
+
+
+def _facts(
+    session: Session, found: Forecast | None, *, simulated: bool, pull: PullState | None
+) -> dict[str, Any]:
     return {
-        "progress": progress,
-        "message": f"{message} ({amount})",
-        "fgpu": {
-            "session_id": session.id,
-            "state": session.state.value,
-            "amount": amount,
-            "simulated": simulated,
-            "position": None,
-            "reason": None,
-            "text": message,
-            "expected_start_at_s": None,
-            "early_start_at_s": None,
-            "late_start_at_s": None,
-            "basis": None,
-            "waits_for": None,
-            "sooner": None,
-            "behind_s": None,
-            "submitted_at_s": session.submitted_at_s,
-            "pull": pull.as_json() if pull is not None else None,
-        },
+        "session_id": session.id,
+        "state": session.state.value,
+        "amount": amount_words(session.request),
+        "simulated": simulated,
+        "position": found.position if found else None,
+        "reason": found.reason.value if found else None,
+        "text": None,
+        "expected_start_at_s": found.expected_start_at_s if found else None,
+        "early_start_at_s": found.early_at_s if found else None,
+        "late_start_at_s": found.late_at_s if found else None,
+        "basis": found.basis if found else None,
+        "waits_for": None,
+        "sooner": None,
+        "behind_s": None,
+        "submitted_at_s": session.submitted_at_s,
+        "pull": pull.as_json() if pull is not None else None,
     }

@@ -10,13 +10,12 @@ from simulator.world import request
 
 from fgpu_scheduler import EndCause, Session, SessionState
 from fgpuspawner.spawner.failures import (
-    LATELY_S,
-    NEXT,
+    NEXT_STEP,
+    REMEMBERED_S,
     end_words,
     failed_html,
-    failed_lately,
     last_end,
-    next_step,
+    last_failure,
 )
 
 FAILED = Session(
@@ -30,10 +29,10 @@ FAILED = Session(
 )
 
 
-def test_for_every_end_there_is_a_next_step() -> None:
-    assert set(NEXT) == set(EndCause)
+def test_every_end_cause_has_a_next_step() -> None:
+    assert set(NEXT_STEP) == set(EndCause)
     for cause in EndCause:
-        assert next_step(cause).endswith(".")
+        assert NEXT_STEP[cause].endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ def test_what_happened_is_text_whatever_it_holds() -> None:
     ("changes", "server", "now_s", "found"),
     [
         ({}, "second", 100, True),
-        ({}, "second", 100 + LATELY_S, True),
-        ({}, "second", 101 + LATELY_S, False),
+        ({}, "second", 100 + REMEMBERED_S, True),
+        ({}, "second", 101 + REMEMBERED_S, False),
         ({}, "", 100, False),
         ({"end_cause": EndCause.QUEUE_TIMEOUT}, "second", 100, True),
         ({"end_cause": EndCause.USER}, "second", 100, False),
@@ -90,20 +89,20 @@ def test_what_happened_is_text_whatever_it_holds() -> None:
     ],
     ids=str,
 )
-def test_the_form_remembers_the_newest_start_of_its_server_where_that_failed_lately(
+def test_the_form_remembers_the_newest_start_of_its_server_where_that_last_failure(
     changes: dict[str, object], server: str, now_s: int, found: bool
 ) -> None:
     newest = replace(FAILED, **changes)  # type: ignore[arg-type]
     older = replace(FAILED, id=3, message="older")
-    assert failed_lately([older, newest], server, now_s=now_s) == (newest if found else None)
+    assert last_failure([older, newest], server, now_s=now_s) == (newest if found else None)
 
 
 @pytest.mark.parametrize(
     ("changes", "server", "now_s", "found"),
     [
         ({}, "second", 100, True),
-        ({"end_cause": EndCause.USER, "started_at_s": 50}, "second", 100 + LATELY_S, True),
-        ({}, "second", 101 + LATELY_S, False),
+        ({"end_cause": EndCause.USER, "started_at_s": 50}, "second", 100 + REMEMBERED_S, True),
+        ({}, "second", 101 + REMEMBERED_S, False),
         ({}, "", 100, False),
         ({"message": None}, "second", 100, True),
         ({"ended_at_s": None, "end_cause": None, "state": SessionState.PENDING}, "second", 100, False),
