@@ -35,7 +35,6 @@ log = logging.getLogger("fgpu.images")
 LOOK_EVERY_S = 1.0
 AGAIN_AFTER_S = 5.0
 MOST_TRIES = 3
-UNFORESEEN = "internal error; the Hub's log says more"
 KEPT = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY)
 
 Work = Callable[[PrivateImage], Coroutine[Any, Any, None]]
@@ -68,7 +67,7 @@ class ImageWorker:
         self._seen_version, self._look_at_s = -1, 0.0
 
     def begin(self, background: Background) -> None:
-        background.every(LOOK_EVERY_S, self.look, failed="Private images are not looked after now")
+        background.every(LOOK_EVERY_S, self.look, failed="Private images could not be processed")
 
     async def look(self) -> None:
         """Start work on the rows, if any has changed or a retry is due."""
@@ -137,7 +136,7 @@ class ImageWorker:
             if self._one_more_try(row) < MOST_TRIES:
                 raise
             log.exception("Private image %s: internal error", row.name)
-            await self._fail(row, UNFORESEEN)
+            await self._fail(row, "internal error; the Hub's log says more")
         else:
             self._tries.pop(row.id, None)
 
@@ -158,7 +157,8 @@ class ImageWorker:
         if begun is None:
             return
         log.info("Session %d is being saved as %s, for %s", row.session_id, row.name, row.asked_by)
-        under = await asyncio.to_thread(self._under, begun)
+        rows = await asyncio.to_thread(self._images.all)
+        under = next((image for image in rows if image.name == begun.made_from), None)
         # Layers below count too: they stay when the lower image is deleted.
         inherited = (under.size_bytes or 0) if under is not None else 0
         saved = await self._engine.save_image(
@@ -183,9 +183,6 @@ class ImageWorker:
             raise
         await asyncio.to_thread(self._refresh)
         log.info("Session %d is saved as %s, %d bytes", row.session_id, row.name, size_bytes)
-
-    def _under(self, row: PrivateImage) -> PrivateImage | None:
-        return next((image for image in self._images.all() if image.name == row.made_from), None)
 
     async def _note_made(self, row: PrivateImage, saved: SavedImage, size_bytes: int) -> None:
         """Store that the image is made, even if the database is away for long: its session may end before."""

@@ -26,7 +26,7 @@ log = logging.getLogger("fgpu.notices")
 EVERY_S = 5.0
 PAGE = 500
 WAITED_S = 60
-"""Owners who waited less than this are still on the page."""
+"""After a shorter wait the owner is probably still on the page."""
 SOON_S = 600
 """An end that is nearer is stated to the second."""
 OLD_S = 3600
@@ -107,7 +107,7 @@ class Notices:
         self._clock = clock
         self._path = data / WRITTEN
         self._site_name = site_name
-        self._told: int | None = None
+        self._last_id: int | None = None
         self._failures = Failures(log, "An owner was not told", foreseen=(FGPUError, OSError))
 
     def begin(self, background: Background) -> None:
@@ -118,13 +118,13 @@ class Notices:
 
     async def look(self) -> None:
         """Send the notices of the events since the last round."""
-        if self._told is None:
-            self._told = await asyncio.to_thread(self._read)
+        if self._last_id is None:
+            self._last_id = await asyncio.to_thread(self._read)
             await asyncio.to_thread(self._write)
-        while found := await asyncio.to_thread(self._store.events, after_id=self._told, limit=PAGE):
+        while found := await asyncio.to_thread(self._store.events, after_id=self._last_id, limit=PAGE):
             for event in found:
                 await self._tell(event)
-                self._told = event.id
+                self._last_id = event.id
             await asyncio.to_thread(self._write)
 
     async def _tell(self, event: Event) -> None:
@@ -153,7 +153,7 @@ class Notices:
             return newest
 
     def _write(self) -> None:
-        write_whole(self._path, json.dumps({"told": self._told}).encode(), mode=0o600)
+        write_whole(self._path, json.dumps({"told": self._last_id}).encode(), mode=0o600)
 
 
 async def run(command: Sequence[str], notice: Notice) -> None:
@@ -184,6 +184,4 @@ async def run(command: Sequence[str], notice: Notice) -> None:
         raise
     if program.returncode:
         last = said.decode(errors="replace").strip().rpartition("\n")[2][:200]
-        raise ProgramFailed(
-            f"{command[0]} ended with status {program.returncode}: {last or 'it said nothing'}"
-        )
+        raise ProgramFailed(f"{command[0]} ended with status {program.returncode}: {last or 'no message'}")

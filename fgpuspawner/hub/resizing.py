@@ -77,7 +77,7 @@ class Resizer:
         step_milli: int,
         told: Callable[[str], None] = lambda outcome: None,
     ) -> None:
-        self._wishes = Resizes(store)
+        self._requests = Resizes(store)
         self._queue = queue
         self._isolation = isolation
         self._clock = clock
@@ -91,10 +91,10 @@ class Resizer:
         background.every(LOOK_EVERY_S, self.look, failed="Sessions are not resized now")
 
     async def look(self) -> None:
-        for wish in await asyncio.to_thread(self._wishes.asked):
-            if wish.session_id not in self._busy:
-                task = asyncio.create_task(self._guarded(wish))
-                self._busy[wish.session_id] = task
+        for request in await asyncio.to_thread(self._requests.asked):
+            if request.session_id not in self._busy:
+                task = asyncio.create_task(self._guarded(request))
+                self._busy[request.session_id] = task
 
     async def done(self) -> None:
         while self._busy:
@@ -111,40 +111,40 @@ class Resizer:
                         "Session %d: its limits could not be compared with its record: %s", session.id, e
                     )
 
-    async def act(self, wish: Resize) -> None:
+    async def act(self, request: Resize) -> None:
         """Carry out a request and store the outcome. After any other exception it can run again."""
         state, message = ResizeState.DONE, None
         try:
-            await self._resize(wish)
+            await self._resize(request)
         except Refusal as e:
             state, message = ResizeState.REFUSED, str(e)
-        answer = self._wishes.answer
-        await asyncio.to_thread(answer, wish.session_id, state, message, now_s=self._clock.now_s())
+        answer = self._requests.answer
+        await asyncio.to_thread(answer, request.session_id, state, message, now_s=self._clock.now_s())
         self._queue.nudge()
         self._told(state.value.lower())
         why = f": {message}" if message else ""
-        log.info("Session %d: its wish to be resized is %s%s", wish.session_id, state, why)
+        log.info("Session %d: its resize request is %s%s", request.session_id, state, why)
 
-    async def _guarded(self, wish: Resize) -> None:
+    async def _guarded(self, request: Resize) -> None:
         """Carry out a request; after an unexpected failure it is tried again."""
         try:
-            await self.act(wish)
+            await self.act(request)
         except Exception as e:
             foreseen = isinstance(e, FGPUError | OSError)
             log.warning(
                 "Session %d is not resized yet, trying on: %s",
-                wish.session_id,
+                request.session_id,
                 e,
                 exc_info=None if foreseen else e,
             )
             await asyncio.sleep(AGAIN_AFTER_S)
         finally:
-            del self._busy[wish.session_id]
+            del self._busy[request.session_id]
 
-    async def _resize(self, wish: Resize) -> None:
+    async def _resize(self, request: Resize) -> None:
         """Resize, or raise why not. In either case the limits file allows at most what the record has."""
         try:
-            session = await self._queue.session(wish.session_id)
+            session = await self._queue.session(request.session_id)
         except UnknownSession:
             raise Refusal("The session has ended.") from None
         if session.state is not SessionState.RUNNING:
@@ -154,18 +154,18 @@ class Resizer:
             raise Refusal(f"This session can't be resized: {fixed}.")
         # Repair what a crashed Hub left first.
         await asyncio.to_thread(self._as_recorded, session)
-        would = await self._queue.resizable(session.id, wish.amount)
+        would = await self._queue.resizable(session.id, request.amount)
         if isinstance(would, NotResized):
-            raise await self._refused(would, session, wish.amount)
+            raise await self._refused(would, session, request.amount)
         had, share = _share(session), _share(would)
         if share == had:
             before = Amount.before(session)
             # The record may have it already, without a proof.
-            await self._prove(session, before if before is not None else wish.amount)
+            await self._prove(session, before if before is not None else request.amount)
         elif grows(had, share):
-            await self._grow(session, wish.amount)
+            await self._grow(session, request.amount)
         else:
-            await self._shrink(session, would, wish.amount)
+            await self._shrink(session, would, request.amount)
 
     async def _grow(self, session: Session, amount: Amount) -> None:
         found = await self._queue.resize(session.id, amount)
@@ -276,20 +276,14 @@ def resizer_of(
 
     async def problems(session: Session, held_to: Limits) -> Sequence[str]:
         folder = IN_CONTAINER if engine.capabilities.own_root else isolation.folder(session.id)
-        path = f"{folder}/{limits.NAME}"
-        said = limits.environment(session, limits_path=path, simulated=simulated(session))
+        variables = limits.environment(
+            session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated(session)
+        )
         backend, timeout_s = isolation.backend_of(session), settings.verify_timeout_s
         verification = Verification(engine, backend, timeout_s=timeout_s, data=settings.data_path())
-        return await verification.problems(session, held_to, said)
+        return await verification.problems(session, held_to, variables)
 
-    step_milli = settings.caps().fgpu_step_milli
+    step_milli, clock = settings.caps().fgpu_step_milli, SystemClock()
     return Resizer(
-        store,
-        queue,
-        isolation,
-        SystemClock(),
-        held=held,
-        problems=problems,
-        step_milli=step_milli,
-        told=told,
+        store, queue, isolation, clock, held=held, problems=problems, step_milli=step_milli, told=told
     )

@@ -73,7 +73,7 @@ from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner import progress
 from fgpuspawner.spawner.failures import NEXT_STEP, REFUSED_NEXT, SHOW_IT, failed_html
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
-from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, refused_here
+from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, show_refusals
 
 STOP_AGAIN_S = 2.0
 LONGEST_CHECK_S = 2.0
@@ -288,10 +288,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             why = str(e)
             await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
             if isinstance(e, Refused):
-                refused_here(e.refusals)
+                show_refusals(e.refusals)
                 raise refusal(e) from None
             if isinstance(e, TooManyPending):
-                refused_here([Refusal("count", e.code, why)])
+                show_refusals([Refusal("count", e.code, why)])
             html = failed_html(why, REFUSED_NEXT)
             raise NotStarted(why, reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.

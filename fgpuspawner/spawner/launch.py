@@ -1,4 +1,4 @@
-"""One launch of a placed session: one durable step before the first effect, one after the last."""
+"""One launch of a placed session: a commit before its first effect, and one after its last."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
 
 class Launch:
-    """Launches ``session`` as ``describe`` says. ``path`` is where its server answers once it does, ``token`` its own.
+    """The launch of one session. ``describe`` returns its launch spec, ``path`` is its server's, ``token`` its own.
 
-    ``session`` is as it was last committed; ``fetching`` the image that is waited for, while one is.
+    1. The state PREPARING is committed, before anything has an effect outside of the database.
+    2. Remains of an earlier attempt are removed, the session's files are written, a missing image is pulled.
+    3. The engine starts the server. The launch waits for its first answer and for the proof of its limits.
+    4. The state RUNNING is committed, with the server's address.
     """
 
     def __init__(
@@ -54,8 +57,11 @@ class Launch:
         self._describe = describe
         self._path = path
         self._token = token
+        #: As last committed.
         self.session = session
+        #: The image that is being pulled, if any.
         self.fetching: Image | None = None
+        #: For the metrics: "cold", "warm" (from the pool) or "fetched" (the image first).
         self._way = "cold"
 
     async def run(self) -> Session:
@@ -80,7 +86,7 @@ class Launch:
         except TimeoutError:
             raise self._too_late(limit_s) from None
         except NotBound as e:
-            # First: a session that waits has none of a GPU's slots.
+            # First the files: a pending session has none of a GPU's slots.
             await self._runtime.clear(self.session)
             await queue.give_back(self.session.id, self.session.attempt, str(e))
             raise Requeued(f"session {self.session.id} is back in the queue: {e}") from e
@@ -90,7 +96,7 @@ class Launch:
             raise
         except Exception as e:
             log.exception("Launching session %d failed", self.session.id)
-            # Its words are an administrator's function's, say, and may hold secrets.
+            # Its text may come from an administrator's function and hold secrets.
             raise LaunchFailed(f"{UNFORESEEN} ({type(e).__name__}); {LOG_SAYS_WHY}") from e
         running = await queue.running(self.session.id, self.session.attempt, launched.to_json())
         self._runtime.metrics.started(running, way=self._way, took_s=time.monotonic() - began_s)
@@ -102,8 +108,8 @@ class Launch:
             raise LaunchFailed("what an earlier launch of this session left could not be removed")
         assert session.placement is not None
         if len(self._runtime.isolation.devices_of(session)) < len(session.placement.shares):
-            # It went between placing and launching.
-            raise NotBound("the GPU is not there any more")
+            # It was removed between placement and launch.
+            raise NotBound("the GPU is gone")
         prepared = await self._runtime.prepare(session)
         image = self._runtime.catalogue.of(session.request)
         if image is None:
@@ -126,7 +132,7 @@ class Launch:
         self.fetching, self._way = image, "fetched"
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
-            # Not run to its end when the session is cancelled: a pull touches no GPU.
+            # A cancelled session cancels its pull, which touches no GPU.
             with self._runtime.metrics.engine.labels("fetch").time():
                 await self._engine.fetch_image(image, placement.node_id, session.id)
         except FGPUError as e:
@@ -146,10 +152,7 @@ class Launch:
     # -- until it answers, with its limits in force ---------------------------------------------------
 
     async def _answers_and_holds(self, spec: LaunchSpec, endpoint: Endpoint) -> None:
-        """Wait until the server answers and its limits are proved, side by side where that can be.
-
-        The first failure is the launch's.
-        """
+        """Wait until the server answers and its limits are proved, concurrently if possible; raise the first failure."""
         settings = self._runtime.settings
         verification = Verification(
             self._engine,
@@ -162,7 +165,7 @@ class Launch:
             await verification.prove(spec.session, spec.prepared, endpoint, spec.told)
 
         if not self._engine.capabilities.own_root:
-            # What holds a process is in its environment: what starts the server can still take it away.
+            # A local process is limited by its environment, which the server's start can still change: verify afterwards.
             await self._answers(spec.session, endpoint)
             await prove()
             return
@@ -171,7 +174,7 @@ class Launch:
         try:
             await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
             if not answering.done():
-                # Nothing can be proved in what has ended, and how it ended says more. The engine knows it a moment later.
+                # A server that has ended cannot be verified, and its end says more. The engine knows it a moment later.
                 await asyncio.wait((answering,), timeout=ENDING_KNOWN_S)
             if not answering.done() and await self._engine.ended(spec.session) is not None:
                 await answering
@@ -184,8 +187,8 @@ class Launch:
             await asyncio.gather(answering, verifying, return_exceptions=True)
 
     async def _answers(self, session: Session, endpoint: Endpoint) -> None:
-        """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
-        # Side by side: a connection to a container that has died hangs for seconds.
+        """Wait until the server answers HTTP; raise `LaunchFailed` as soon as the engine reports its end."""
+        # Concurrently: a connection to a dead container hangs for seconds.
         answering = asyncio.ensure_future(first_answer(endpoint.ip, endpoint.port, self._path))
         ending = asyncio.ensure_future(self._ended(session))
         try:
@@ -201,7 +204,6 @@ class Launch:
             await asyncio.gather(answering, ending, return_exceptions=True)
 
     async def _ended(self, session: Session) -> Ended:
-        """Wait until the session's server has ended; return how."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             ended = await self._engine.ended(session)

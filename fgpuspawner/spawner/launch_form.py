@@ -1,4 +1,4 @@
-"""What a user is asked before a start, what they answered, and what it is refused with."""
+"""The launch form of the Hub: what it shows, what it or a link sent, and how a refused start is shown."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ from fgpuspawner.spawner.failures import NEXT_STEP, end_words, last_end, last_fa
 
 log = logging.getLogger("fgpu")
 
-SESSIONS_LOOKED_AT = 50
-"""How many of a user's latest sessions are read: enough to find some that differ."""
+SESSIONS_READ = 50
+"""A user's latest sessions that are read: enough to find some that differ."""
 READ_WITHIN_S = 2.0
 """After this time the form goes without the database's answer."""
 AGAIN = "again"
-"""In a link to the form of a server: fill it in as the last session there was, which has ended."""
+"""Query parameter of a link to a server's form: fill it in with the options of the server's last session."""
 BANNER_WITHIN_S = 1.0
-"""The longest wait of a page for the administrators' announcement."""
+"""Longest wait of a page for the administrators' announcement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
-    """A user's last sessions, newest first, and what their last runs of each image would have needed."""
+class RecentSessions:
+    """A user's last sessions, newest first, and advice on the amount for each image, from the last runs."""
 
     sessions: Sequence[Session] = ()
     advice: Mapping[str, Advice] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Sent:
-    """What one request to the Hub has sent of the form, or a link says of it, and why that is refused, if it is."""
+class SentForm:
+    """The form's fields in the current request to the Hub, or in a link, and why they are refused, if they are."""
 
     fields: Mapping[str, str]
     refusals: Sequence[Refusal] = ()
     by_link: bool = False
     again: bool = False
-    """Fill the form in with what the last session of this server asked for."""
+    """Fill the form in with the options of this server's last session."""
 
 
-_sent: ContextVar[Sent | None] = ContextVar("fgpu_sent", default=None)
-"""Of the request that is answered now, with the start that it makes.
+_sent: ContextVar[SentForm | None] = ContextVar("fgpu_sent", default=None)
+"""The form of the current request, also in the start that it makes.
 
-The Hub shows a refused form again through the spawner of the server that was asked for, or of the user's default
-server: of both, what was sent is this request's, and nothing is left of it once that is answered.
+The Hub shows a refused form again through the spawner of the requested server or of the user's default server. A context
+variable reaches both, and is gone with the request.
 """
 
 
-def refused_here(refusals: Sequence[Refusal]) -> None:
-    """Have the form that comes back say these at its fields, where what is refused came from the form or a link."""
+def show_refusals(refusals: Sequence[Refusal]) -> None:
+    """Show these at the fields of the form that comes back, if the refused options came from the form or a link."""
     sent = _sent.get()
     if sent is not None:
         sent.refusals = refusals
 
 
 class LaunchFormSpawner(HasTraits):
-    """Part of a `Spawner`: the launch form, and the options that come from it, from a link or from the API."""
+    """Part of a `Spawner`: the launch form, and the options from the form, a link or the API."""
 
-    # What a spawner of the Hub has.
+    # Attributes of the Hub's spawners.
     user: Any
     user_options: Any
     hub: Any
@@ -95,7 +95,7 @@ class LaunchFormSpawner(HasTraits):
         return self.runtime.offer(self.user.name, self.hub_groups)
 
     @default("options_form")
-    def _asking_options_form(self) -> Any:
+    def _default_options_form(self) -> Any:
         return self._render_form
 
     async def _render_form(self, spawner: Spawner) -> str:
@@ -105,9 +105,9 @@ class LaunchFormSpawner(HasTraits):
         except Refused as e:
             return form.refusal_html(e)
         sent = _sent.get()
-        lately = await self._lately([n for n in offer.nodes if n.resource_group in offer.groups])
+        recent = await self._recent([n for n in offer.nodes if n.resource_group in offer.groups])
         given, now_s = {} if sent is None else sent.fields, int(time.time())
-        failed = None if given else last_failure(lately.sessions, self.name, now_s=now_s)
+        failed = None if given else last_failure(recent.sessions, self.name, now_s=now_s)
         most = self.most_sessions(offer.caps.max_count)
         return form.render(
             replace(offer, caps=replace(offer.caps, max_count=most)),
@@ -118,10 +118,10 @@ class LaunchFormSpawner(HasTraits):
             by_link=sent is not None and sent.by_link,
             fewer_sessions=most < offer.caps.max_count,
             presets=self.runtime.settings.presets,
-            sessions=lately.sessions,
-            advice=lately.advice,
+            sessions=recent.sessions,
+            advice=recent.advice,
             again=failed
-            or (last_end(lately.sessions, self.name, now_s=now_s) if sent and sent.again else None),
+            or (last_end(recent.sessions, self.name, now_s=now_s) if sent and sent.again else None),
             next_step=NEXT_STEP[failed.end_cause]
             if failed is not None and failed.end_cause is not None
             else "",
@@ -145,7 +145,7 @@ class LaunchFormSpawner(HasTraits):
         raise Refused([Refusal("image", "others_answer", message)])
 
     def most_sessions(self, most: int) -> int:
-        """Return how many of ``most`` sessions one request may start: each but the first is a named server more."""
+        """Return how many of ``most`` sessions one request may start: each but the first needs a named server."""
         if most > 1 and not self.user.settings.get("allow_named_servers"):
             return 1
         limit = self.named_server_limit()
@@ -160,7 +160,7 @@ class LaunchFormSpawner(HasTraits):
         return found
 
     def further_names(self) -> Iterator[str]:
-        """Yield the names that further servers of this one may have: the lowest numbers that are free."""
+        """Yield free names for the other servers of a submission: the lowest numbers."""
         taken = {name for name, spawner in self.user.spawners.items() if spawner.active}
         names = (f"{self.name or 'gpu'}-{number}" for number in count(2))
         return (name for name in names if name not in taken)
@@ -169,18 +169,18 @@ class LaunchFormSpawner(HasTraits):
         """Return how many named servers the user may have, 0 for any number."""
         limit = self.user.settings.get("named_server_limit_per_user") or 0
         if callable(limit):
-            # Asked of a request; where there is none, it is found out at the start.
+            # It needs a request; without one the start checks the limit.
             limit = 0 if self.handler is None else limit(self.handler)
         return limit if isinstance(limit, int) and limit > 0 else 0
 
     def forecast_ticket(self) -> str:
-        """Return what this server's pages show to the service for forecasts; see `ticket`."""
+        """Return the ticket with which this server's pages ask the service for forecasts; see `ticket`."""
         login = "" if self.handler is None else self.handler.get_session_cookie() or ""
         now_s = int(time.time())
         return ticket.make(ticket.KEY, self.user.name, self.hub_groups, login=login, now_s=now_s)
 
     async def announcement(self) -> Notice | None:
-        """Return what the administrators announce on every page; None also where the database does not answer in time.
+        """Return the administrators' announcement; None also if the database does not answer in time.
 
         Its ``text`` is plain, and to be escaped; ``level`` is "info" or "warning".
         """
@@ -191,17 +191,17 @@ class LaunchFormSpawner(HasTraits):
             return None
 
     async def last_end(self) -> tuple[Session, str] | None:
-        """Return this server's session where it has ended lately, and in words why: the page of the server says it."""
-        found = last_end((await self._lately(())).sessions, self.name, now_s=int(time.time()))
+        """Return this server's last session if it ended recently, and why in words, for the server's page."""
+        found = last_end((await self._recent(())).sessions, self.name, now_s=int(time.time()))
         return None if found is None else (found, end_words(found))
 
     async def is_filled_in_again(self) -> bool:
-        """Return whether this server's form has what its failed start asked for; what was refused is not kept."""
-        lately = await self._lately(())
-        return last_failure(lately.sessions, self.name, now_s=int(time.time())) is not None
+        """Return whether this server's form has the options of its failed start; refused options are not kept."""
+        recent = await self._recent(())
+        return last_failure(recent.sessions, self.name, now_s=int(time.time())) is not None
 
     async def has_ended(self) -> bool:
-        """Return whether nothing of this server waits, starts or runs; not while the database does not answer."""
+        """Return whether this server has no live session; false while the database does not answer."""
         try:
             async with asyncio.timeout(READ_WITHIN_S):
                 serving = self.runtime.store.serving
@@ -209,19 +209,19 @@ class LaunchFormSpawner(HasTraits):
         except (StoreUnavailable, TimeoutError):
             return False
 
-    async def _lately(self, nodes: Sequence[Node]) -> Lately:
-        """Return the user's recent launches; none while the database does not answer."""
+    async def _recent(self, nodes: Sequence[Node]) -> RecentSessions:
+        """Return the user's recent sessions; none while the database does not answer."""
         try:
             async with asyncio.timeout(READ_WITHIN_S):
-                return await self.runtime.read_for_form(self._read_lately, nodes)
+                return await self.runtime.read_for_form(self._read_recent, nodes)
         except (StoreUnavailable, TimeoutError) as e:
-            log.warning("The launch form is without %s's last launches: %s", self.user.name, e)
-            return Lately()
+            log.warning("The launch form has no recent sessions of %s: %s", self.user.name, e)
+            return RecentSessions()
 
-    def _read_lately(self, nodes: Sequence[Node]) -> Lately:
+    def _read_recent(self, nodes: Sequence[Node]) -> RecentSessions:
         store, user = self.runtime.store, self.user.name
-        return Lately(
-            store.latest(user=user, limit=SESSIONS_LOOKED_AT),
+        return RecentSessions(
+            store.latest(user=user, limit=SESSIONS_READ),
             advice_by_image(
                 History(store).measured_runs(user, limit=LOOKED_THROUGH),
                 step_milli=self.runtime.settings.caps().fgpu_step_milli,
@@ -242,9 +242,9 @@ class LaunchFormSpawner(HasTraits):
             OnlyFilledIn: always. The Hub then shows the form.
         """
         if AGAIN in query_data:
-            _sent.set(Sent({}, again=True))
+            _sent.set(SentForm({}, again=True))
             raise OnlyFilledIn
-        sent = Sent(form.first_of(query_data), by_link=True)
+        sent = SentForm(form.first_of(query_data), by_link=True)
         # Following a link does not accept an image.
         said = {name: values for name, values in query_data.items() if name != ACCEPT_IMAGE}
         try:
@@ -255,47 +255,47 @@ class LaunchFormSpawner(HasTraits):
         raise OnlyFilledIn
 
     @default("options_from_form")
-    def _asking_options_from_form(self) -> Any:
+    def _default_options_from_form(self) -> Any:
         return self._read_form
 
     def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
-        _sent.set(Sent(form.first_of(fields)))
+        _sent.set(SentForm(form.first_of(fields)))
         try:
             wanted, accepted = parse_to_start(read_fields(fields), self.offer())
             return wanted.as_options() | ({ACCEPT_IMAGE: accepted} if accepted else {})
         except Refused as e:
-            refused_here(e.refusals)
+            show_refusals(e.refusals)
             raise refusal(e, "; ".join(form.refusal_words(e))) from None
 
     @default("apply_user_options")
-    def _asking_apply_user_options(self) -> Any:
-        # They are applied by asking the scheduler for them, in `start`.
+    def _default_apply_user_options(self) -> Any:
+        # `start` hands them to the scheduler.
         return lambda spawner, options: None
 
 
 class OnlyFilledIn(Exception):
-    """A link has filled the form in. What the Hub is to say of it beside the form is nothing: the form says it."""
+    """A link has filled the form in. The Hub shows no message beside the form."""
 
     jupyterhub_message = jupyterhub_html_message = ""
 
 
 def is_no_link(record: logging.LogRecord) -> bool:
-    """Return whether a line of the Hub's log says something else than that a link only filled the form in."""
+    """Return whether a log record of the Hub is no report of a link that only filled the form in."""
     return not (record.exc_info and record.exc_info[0] is OnlyFilledIn)
 
 
 class NotStarted(SpawnException):  # type: ignore[misc]
-    """What the Hub is told of a start that comes to nothing, with words that its pages and its API show."""
+    """A start that fails, with a message that the Hub's pages and API show."""
 
     def __init__(self, message: str, *, reason: str, html: str, status_code: int = 400) -> None:
         super().__init__(message, reason=reason, message_html=html, status_code=status_code)
-        # The Hub's pages look for these two only, and else show nothing, or the exception's name.
+        # The Hub's pages show only these two, or else the exception's name.
         self.jupyterhub_message = message
         self.jupyterhub_html_message = html
 
 
 def refusal(refused: Refused, message: str = "") -> NotStarted:
-    """Return what the Hub is told of options that cannot be accepted; ``message``: in other words than the API's."""
+    """Return the error for options that cannot be accepted; ``message`` replaces the text for the API."""
     return NotStarted(
         message or str(refused), reason=refused.refusals[0].code, html=form.refusal_html(refused)
     )
