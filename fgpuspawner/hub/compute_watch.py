@@ -279,6 +279,6 @@ class ComputeWatch:
             elif isinstance(use, DeviceUse) and uuid not in self._silent:
                 self._silent.add(uuid)
                 log.warning(
-                    "GPU %s does not tell how much each process computes: who computes around libfgpu is not seen",
+                    "GPU %s does not tell how much each process computes: compute without libfgpu is not noticed",
                     uuid,
                 )

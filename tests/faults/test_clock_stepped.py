@@ -30,7 +30,7 @@ STEPS = [30 * HOUR_S, -30 * HOUR_S, 10 * 365 * 24 * HOUR_S]
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-async def test_no_session_ends_by_a_step_of_the_clock(lab: Lab, step_s: int) -> None:
+async def test_clock_step_ends_no_session(lab: Lab, step_s: int) -> None:
     runs = await lab.ask("alice")
     await lab.run(runs)
     waits = await lab.ask("bob")
@@ -45,9 +45,7 @@ async def test_no_session_ends_by_a_step_of_the_clock(lab: Lab, step_s: int) -> 
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-async def test_forecasts_after_a_step_are_no_further_off_than_a_session_is_long(
-    lab: Lab, step_s: int
-) -> None:
+async def test_forecast_error_after_a_clock_step_is_bounded(lab: Lab, step_s: int) -> None:
     for n in range(5):  # So many have to have ended for a typical length.
         short = await lab.ask(f"early{n}")
         await lab.run(short)
@@ -71,7 +69,7 @@ async def test_forecasts_after_a_step_are_no_further_off_than_a_session_is_long(
     assert expected == lab.clock.at_s + 600
 
 
-async def test_a_request_waits_its_time_whatever_the_clock_says(lab: Lab) -> None:
+async def test_wait_of_a_request_ignores_clock_steps(lab: Lab) -> None:
     runs = await lab.ask("alice")
     await lab.run(runs)
     # From here on: it is real time, and alice's request was not to wait for so long.
@@ -85,7 +83,7 @@ async def test_a_request_waits_its_time_whatever_the_clock_says(lab: Lab) -> Non
     assert await lab.state(runs) is SessionState.RUNNING
 
 
-async def test_a_clock_that_was_set_back_while_there_was_no_hub_ends_nothing(lab: Lab) -> None:
+async def test_clock_set_back_without_a_hub_ends_nothing(lab: Lab) -> None:
     runs = await lab.ask("alice")
     await lab.run(runs)
     waits = await lab.ask("bob")
@@ -107,7 +105,7 @@ async def test_what_waited_before_a_restart_counts(lab: Lab) -> None:
     assert await lab.state(runs) is SessionState.RUNNING
 
 
-async def test_one_that_was_queued_again_waits_since_then_also_after_a_restart(lab: Lab) -> None:
+async def test_requeued_session_waits_since_its_requeue_after_a_restart(lab: Lab) -> None:
     runs = await lab.ask("alice")
     await lab.run(runs)
     lab.clock.at_s += 8 * 24 * HOUR_S

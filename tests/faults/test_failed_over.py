@@ -37,7 +37,7 @@ def connection_of(store: Store) -> int:
         return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
-def test_a_standby_in_the_servers_place_is_a_database_that_does_not_answer() -> None:
+def test_standby_database_counts_as_silent() -> None:
     server = FailingOver()
     store = Store(server.start())
     asked = Request("alice", "", "python", "default", 500, 100, 256)

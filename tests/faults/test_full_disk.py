@@ -64,7 +64,7 @@ def health(hub: HubProcess, address: str = "hub/health") -> tuple[int, dict[str,
 
 
 @pytest.mark.parametrize("fill", [fill_blocks, fill_files], ids=["blocks", "files"])
-def test_a_full_disk_stops_nobody_who_is_in_and_is_said(disk: Path, fill: object) -> None:
+def test_full_disk_keeps_sessions_and_is_announced(disk: Path, fill: object) -> None:
     hub = HubProcess(disk, after=MINI)
     hub.log = disk.with_name("hub.log")
     try:
@@ -118,7 +118,7 @@ def kill_server(hub: HubProcess, server: str) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["both databases", "the Hub's database alone"])
 @pytest.mark.parametrize("ends", ["by itself", "by its owner"])
-def test_a_session_that_ends_on_a_full_disk_leaves_its_owner_in_no_loop_and_starts_again(
+def test_session_that_ends_on_a_full_disk_can_start_again(
     disk: Path, tmp_path: Path, elsewhere: bool, ends: str
 ) -> None:
     own = {"db_url": f"sqlite:///{tmp_path}/fgpu.sqlite"} if elsewhere else {}

@@ -80,7 +80,7 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     store.close()
 
 
-async def test_a_ghost_that_hangs_holds_up_no_other(lab: Lab) -> None:
+async def test_hanging_ghost_delays_no_other(lab: Lab) -> None:
     assert isinstance(lab.launcher, Hanging)
     # One after the other: the next comes while the one before is being removed.
     for number in range(3):
@@ -95,7 +95,7 @@ async def test_a_ghost_that_hangs_holds_up_no_other(lab: Lab) -> None:
     assert len(lab.launcher.things) == 3
 
 
-async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to_who_asks_next(
+async def test_failed_forecast_is_not_given_to_the_next_request(
     lab: Lab,
 ) -> None:
     store = lab.store
@@ -116,7 +116,7 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
 
 
 @pytest.mark.timeout(60)
-async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(lab: Lab) -> None:
+async def test_outdated_forecast_does_not_stop_the_loop(lab: Lab) -> None:
     await lab.run(await lab.ask("alice"))
     await lab.ask("bob")
     await lab.scheduler.outlook()
@@ -131,7 +131,7 @@ async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(l
 
 
 @pytest.mark.timeout(60)
-async def test_a_plan_that_is_refused_again_and_again_keeps_the_store_from_nobody(
+async def test_repeatedly_refused_plan_does_not_block_the_store(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(decided: object, *, now_s: int) -> tuple[Session, ...]:
@@ -146,9 +146,7 @@ async def test_a_plan_that_is_refused_again_and_again_keeps_the_store_from_nobod
     await lab.run(waits)
 
 
-async def test_a_step_that_takes_long_is_no_outage_while_the_database_answers(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_step_is_no_outage(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_thread, "SLOW_AFTER_S", 0.01)
     store = lab.store
     assert isinstance(store, Slow)

@@ -29,7 +29,7 @@ class Long:
         return outlook(snapshot, policy, experience)
 
 
-async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any) -> None:
+async def test_long_forecast_does_not_delay_submissions_starts_and_ends(monkeypatch: Any) -> None:
     long = Long()
     monkeypatch.setattr(forecasts, "outlook", long)
     monkeypatch.setattr(store_thread, "SLOW_AFTER_S", 0.05)
@@ -59,7 +59,7 @@ async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any)
     store.close()
 
 
-async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypatch: Any) -> None:
+async def test_expensive_forecast_is_reused_for_a_while(monkeypatch: Any) -> None:
     long = Long()
     long.go_on.set()
     monkeypatch.setattr(forecasts, "outlook", long)
@@ -85,7 +85,7 @@ async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypa
     store.close()
 
 
-async def test_what_each_who_waits_is_told_is_kept_once() -> None:
+async def test_first_forecasts_are_stored_once() -> None:
     store = Store("sqlite://")
     store.open()
     lab = Lab(store)

@@ -119,7 +119,7 @@ async def test_a_submission_is_found_again_though_the_clock_was_set_back(
     assert store.lost_after.total() + store.lost_before.total() == 0
 
 
-async def test_the_same_request_of_a_moment_ago_is_not_taken_for_it(lab: Lab, store: Forgetful) -> None:
+async def test_equal_earlier_request_is_not_taken_for_the_lost_one(lab: Lab, store: Forgetful) -> None:
     (ended,) = await lab.scheduler.submit([ASKED])
     await lab.scheduler.end(ended.id, EndCause.USER)
     store.lost_before["submit"] = 1
@@ -165,9 +165,7 @@ async def test_a_share_is_freed_once(lab: Lab, store: Forgetful, when: str) -> N
     assert states.count("TERMINATING") == states.count("TERMINATED") == 1
 
 
-async def test_whoever_waits_is_told_that_the_database_is_away_and_that_it_is_back(
-    lab: Lab, store: Forgetful
-) -> None:
+async def test_waiting_pages_show_that_the_database_is_away_and_back(lab: Lab, store: Forgetful) -> None:
     told: list[bool] = []
 
     async def listen() -> None:

@@ -53,9 +53,7 @@ def test_an_open_notebook_computes_on_while_the_hub_is_killed_and_comes_back(
 
 
 @ON_ONE_ENGINE
-def test_a_proxy_that_was_killed_and_started_anew_gets_its_routes_again(
-    make_hub: Callable[..., HubProcess], kind: str
-) -> None:
+def test_restarted_proxy_gets_its_routes_again(make_hub: Callable[..., HubProcess], kind: str) -> None:
     hub = make_hub(outer_proxy=True).start()
     hub.add_user("alice")
     hub.spawn("alice", options=ONE)

@@ -44,7 +44,7 @@ async def test_while_others_are_still_resumed_no_held_request_is_cancelled() -> 
     store.close()
 
 
-async def test_nobody_waits_while_it_is_found_out_who_of_thousands_is_back() -> None:
+async def test_resume_of_thousands_does_not_block_the_loop() -> None:
     store = Store("sqlite://")
     store.open()
     asked = [Request(f"u{n}", "", "python", "default", 2000, 100, 256) for n in range(15_000)]

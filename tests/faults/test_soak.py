@@ -45,7 +45,7 @@ def leaking(name: str, **each: float) -> list[Sample]:
     ]
 
 
-def test_what_leaves_nothing_behind_is_well() -> None:
+def test_clean_samples_are_accepted() -> None:
     assert wrong(WELL) == []
 
 
@@ -71,5 +71,5 @@ def test_what_leaves_nothing_behind_is_well() -> None:
     ],
     ids=["memory", "descriptors", "threads", "children", "left", "tokens", "rows"],
 )
-def test_what_grows_or_stays_is_told(samples: list[Sample], said: str) -> None:
+def test_growth_and_remains_are_reported(samples: list[Sample], said: str) -> None:
     assert said in wrong(samples)

@@ -83,7 +83,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 # --- Who may ---
 
 
-def test_the_overview_tells_use_queues_and_what_is_wrong(world: World) -> None:
+def test_overview_has_use_queues_and_problems(world: World) -> None:
     found = world.get("admin/overview")
     assert found["use"]["gpus"] == 2
     assert found["use"]["day"]["starts"] == 2
@@ -102,7 +102,7 @@ def test_the_overview_tells_use_queues_and_what_is_wrong(world: World) -> None:
 # --- The queue ---
 
 
-def test_the_queue_says_who_waits_why_and_since_when(world: World) -> None:
+def test_queue_has_users_reasons_and_waits(world: World) -> None:
     queue, _ = world.get("admin/queue")["queues"]
     assert (queue["group"], queue["length"], queue["fgpu_free"], queue["fgpu_used"]) == (
         "default",
@@ -242,15 +242,13 @@ def test_a_quota_is_set_over_the_files_counted_and_put_back(world: World) -> Non
         ({"user": "bob", "most": 1}, "most"),
     ],
 )
-def test_a_quota_that_cannot_be_is_refused_with_its_field(
-    world: World, body: JSON, field: str | None
-) -> None:
+def test_invalid_quota_is_refused_with_its_field(world: World, body: JSON, field: str | None) -> None:
     error = world.ask("PUT", "admin/quotas", body, status=400)["error"]
     assert error["field"] == field
     assert len(world.get("admin/quotas")["quotas"]) == 1
 
 
-def test_of_many_quotas_the_page_shows_some_at_a_time(world: World) -> None:
+def test_quotas_page_is_paged(world: World) -> None:
     many = [Quota(QuotaScope.USER, f"user{n:03}", max_sessions=1) for n in range(205)]
     edits, how = (
         QuotaEdits(world.store),
@@ -280,7 +278,7 @@ def test_the_latest_end_of_a_banner_can_be_shown_and_a_later_one_is_refused(worl
     world.ask("DELETE", "admin/banner")
 
 
-def test_half_of_a_pair_of_surrogates_is_refused_wherever_a_text_is_kept(world: World) -> None:
+def test_lone_surrogates_are_refused_in_stored_texts(world: World) -> None:
     half = "a \ud800 b"
     world.ask("PUT", "admin/banner", {"text": half}, status=400)
     world.ask("PUT", "admin/quotas", {"user": half, "max_sessions": 1}, status=400)
@@ -381,7 +379,7 @@ def test_usage_is_exact_for_known_sessions_as_json_and_csv(world: World) -> None
         ("until=2020-01-01", "until"),
     ],
 )
-def test_a_report_that_cannot_be_is_refused_with_its_field(world: World, query: str, field: str) -> None:
+def test_invalid_report_is_refused_with_its_field(world: World, query: str, field: str) -> None:
     assert world.ask("GET", f"admin/usage?{query}", status=400)["error"]["field"] == field
 
 

@@ -99,7 +99,7 @@ def world(shared: World) -> Iterator[World]:
     shared.clear()
 
 
-def test_who_is_made_an_administrator_in_the_hub_administers_sessions_until_they_are_not(
+def test_administrators_of_the_hub_administer_sessions(
     world: World,
 ) -> None:
     made = world.hub.api("POST", "users", json={"usernames": ["mia"], "admin": True}, token=world.admin)
@@ -205,9 +205,7 @@ BY_TEACHER = Ended("ended by teacher", ("teacher", ""))
         ("service", "hub", Ended("ended by service test", ("service test", ""))),
     ],
 )
-def test_who_ended_what_is_anothers_is_named_whatever_way_it_came_in(
-    world: World, by: str, way: str, expected: Ended
-) -> None:
+def test_administrator_who_ends_a_session_is_named(world: World, by: str, way: str, expected: Ended) -> None:
     alice, teacher = world.hub.add_user("alice"), world.hub.add_user("teacher")
     token = {"alice": alice, "teacher": teacher, "admin": world.admin, "service": world.hub.token}[by]
     if way == "while it waits":
@@ -260,7 +258,7 @@ class Browser:
 
 
 @pytest.mark.parametrize(("by", "named"), [("teacher", True), ("alice", False)])
-def test_who_opens_what_is_anothers_is_in_the_audit_log(world: World, by: str, named: bool) -> None:
+def test_opening_of_another_users_server_is_audited(world: World, by: str, named: bool) -> None:
     for user in ("alice", "teacher"):
         world.hub.add_user(user)
     world.start("alice", "one", fgpu=1)

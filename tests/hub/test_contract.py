@@ -108,7 +108,7 @@ def counting_failures(limit: int) -> str:
     return f"c.Spawner.pre_spawn_hook = lambda spawner: spawner.set_trait('consecutive_failure_limit', {limit})\n"
 
 
-def test_what_can_never_run_is_refused_with_its_words_and_counts_as_no_failure(make_hub: Any) -> None:
+def test_impossible_request_is_refused_and_counts_as_no_failure(make_hub: Any) -> None:
     hub = make_hub(service=False, before=ANSWERED_AT_ITS_END, after=counting_failures(2)).start()
     hub.add_user("alice")
     for _ in range(4):
@@ -121,7 +121,7 @@ def test_what_can_never_run_is_refused_with_its_words_and_counts_as_no_failure(m
     hub.reach({"alice/": "RUNNING"})
 
 
-def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hubs_database(
+def test_queued_spawn_answers_202_and_stays_pending(
     make_hub: Any,
 ) -> None:
     hub = make_hub(service=False).start()
@@ -138,7 +138,7 @@ def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hu
     assert list(hub.states()) == ["holder/", "alice/"]
 
 
-def test_progress_tells_position_and_reason_and_changes_when_they_change(make_hub: Any) -> None:
+def test_progress_events_have_position_and_reason(make_hub: Any) -> None:
     hub = make_hub(service=False).start()
     full(hub)
     for user in ("first", "second"):
@@ -275,7 +275,7 @@ def test_too_many_waiting_requests_of_one_user_are_refused(make_hub: Any) -> Non
     assert "1" in answer.json()["message"]
 
 
-def test_what_a_restart_left_in_the_queue_keeps_its_place_where_another_request_is_refused(
+def test_refused_request_keeps_the_pending_one_after_a_restart(
     make_hub: Any,
 ) -> None:
     hub = make_hub(service=False, max_pending_per_user=2).start()
@@ -300,9 +300,7 @@ def test_what_a_restart_left_in_the_queue_keeps_its_place_where_another_request_
     assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.USER)
 
 
-def test_what_waits_keeps_its_place_over_a_restart_while_its_image_cannot_start(
-    make_hub: Any, tmp_path: Path
-) -> None:
+def test_pending_request_with_an_unusable_image_survives_a_restart(make_hub: Any, tmp_path: Path) -> None:
     program = tmp_path / "lab/bin/python"
     program.parent.mkdir(parents=True)
     program.symlink_to(sys.executable)
@@ -395,7 +393,7 @@ def test_a_session_that_ends_by_itself_frees_its_share_and_says_why(make_hub: An
     assert (ended.state, ended.end_cause) == ("TERMINATED", "EXITED")
 
 
-def test_a_look_that_fails_as_the_hub_starts_ends_no_session(make_hub: Any) -> None:
+def test_failed_poll_at_the_hubs_start_ends_no_session(make_hub: Any) -> None:
     hub = make_hub(service=False).start()
     hub.add_user("alice")
     assert hub.spawn("alice", options=ONE).status_code in (201, 202)
@@ -409,7 +407,7 @@ def test_a_look_that_fails_as_the_hub_starts_ends_no_session(make_hub: Any) -> N
     assert {key: (s.id, s.state) for key, s in hub.sessions().items()} == {"alice/": (session.id, "RUNNING")}
 
 
-def test_what_a_user_sends_is_small(
+def test_large_request_of_a_user_is_refused(
     shared_hub: HubProcess,
 ) -> None:
     mallory = shared_hub.add_user("mallory")

@@ -45,7 +45,7 @@ def last(hub: HubProcess, user: str) -> Session:
     return until(lambda: hub.store.ended(user=user, limit=1), what=f"a session of {user} has ended")[0]
 
 
-def test_over_a_quota_one_waits_and_over_that_of_waiting_requests_one_is_refused(make_hub: MakeHub) -> None:
+def test_request_over_a_quota_waits_and_over_max_pending_is_refused(make_hub: MakeHub) -> None:
     quotas = [{"user": "*", "max_sessions": 1, "max_pending": 1}]
     hub = make_hub(quotas=quotas, simulated_gpus="2").start()
     token = hub.add_user("alice")

@@ -197,7 +197,7 @@ def test_every_endpoint_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), EXPECTED, ids=[" ".join(key) for key in EXPECTED])
-def test_everybody_gets_what_the_table_says(filled: Filled, method: str, path: str) -> None:
+def test_each_role_gets_the_status_of_the_table(filled: Filled, method: str, path: str) -> None:
     found = []
     for role in ROLES:
         # What one may do is done: the next one's target is there again.
@@ -210,7 +210,7 @@ def test_everybody_gets_what_the_table_says(filled: Filled, method: str, path: s
 
 
 @pytest.mark.parametrize(("method", "path"), OF_ONE, ids=[" ".join(key) for key in OF_ONE])
-def test_what_is_anothers_is_not_there_and_stays_as_it_is(filled: Filled, method: str, path: str) -> None:
+def test_sessions_of_others_are_not_found_and_not_changed(filled: Filled, method: str, path: str) -> None:
     theirs = filled.bobs_image if "private-images/{id}" in path else filled.bob_runs.id
     before = filled.store.session(filled.bob_runs.id), PrivateImages(filled.store).get(filled.bobs_image)
     for role in ("alice", "carol", "server"):
@@ -234,9 +234,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("method", "path"), ENDS, ids=[" ".join(key) for key in ENDS])
-def test_that_the_session_of_another_has_ended_is_as_if_there_never_was_one(
-    filled: Filled, method: str, path: str
-) -> None:
+def test_ended_session_of_another_user_is_not_found(filled: Filled, method: str, path: str) -> None:
     for token in (filled.carol, filled.alice, filled.alices_server):
         told = []
         for number in (filled.bobs_past.id, 999_999):
@@ -249,7 +247,7 @@ MORE = ("all=1", "user=bob", "show=all", "ended=1", "ended=1&all=1&user=bob&show
 
 
 @pytest.mark.parametrize("path", READS)
-def test_no_argument_shows_a_user_what_is_anothers(filled: Filled, path: str) -> None:
+def test_no_argument_shows_sessions_of_others(filled: Filled, path: str) -> None:
     for more in MORE:
         for role in ("alice", "server"):
             answer = filled.hub.ask("GET", with_more(target_of(filled, path), more), token_of(filled, role))
@@ -257,7 +255,7 @@ def test_no_argument_shows_a_user_what_is_anothers(filled: Filled, path: str) ->
             assert SECRET not in answer.text, f"{role} with {more}"
 
 
-def test_the_secret_is_there_for_who_may_see_it(filled: Filled) -> None:
+def test_names_are_visible_to_permitted_roles(filled: Filled) -> None:
     """Else the tests above would show nothing."""
     seen = [
         path
@@ -272,7 +270,7 @@ def test_the_secret_is_there_for_who_may_see_it(filled: Filled) -> None:
     assert SECRET in own.text
 
 
-def test_events_tell_nobody_of_what_is_anothers(filled: Filled) -> None:
+def test_events_hide_sessions_of_others(filled: Filled) -> None:
     for token, learns in ((filled.alice, False), (filled.alices_server, False), (filled.bob, True)):
         lines = []
         with filled.hub.ask(
@@ -295,7 +293,7 @@ def browser(filled: Filled) -> requests.Session:
 
 
 @pytest.mark.parametrize(("method", "path"), WRITES, ids=[" ".join(key) for key in WRITES])
-def test_no_write_is_taken_from_a_browser_without_the_check_against_forgery(
+def test_writes_from_browsers_need_an_xsrf_token(
     filled: Filled, browser: requests.Session, method: str, path: str
 ) -> None:
     version = filled.store.version()
@@ -319,7 +317,7 @@ UNLIKE = (
 """Of these there is no second answer that is the same."""
 
 
-def test_who_asks_again_is_told_that_nothing_has_changed(filled: Filled) -> None:
+def test_unchanged_answers_are_304(filled: Filled) -> None:
     # Of receipts one whose time does not go on.
     paths = [path for path in READS if path.startswith("api/") and path not in UNLIKE]
     targets = [

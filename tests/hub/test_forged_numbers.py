@@ -42,7 +42,7 @@ def sent(hub: HubProcess, token: str, body: str) -> requests.Response:
     return requests.post(url, data=body.encode("utf-8", "surrogatepass"), headers=headers, timeout=60)
 
 
-def test_nothing_that_is_no_amount_starts_anything_or_harms_the_hub(hub: HubProcess) -> None:
+def test_invalid_amounts_start_nothing(hub: HubProcess) -> None:
     token = hub.add_user("mallory")
     other = hub.add_user("alice")
     for field, value in itertools.product(FIELDS, VALUES):
@@ -60,7 +60,7 @@ def test_nothing_that_is_no_amount_starts_anything_or_harms_the_hub(hub: HubProc
     hub.reach({"alice/": "RUNNING"})
 
 
-def test_of_fifty_requests_at_once_no_more_hold_or_wait_than_quotas_allow(hub: HubProcess) -> None:
+def test_fifty_requests_at_once_respect_quotas(hub: HubProcess) -> None:
     token = hub.add_user("racer")
     one = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 

@@ -231,7 +231,7 @@ def test_everything_below_admin_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), EXPECTED, ids=[" ".join(key) for key in EXPECTED])
-def test_who_gets_what_of_a_group_is_what_the_table_says(world: Course, method: str, path: str) -> None:
+def test_each_role_gets_the_status_of_the_groups_table(world: Course, method: str, path: str) -> None:
     found = []
     more = dict(SENT.get((method, path), {}))
     if (method, path) == ("POST", "admin/queue"):
@@ -251,7 +251,7 @@ def test_who_gets_what_of_a_group_is_what_the_table_says(world: Course, method: 
     assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, EXPECTED[method, path], strict=True))
 
 
-def test_the_other_groups_names_are_there_for_who_may_read_them(world: Course) -> None:
+def test_names_of_the_other_group_are_visible_to_its_readers(world: Course) -> None:
     """Else the test above would show nothing."""
     for user in ("admin", "rob"):
         paths = (
@@ -266,7 +266,7 @@ def test_the_other_groups_names_are_there_for_who_may_read_them(world: Course) -
             assert "s3cret" in world.send("GET", f"api/v1/{path}", user).text, (user, path)
 
 
-def test_an_assistant_reads_the_names_of_the_group_and_only_there(world: Course) -> None:
+def test_group_administrator_reads_names_of_the_group_only(world: Course) -> None:
     me = world.get("me", world.tokens["tina"])
     assert (me["admin"], me["administers"], me["groups"]) == (False, ["class"], ["default", "class"])
     assert world.get("me", world.admin)["administers"] == ["default", "class", "s3cret"]
@@ -282,7 +282,7 @@ def test_an_assistant_reads_the_names_of_the_group_and_only_there(world: Course)
     assert world.get("sessions", world.tokens["tina"])["sessions"] == []
 
 
-def test_the_events_of_another_group_are_told_without_their_sessions(world: Course) -> None:
+def test_events_of_another_group_have_no_sessions(world: Course) -> None:
     lines = []
     token = world.tokens["tina"]
     url = f"{world.hub.url}/services/fgpu/api/v1/events"
@@ -297,7 +297,7 @@ def test_the_events_of_another_group_are_told_without_their_sessions(world: Cour
     assert not [name for name in SECRET if name in said]
 
 
-def test_what_is_another_groups_is_as_if_it_were_not_there_and_stays_as_it_is(world: Course) -> None:
+def test_another_group_is_not_found_and_not_changed(world: Course) -> None:
     before = world.store_now()
     for number in (world.secret_runs["id"], world.secret_waits["id"], world.secret_past["id"], 999_999):
         for method, path, more in (
@@ -362,7 +362,7 @@ NOT_THEIRS = "resource_group: must be one that you administer: class (scope cust
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_a_quota_that_is_not_an_assistants_to_set_is_refused(world: Course, quota: JSON, said: str) -> None:
+def test_group_administrator_cannot_set_other_quotas(world: Course, quota: JSON, said: str) -> None:
     before = world.store_now()
     assert world.refusal("PUT", "admin/quotas", json=quota) == (403, said)
     key = {name: value for name, value in quota.items() if not name.startswith("max_")}
@@ -376,7 +376,7 @@ def test_a_quota_that_is_not_an_assistants_to_set_is_refused(world: Course, quot
     assert world.store_now() == before
 
 
-def test_an_assistant_sets_a_members_quota_up_to_the_groups(world: Course) -> None:
+def test_group_administrator_sets_a_members_quota_up_to_the_groups(world: Course) -> None:
     for quota in (
         {"user": "dave", "resource_group": "class", "max_fgpu": "3", "max_sessions": 6},
         {"user": "*", "resource_group": "class", "max_fgpu": "0.5"},
@@ -391,9 +391,7 @@ def test_an_assistant_sets_a_members_quota_up_to_the_groups(world: Course) -> No
     assert [q["text"] for q in quotas if q["for"] == {"resource_group": "class"}] == ["3 fGPU, 6 sessions"]
 
 
-def test_the_audit_log_of_a_group_is_its_administrators_and_that_of_another_is_not(
-    world: Course, tmp_path: Path
-) -> None:
+def test_group_administrator_reads_the_audit_log_of_the_group_only(world: Course, tmp_path: Path) -> None:
     """Of each kind of line one in the group, one in another, and one that is no group's."""
     for node in ("teach", "s3cret-machine"):
         for more in ({}, {"gpu": "0"}):
@@ -443,7 +441,7 @@ def test_the_audit_log_of_a_group_is_its_administrators_and_that_of_another_is_n
     assert (status, said) == (1, "fgpu: group: there is no such group; choose one of class\n")
 
 
-def test_an_assistant_has_no_priority_of_their_own_and_says_of_no_machine_that_it_is_gone(
+def test_group_administrator_cannot_raise_own_priority_or_remove_machines(
     world: Course,
 ) -> None:
     world.start("tina", "mine", fgpu=1, group="class", image="python")
@@ -471,7 +469,7 @@ def test_what_is_missing_is_named(world: Course) -> None:
     assert world.refusal("GET", "sessions?all=1", "dave")[0] == 403
 
 
-def test_a_member_gets_the_scope_neither_by_asking_for_it_nor_for_a_server(world: Course) -> None:
+def test_member_cannot_obtain_the_group_scope(world: Course) -> None:
     wanted = ["access:services!service=fgpu", "custom:fgpu:group:class:admin"]
     made = world.hub.api("POST", "users/dave/tokens", json={"scopes": wanted}, token=world.tokens["dave"])
     assert made.status_code == 400, made.text
@@ -484,7 +482,7 @@ def test_a_member_gets_the_scope_neither_by_asking_for_it_nor_for_a_server(world
     assert (me["admin"], me["administers"]) == (False, ["class"])
 
 
-def test_the_pages_show_an_assistant_only_what_they_may_do(world: Course) -> None:
+def test_pages_show_permitted_actions_only(world: Course) -> None:
     browser = Browser(world.hub, "tina")
     url = f"{world.hub.url}/services/fgpu/"
 

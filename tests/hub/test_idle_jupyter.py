@@ -38,7 +38,7 @@ def server(tmp_path: Path, extended: bool) -> Iterator[str]:
         process.wait()
 
 
-def test_to_be_asked_is_no_activity(server: str, extended: bool) -> None:
+def test_idle_question_is_no_activity(server: str, extended: bool) -> None:
     first = until(lambda: asyncio.run(ask_quiet(server, "sesame")), what="the server answers")
     assert first is not None
     assert first.notes_input is extended

@@ -97,7 +97,7 @@ def test_an_image_comes_and_goes_with_the_file_while_hub_and_service_run(site: S
     until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
 
 
-def test_a_file_that_is_wrong_keeps_the_last_good_one_and_is_told(site: Site) -> None:
+def test_invalid_catalogue_keeps_the_last_good_one(site: Site) -> None:
     site.path.write_text(PYTHON + TORCH.replace('"3.11"', "3.11", 1))
     until(
         lambda: site.ask("GET", "health").json() == {"status": "ok", "catalogue": "last good"},
@@ -115,7 +115,7 @@ def test_a_file_that_is_wrong_keeps_the_last_good_one_and_is_told(site: Site) ->
 
 
 @pytest.mark.parametrize("how", ["disabled", "for others only"])
-def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site, how: str) -> None:
+def test_removed_image_keeps_running_sessions_and_is_shown_to_waiting_owners(site: Site, how: str) -> None:
     hub = site.hub
     whole = {"image": "torch", "fgpu": "2", "cpu": "0.1", "memory_mib": 128}
     assert hub.spawn("alice", "runs", options=whole).status_code in (201, 202)
@@ -177,7 +177,7 @@ def test_an_entry_is_edited_whole_and_checked_like_the_file(site: Site) -> None:
     assert again.text.strip() == "lab\nnlp, too"
 
 
-def test_a_minimum_that_nothing_can_hold_is_told_and_the_image_is_offered_to_nobody(site: Site) -> None:
+def test_image_with_an_impossible_minimum_is_reported_and_not_offered(site: Site) -> None:
     site.path.write_text(PYTHON + TORCH + 'minimum = { fgpu = "40" }\n')
     until(lambda: site.slugs() == ["python"], what="the service does not show it")
     until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")

@@ -129,9 +129,7 @@ def inside() -> Iterator[Inside]:
 # --- The slice is real ---
 
 
-def test_what_runs_in_a_session_sees_its_slice_and_cannot_take_more(
-    shared_hub: HubProcess, inside: Inside
-) -> None:
+def test_programs_see_their_slice_and_cannot_take_more(shared_hub: HubProcess, inside: Inside) -> None:
     session = start(shared_hub, "alice")
     assert inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL) == (0, "2048\n")
     whole = inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL, without="LD_PRELOAD")
@@ -223,7 +221,7 @@ def environment(folder: Path, script: str) -> str:
     ],
     ids=["exec", "later", "child", "another"],
 )
-def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why(
+def test_session_without_limits_in_force_is_ended_with_the_reason(
     make_hub: Make, tmp_path: Path, script: str
 ) -> None:
     hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
@@ -247,9 +245,7 @@ def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why
     assert hub.states() == {}
 
 
-def test_what_a_server_starts_without_its_environment_is_not_taken_for_the_server(
-    make_hub: Make, tmp_path: Path
-) -> None:
+def test_child_without_the_environment_is_not_the_server(make_hub: Make, tmp_path: Path) -> None:
     # As JupyterLab starts programs to see which language servers there are.
     script = f'env -i sleep 600 &\nexec {sys.executable} "$@"'
     hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
@@ -259,7 +255,7 @@ def test_what_a_server_starts_without_its_environment_is_not_taken_for_the_serve
     hub.reach({})
 
 
-def test_a_probe_that_cannot_run_is_no_pass(make_hub: Make) -> None:
+def test_failed_probe_ends_the_session(make_hub: Make) -> None:
     hub = make_hub(service=False, verify_timeout_s=60).start()
     session = start(hub, "alice")
     hub.stop("alice")
@@ -284,9 +280,7 @@ def watched_hub(make_hub: Make) -> HubProcess:
     return make_hub(service=False, watchdog_every_s=1, watchdog_tolerance_mib=128).start()
 
 
-def test_a_session_that_gets_around_its_limit_is_warned_and_then_ended(
-    watched_hub: HubProcess, inside: Inside
-) -> None:
+def test_session_that_bypasses_its_limit_is_warned_and_ended(watched_hub: HubProcess, inside: Inside) -> None:
     hub = watched_hub
     thief, neighbour = start(hub, "mallory"), start(hub, "alice")
     inside.holding(hub, neighbour, 2000)
@@ -323,9 +317,7 @@ def server_alive(hub: HubProcess, session: Session) -> bool:
         return False
 
 
-def test_a_child_that_forgot_everything_counts_for_its_parents_session(
-    watched_hub: HubProcess, inside: Inside
-) -> None:
+def test_child_without_environment_counts_for_its_session(watched_hub: HubProcess, inside: Inside) -> None:
     hub = watched_hub
     thief = start(hub, "mallory")
     library = hub.data / "simulated" / "local" / "libcuda.so.1"

@@ -56,7 +56,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 @pytest.mark.parametrize("user", ["alice", "admin"])
-def test_no_link_starts_a_session_whoever_follows_it(hub: HubProcess, user: str) -> None:
+def test_links_start_no_session(hub: HubProcess, user: str) -> None:
     browser = hub.browser(user)
     for link in LINKS:
         url = f"{hub.url}/{link.format(user=user)}"

@@ -131,7 +131,7 @@ def test_only_the_owner_or_an_administrator_saves_a_session(world: World) -> Non
     assert world.ask("GET", "private-images?all=1", world.alice, 403)["error"]["field"] == "all"
 
 
-def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) -> None:
+def test_shared_image_is_visible_to_its_recipients_only(world: World) -> None:
     image = world.save(world.alice_runs, world.alice, "torch")
     world.ready(image["id"])
     path = f"private-images/{image['id']}"
@@ -171,7 +171,7 @@ def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) ->
         ([], 400, "JSON object"),
     ],
 )
-def test_what_cannot_be_a_name_is_refused_with_what_would_do(
+def test_invalid_image_name_is_refused_with_a_valid_one(
     world: World, body: Any, status: int, said: str
 ) -> None:
     told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, status, body)["error"]
@@ -183,7 +183,7 @@ def test_what_cannot_be_a_name_is_refused_with_what_would_do(
     ["[" * 60_000, '{"name": ' + "9" * 5000 + "}", '{"name": ', '"' + "x" * 65536 + '"'],
     ids=["nested", "digits", "broken", "long"],
 )
-def test_a_body_that_cannot_be_read_is_the_callers_mistake(world: World, raw: str) -> None:
+def test_unreadable_body_is_a_bad_request(world: World, raw: str) -> None:
     answer = world.hub.ask("POST", f"api/v1/sessions/{world.alice_runs.id}/image", world.alice, data=raw)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"] == "the body must be a JSON object"
@@ -232,7 +232,7 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert answer.status_code == 403, "a form of another site has no XSRF field"
 
 
-def test_who_is_offered_an_image_accepts_or_declines_it_on_the_page(world: World) -> None:
+def test_recipient_accepts_or_declines_an_image(world: World) -> None:
     saved = world.save(world.alice_runs, world.alice, "torch")
     world.ready(saved["id"])
     world.ask(
@@ -267,7 +267,7 @@ def submit_form(
     return BeautifulSoup(answer.text, "html.parser")
 
 
-def test_where_owners_may_not_only_administrators_save(tmp_path: Path) -> None:
+def test_only_administrators_save_if_owners_may_not(tmp_path: Path) -> None:
     world = World(tmp_path, owners_may_commit=False)
     try:
         told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, 403, {"name": "torch"})

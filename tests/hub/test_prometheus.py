@@ -96,7 +96,7 @@ def test_the_alerts_are_sound_and_say_what_they_should(promtool: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_has_an_answer_to_all_that_the_dashboard_asks(prometheus: str, hub: HubProcess) -> None:
+def test_prometheus_answers_every_query_of_the_dashboard(prometheus: str, hub: HubProcess) -> None:
     hub.add_user("ann")
     hub.spawn("ann", options={"image": "python", "fgpu": "1"})
     until(lambda: hub.ready("ann"), within_s=120, what="ann's server")

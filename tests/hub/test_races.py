@@ -179,7 +179,7 @@ def started(hub: HubProcess) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_second_hub_on_the_same_database_is_refused_before_it_ends_anybodys_session(
+def test_second_hub_on_the_same_database_is_refused_before_it_ends_sessions(
     make_hub: Callable[..., HubProcess],
 ) -> None:
     hub = make_hub().start()
@@ -261,7 +261,7 @@ Store.hold_waiting = fails_once
     assert launched(hub, "local") == before
 
 
-def test_a_cancel_while_several_sessions_are_being_committed_leaves_none_that_nobody_waits_for(
+def test_cancel_during_a_submission_of_several_leaves_no_orphans(
     make_hub: Callable[..., HubProcess],
 ) -> None:
     hub = make_hub(after=THE_DATABASE_IS_SLOW).start()
@@ -278,7 +278,7 @@ def test_a_cancel_while_several_sessions_are_being_committed_leaves_none_that_no
     hub.reach({})
 
 
-def test_who_starts_again_while_the_hub_still_tidies_up_after_the_end_keeps_the_new_session(
+def test_start_during_the_hubs_clean_up_keeps_the_new_session(
     make_hub: Callable[..., HubProcess],
 ) -> None:
     hub = make_hub(service=False, after=THE_PROXY_IS_SLOW).start()

@@ -135,7 +135,7 @@ def test_a_session_grows_and_shrinks_while_its_program_runs(
     assert limits.read(folder_of(hub, session)).devices[0].memory_mib == 2048
 
 
-def test_what_cannot_be_is_refused_with_what_would_work(alice: Person, session: Session) -> None:
+def test_impossible_resize_is_refused_with_possible_amounts(alice: Person, session: Session) -> None:
     number = str(session.id)
 
     def refused(*words: str) -> str:
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused_with_what_would_work(alice: Person, session: 
     assert refused().startswith("name the new amount")
 
 
-def test_growth_takes_what_is_free_and_no_more(hub: HubProcess, alice: Person, session: Session) -> None:
+def test_growth_takes_free_shares_only(hub: HubProcess, alice: Person, session: Session) -> None:
     hub.add_user("bob")
     hub.spawn("bob", options={**HALF, "fgpu": "1.2"})
     until(lambda: hub.states().get("bob/") == "RUNNING", what="bob's session runs")
@@ -190,9 +190,7 @@ def test_a_session_resizes_itself_and_no_other_of_its_owner(
     assert inside.fgpu("grow", str(session.id), "0.6", "--wait")[0] == f"session {session.id} has 0.6 fGPU\n"
 
 
-def test_a_hub_that_restarts_finishes_what_was_wished(
-    hub: HubProcess, alice: Person, session: Session
-) -> None:
+def test_restarted_hub_completes_a_resize_request(hub: HubProcess, alice: Person, session: Session) -> None:
     """The wish is a row: whoever dies in between, it is done, and the file is the record's."""
     hub.kill()
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")

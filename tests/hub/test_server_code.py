@@ -104,9 +104,7 @@ def fill(home: Path) -> None:
         write(home / f"{name}.ipynb", nbformat.writes(notebook))
 
 
-def test_nothing_at_home_or_in_the_working_folder_is_code_to_the_server(
-    make_hub: Callable[..., HubProcess], tmp_path: Path
-) -> None:
+def test_files_at_home_are_not_run_by_the_server(make_hub: Callable[..., HubProcess], tmp_path: Path) -> None:
     log = tmp_path / "traced.log"
     write(tmp_path / "traced/sitecustomize.py", TRACED.format(log=str(log)))
     write(tmp_path / "started.py", STARTED)

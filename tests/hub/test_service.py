@@ -465,7 +465,7 @@ def test_names_with_markup_stay_text(world: World) -> None:
     assert not page.find_all(style=True)
 
 
-def test_a_browser_that_nobody_logged_in_is_sent_to_the_hub(world: World) -> None:
+def test_browser_without_log_in_is_redirected_to_the_hub(world: World) -> None:
     answer = world.hub.ask("GET", "", None)
     assert answer.status_code == 302
     assert answer.headers["Location"].startswith("/hub/api/oauth2/authorize?")
@@ -504,7 +504,7 @@ def test_a_lost_store_is_an_error_and_never_an_empty_list(world: World) -> None:
     assert len(hub.get("sessions", world.alice)["sessions"]) == 2
 
 
-def test_held_requests_are_resumed_in_queue_order_whatever_fails_before_them(world: World) -> None:
+def test_held_requests_are_resumed_in_queue_order(world: World) -> None:
     hub, store = world.hub, world.store
     for user in ("r1", "r2", "r3"):
         hub.add_user(user)

@@ -125,7 +125,7 @@ def test_groups_and_administrators_are_those_of_the_sign_on(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_quota_counts_those_who_were_in_its_group_when_they_asked(lab: Lab) -> None:
+def test_quota_counts_group_members_at_submission(lab: Lab) -> None:
     for user in ("alice", "carol"):
         lab.sign_on.put(user, "ml101", "members")
         lab.log_in(user)
@@ -159,7 +159,7 @@ def test_with_openid_connect_a_lost_group_counts_at_the_next_start_without_a_new
 
 
 @pytest.mark.slow
-def test_what_waits_is_taken_up_again_after_a_restart_also_where_the_sign_on_has_forgotten_its_owner(
+def test_pending_request_of_a_forgotten_user_is_resumed_after_a_restart(
     openid_lab: Lab,
 ) -> None:
     lab, sign_on = openid_lab, openid_lab.sign_on
@@ -179,7 +179,7 @@ def test_what_waits_is_taken_up_again_after_a_restart_also_where_the_sign_on_has
 
 
 @pytest.mark.slow
-def test_nobody_logs_in_where_the_directory_has_another_certificate(ldap_lab: Lab, tmp_path: Path) -> None:
+def test_directory_with_another_certificate_refuses_log_ins(ldap_lab: Lab, tmp_path: Path) -> None:
     lab = ldap_lab
     lab.sign_on.put("alice", "members")
     lab.log_in("alice")

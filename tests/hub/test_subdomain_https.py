@@ -61,7 +61,7 @@ def log_in(hub: HubProcess, user: str) -> requests.Session:
     return browser
 
 
-def test_a_cookie_for_all_domains_makes_nobody_somebody_else(hub: HubProcess) -> None:
+def test_cookie_for_all_domains_changes_no_identity(hub: HubProcess) -> None:
     alice, mallory = log_in(hub, "alice"), log_in(hub, "mallory")
     hub_url = f"https://hub.localhost:{hub.port}/hub/token"
     own_url = f"https://fgpu--service.hub.localhost:{hub.port}/services/fgpu/api/v1/me"

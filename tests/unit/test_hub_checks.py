@@ -36,7 +36,7 @@ def refusal(folder: Path, c: Config, **settings: Any) -> str:
     return str(caught.value)
 
 
-def test_a_hub_with_one_server_for_each_user_is_refused_where_people_may_have_several(tmp_path: Path) -> None:
+def test_disabled_named_servers_are_refused_with_several_sessions(tmp_path: Path) -> None:
     c = Config()
     c.JupyterHub.allow_named_servers = False
     assert refusal(tmp_path, c) == (
@@ -47,9 +47,7 @@ def test_a_hub_with_one_server_for_each_user_is_refused_where_people_may_have_se
 
 
 @pytest.mark.parametrize("section", ["Spawner", "KubeSpawner", "KubernetesFGPUSpawner"])
-def test_a_number_of_failures_that_ends_the_hub_is_refused_wherever_it_is_set(
-    section: str, tmp_path: Path
-) -> None:
+def test_consecutive_failure_limit_is_refused(section: str, tmp_path: Path) -> None:
     c = Config()
     c[section].consecutive_failure_limit = 5
     assert refusal(tmp_path, c).startswith(
@@ -60,9 +58,7 @@ def test_a_number_of_failures_that_ends_the_hub_is_refused_wherever_it_is_set(
 
 
 @pytest.mark.parametrize("command", [CULLER, " ".join(CULLER), ["jupyterhub-idle-culler"]])
-def test_a_service_that_ends_idle_servers_is_refused_with_our_rule_in_its_place(
-    command: Any, tmp_path: Path
-) -> None:
+def test_idle_culler_is_refused(command: Any, tmp_path: Path) -> None:
     c = Config()
     c.JupyterHub.services = [{"name": "cull-idle", "command": command}]
     assert refusal(tmp_path, c) == (
@@ -81,7 +77,7 @@ def test_a_service_that_ends_idle_servers_is_refused_with_our_rule_in_its_place(
         ("services_enabled", True, "at their pods' addresses"),
     ],
 )
-def test_settings_of_kubespawner_that_would_be_passed_over_are_refused_with_what_there_is_instead(
+def test_kubespawner_settings_without_effect_are_refused(
     name: str, value: Any, instead: str, tmp_path: Path
 ) -> None:
     c = Config()
@@ -102,7 +98,7 @@ def test_the_user_scheduler_is_refused_and_another_one_is_not(tmp_path: Path) ->
     checked(tmp_path, c)
 
 
-def test_a_start_may_take_as_long_as_the_queue_lets_it_also_where_kubespawner_has_a_limit_of_its_own(
+def test_start_timeout_covers_the_queue(
     tmp_path: Path,
 ) -> None:
     c = Config()
@@ -113,12 +109,12 @@ def test_a_start_may_take_as_long_as_the_queue_lets_it_also_where_kubespawner_ha
 
 
 @pytest.mark.parametrize("name", ["private_registry", "registry_credentials", "kai_queue"])
-def test_a_setting_of_pods_that_was_removed_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+def test_removed_settings_of_pods_are_refused(name: str, tmp_path: Path) -> None:
     c = Config({"KubernetesFGPUSpawner": {name: "x"}})
     assert refusal(tmp_path, c).startswith(f"c.KubernetesFGPUSpawner.{name} does not go with queued")
 
 
-def test_tls_between_hub_and_sessions_is_refused_as_they_are_reached_by_http(tmp_path: Path) -> None:
+def test_internal_ssl_is_refused(tmp_path: Path) -> None:
     c = Config({"JupyterHub": {"internal_ssl": True}})
     assert refusal(tmp_path, c).startswith(
         "c.JupyterHub.internal_ssl is True, and sessions are reached by HTTP"

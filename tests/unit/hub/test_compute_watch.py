@@ -1,4 +1,4 @@
-"""Sessions that compute without libfgpu are warned and ended; those that libfgpu holds never are."""
+"""Sessions that compute without libfgpu are warned and ended; sessions under libfgpu never are."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def session(
 
 
 def computing(*percents: tuple[int, float | None]) -> DeviceUse:
-    """Return what processes computed, each by its number in the session."""
+    """Return the compute of processes, each by its number in the session."""
     return DeviceUse(tuple(ProcessUse(1000 + pid, 0, sm, None, pid, "x") for pid, sm in percents))
 
 
 class World:
-    """A session that is looked at every five seconds. Its processes run unless they have ``ended``."""
+    """A session with a snapshot every five seconds. Its processes run unless they have ``ended``."""
 
     def __init__(self, *, ends: bool = True, one: Session | None = None) -> None:
         self.session = one or session()
@@ -72,19 +72,19 @@ class World:
         self.recorded.append((action, details))
 
     async def sees(self, *uses: DeviceUse | str) -> list[str]:
-        """Return what was done at these looks."""
+        """Return the consequences of these snapshots."""
         before = len(self.told)
         for use in uses:
             self.at_s += STRIKE_AFTER_S
             pids = [p.pid for p in use.processes] if isinstance(use, DeviceUse) else []
-            # Numbers from 1900 on are of nobody's.
+            # Processes from 1900 on belong to no session.
             owners = {pid: 1 for pid in pids if pid < 1900}
             await self.watch.observe(GpuSnapshot(PLACE, self.at_s, {GPU: use}, owners), [self.session])
             await self.watch.answered()
         return [what for what, _ in self.told[before:]]
 
 
-async def test_a_program_without_libfgpu_is_warned_twice_then_ended_and_each_is_written_down() -> None:
+async def test_program_without_libfgpu_is_warned_twice_then_ended_and_audited() -> None:
     world = World()
     assert await world.sees(*[computing((7, 100))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
     assert world.told[0][1] == (
@@ -93,19 +93,14 @@ async def test_a_program_without_libfgpu_is_warned_twice_then_ended_and_each_is_
     )
     assert "a program (process 7) that computed 100 % of a GPU around its share" in world.told[-1][1]
     assert [action for action, _ in world.recorded] == ["watchdog.strike"] * 2 + ["watchdog.end"]
+    assert world.again == [(PLACE, STRIKE_AFTER_S)] * 3, "early snapshots bring the end within 30 seconds"
     assert world.recorded[0][1] == (
         f"has a program (process 7) that computed 100 % of a GPU around its share of 25 % ({GPU}); a statically linked "
         "program does that, for one; 1.0 of 3 strikes"
     )
 
 
-async def test_it_is_looked_at_again_soon_so_that_the_end_comes_within_30_seconds() -> None:
-    world = World()
-    await world.sees(computing((7, 100)))
-    assert world.again == [(PLACE, STRIKE_AFTER_S)]
-
-
-async def test_who_only_wants_to_be_told_is_told_at_each_strike_and_nobody_is_ended() -> None:
+async def test_without_ends_each_strike_is_a_warning_and_no_session_is_ended() -> None:
     world = World(ends=False)
     assert await world.sees(*[computing((7, 100))] * 5) == ["warn"] * 5
     assert "it is ended" not in world.told[0][1]
@@ -121,13 +116,13 @@ async def test_who_only_wants_to_be_told_is_told_at_each_strike_and_nobody_is_en
     ],
     ids=["long kernels", "sixteen loaders", "sixteen that are lent the GPU"],
 )
-async def test_whom_libfgpu_holds_is_left_alone_whatever_it_computes(use: DeviceUse) -> None:
+async def test_processes_under_libfgpu_are_left_alone(use: DeviceUse) -> None:
     world = World()
     world.slots = set(range(1, 17))
     assert await world.sees(*[use] * 20) == []
 
 
-async def test_who_computes_by_limits_of_before_is_warned_and_ended_and_told_to_start_it_again() -> None:
+async def test_process_with_outdated_limits_is_warned_and_ended() -> None:
     world = World()
     world.slots, world.behind = {7, 8}, {7}
     assert await world.sees(*[computing((7, 50), (8, 10))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
@@ -136,14 +131,14 @@ async def test_who_computes_by_limits_of_before_is_warned_and_ended_and_told_to_
     assert "computed 50 % of a GPU around its share of 25 % (GPU-1f); it could not" in world.recorded[0][1]
 
 
-async def test_a_session_that_is_lent_more_all_the_time_is_asked_once_a_minute() -> None:
+async def test_session_with_lent_compute_is_asked_once_a_minute() -> None:
     world = World()
     world.slots = {7}
     assert await world.sees(*[computing((7, 90))] * 720) == []
-    assert 60 <= len(world.asked) <= 68, "720 looks in an hour"
+    assert 60 <= len(world.asked) <= 68, "720 snapshots in an hour"
 
 
-async def test_who_comes_or_comes_back_while_a_session_is_believed_is_asked_for_at_once() -> None:
+async def test_new_process_is_asked_for_at_once_while_the_last_answer_is_trusted() -> None:
     world = World()
     world.slots = {7}
     await world.sees(*[computing((7, 90))] * 100)
@@ -152,13 +147,13 @@ async def test_who_comes_or_comes_back_while_a_session_is_believed_is_asked_for_
     world.slots = {7, 9}
     assert await world.sees(*[computing((7, 90), (9, 40))] * 100) == ["take back"]
     assert len(world.asked) > asked + 1
-    # Its number is another's now: of one that libfgpu does not hold.
+    # Its number now belongs to a process without libfgpu.
     world.slots = {7}
     await world.sees(computing((7, 20)))
     assert await world.sees(computing((7, 20), (9, 70))) == ["warn"]
 
 
-async def test_a_session_of_another_size_is_asked_anew() -> None:
+async def test_resized_session_is_asked_again() -> None:
     world = World()
     world.slots = {7}
     await world.sees(*[computing((7, 90))] * 100)
@@ -166,19 +161,17 @@ async def test_a_session_of_another_size_is_asked_anew() -> None:
     assert await world.sees(computing((7, 90))) == ["warn"]
 
 
-async def test_within_the_share_nobody_is_asked() -> None:
-    world = World()
-    assert await world.sees(*[computing((7, 35.0))] * 5) == []
-    assert world.asked == []
-
-
 @pytest.mark.parametrize(
-    ("held", "around", "told"), [(90, 10, []), (20, 14, []), (20, 16, ["warn"]), (90, 11, ["warn"])]
+    ("held", "around", "told"),
+    [(0, 35, []), (90, 10, []), (20, 14, []), (20, 16, ["warn"]), (90, 11, ["warn"])],
 )
-async def test_what_is_held_counts_as_the_share_at_most(held: float, around: float, told: list[str]) -> None:
+async def test_compute_under_libfgpu_counts_as_the_share_at_most(
+    held: float, around: float, told: list[str]
+) -> None:
     world = World()
     world.slots = {1}
-    assert await world.sees(computing((1, held), (7, around))) == told
+    # A process of no session counts for none.
+    assert await world.sees(computing((1, held), (7, around), (999, 100))) == told
 
 
 @pytest.mark.parametrize(
@@ -186,7 +179,7 @@ async def test_what_is_held_counts_as_the_share_at_most(held: float, around: flo
     [(True, True, True), (True, False, False), (False, True, False)],
     ids=["ended, and had a slot", "ended without one", "had one, and executes another program"],
 )
-async def test_a_process_without_a_slot_is_held_only_if_it_had_one_and_has_ended(
+async def test_process_without_a_slot_counts_as_held_only_if_it_had_one_and_has_ended(
     ended: bool, lately: bool, is_held: bool
 ) -> None:
     world = World()
@@ -195,7 +188,7 @@ async def test_a_process_without_a_slot_is_held_only_if_it_had_one_and_has_ended
     assert told == ([] if is_held else ["warn", "warn", "ISOLATION_FAILED"])
 
 
-async def test_a_relay_of_short_programs_without_libfgpu_is_ended_and_one_with_it_is_not() -> None:
+async def test_short_programs_without_libfgpu_in_turn_are_ended() -> None:
     relay = [computing((n, 100), (n + 1, 100)) for n in range(1, 40)]
     world = World()
     world.ended = set(range(50))
@@ -206,22 +199,22 @@ async def test_a_relay_of_short_programs_without_libfgpu_is_ended_and_one_with_i
 
 
 @pytest.mark.parametrize("use", ["GPU is lost", computing((7, None)), computing((7, None), (8, 100))])
-async def test_what_the_driver_does_not_tell_ends_nobody(use: DeviceUse | str) -> None:
+async def test_unknown_compute_ends_no_session(use: DeviceUse | str) -> None:
     world = World()
     assert await world.sees(*[use] * 9) == []
     assert world.asked == []
 
 
-async def test_where_the_driver_tells_no_compute_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_driver_without_compute_figures_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         await World().sees(*[computing((7, None))] * 4)
     assert [r.getMessage() for r in caplog.records] == [
-        f"GPU {GPU} does not tell how much each process computes: who computes around libfgpu is not seen"
+        f"GPU {GPU} does not tell how much each process computes: compute without libfgpu is not noticed"
     ]
 
 
-async def test_a_session_that_keeps_the_check_from_answering_is_warned_and_ended() -> None:
+async def test_session_that_prevents_the_answer_is_warned_and_ended() -> None:
     world = World()
     world.failure = BadReport("the check ended with status 137")
     assert await world.sees(*[computing((7, 100))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
@@ -233,7 +226,7 @@ async def test_a_session_that_keeps_the_check_from_answering_is_warned_and_ended
     )
 
 
-async def test_a_session_whose_engine_does_not_answer_is_not_ended_and_keeps_its_strikes(
+async def test_silent_engine_ends_no_session_and_keeps_strikes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
@@ -247,10 +240,6 @@ async def test_a_session_whose_engine_does_not_answer_is_not_ended_and_keeps_its
     assert await world.sees(computing((7, 100))) == ["ISOLATION_FAILED"]
 
 
-async def test_a_warning_is_taken_back_from_who_heeds_it() -> None:
-    assert await World().sees(computing((7, 100)), computing(), computing()) == ["warn", "take back"]
-
-
 @pytest.mark.parametrize(
     "one",
     [
@@ -260,14 +249,9 @@ async def test_a_warning_is_taken_back_from_who_heeds_it() -> None:
         session(mode=ShareMode.MEMORY),
         replace(session(), state=SessionState.TERMINATING),
     ],
-    ids=["nothing holds it", "hardware does", "a whole GPU", "memory only", "it ends"],
+    ids=["no isolation", "by hardware", "a whole GPU", "memory only", "terminating"],
 )
-async def test_who_is_held_to_no_share_is_not_watched(one: Session) -> None:
+async def test_session_without_a_share_of_compute_is_not_watched(one: Session) -> None:
     world = World(one=one)
     assert await world.sees(*[computing((7, 100))] * 4) == []
     assert world.asked == []
-
-
-async def test_processes_of_nobodys_count_for_nobody() -> None:
-    world = World()
-    assert await world.sees(*[computing((999, 100), (7, 10))] * 4) == []

@@ -69,7 +69,7 @@ class Fake:
 
 
 @pytest.mark.parametrize("failure", [EngineSilent("away"), OSError("gone"), KeyError("State")])
-async def test_a_session_that_cannot_be_looked_at_hides_no_other(failure: Exception, tmp_path: Path) -> None:
+async def test_unreadable_session_does_not_hide_others(failure: Exception, tmp_path: Path) -> None:
     fake = Fake(failure)
     limits = DiskLimits(DiskLimit(1024), DiskLimit(), 600)
     await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60, close=fake.close).look()
@@ -98,7 +98,7 @@ def in_flight(path: Path, mib: int) -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-async def test_a_machine_is_closed_while_removed_files_that_no_process_shows_take_too_much(
+async def test_machine_is_closed_while_unexplained_removed_files_take_too_much(
     disk: Path, tmp_path: Path
 ) -> None:
     fake, limits = Fake(EngineSilent("away"), disk), DiskLimits(DiskLimit(8), DiskLimit(), 600)

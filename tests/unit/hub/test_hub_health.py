@@ -26,7 +26,7 @@ class Lock:
             raise StoreUnavailable("it is away")
 
 
-async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None:
+async def test_a_thousand_health_requests_at_once_take_one_database_check() -> None:
     lock = Lock()
     writable = DatabaseCheck(lock.check)
     asking = [asyncio.ensure_future(writable.now()) for _ in range(1000)]
@@ -38,7 +38,7 @@ async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None
     assert lock.asked == 1
 
 
-async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
+async def test_health_follows_the_database_after_a_second(monkeypatch: Any) -> None:
     monkeypatch.setattr(hub_handlers, "LOOK_AGAIN_S", 0.0)
     lock = Lock()
     lock.go_on.set()
@@ -50,7 +50,7 @@ async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
     assert await writable.now()
 
 
-async def test_a_database_that_hangs_takes_one_thread_and_is_told_of(monkeypatch: Any) -> None:
+async def test_hanging_database_is_reported_and_takes_one_thread(monkeypatch: Any) -> None:
     monkeypatch.setattr(hub_handlers, "LOOK_WITHIN_S", 0.05)
     lock = Lock()
     writable = DatabaseCheck(lock.check)

@@ -13,7 +13,7 @@ from fgpu_scheduler import BadSettings
 from fgpuspawner.hub.hub_lock import NOTE, HubLock
 
 
-def test_a_note_that_a_full_disk_left_empty_refuses_no_start(tmp_path: Path) -> None:
+def test_empty_note_after_a_full_disk_does_not_refuse_the_start(tmp_path: Path) -> None:
     (tmp_path / "limits/1").mkdir(parents=True)
     (tmp_path / NOTE).touch()
     only = HubLock(SimpleNamespace(init_db=None))
@@ -23,7 +23,7 @@ def test_a_note_that_a_full_disk_left_empty_refuses_no_start(tmp_path: Path) -> 
     only._name.close()
 
 
-def test_another_account_that_takes_the_installations_name_does_not_keep_the_hub_from_starting(
+def test_name_taken_by_another_account_does_not_refuse_the_start(
     tmp_path: Path,
 ) -> None:
     if os.geteuid():

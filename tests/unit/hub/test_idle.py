@@ -69,7 +69,7 @@ class Servers:
     ],
 )
 @pytest.mark.parametrize("notes_input", [False, True])
-def test_a_session_is_idle_since_the_last_of_all_that_was_done_in_it(
+def test_session_is_idle_since_its_last_activity_of_any_kind(
     gpu_s: int | None,
     heard_s: int | None,
     quiet_s: int | None,
@@ -137,7 +137,7 @@ STATUS = {"last_activity": "1970-01-01T00:01:00Z"}
         ({"api/status": STATUS, "api/kernels": []}, "wrong", None),
     ],
 )
-def test_kernels_are_idle_where_their_server_says_so(
+def test_idle_time_of_servers_that_do_not_record_input(
     answers: dict[str, Any], token: str, since_s: int | None
 ) -> None:
     with server(answers) as url:
@@ -165,9 +165,7 @@ TERMINAL = {"name": "1", "last_activity": "1970-01-01T00:06:40Z"}
         ({"fgpu/api/input": {"input_at_s": 60}, "api/kernels": []}, None),
     ],
 )
-def test_nobody_is_there_where_input_kernels_and_terminals_say_so(
-    answers: dict[str, Any], since_s: int | None
-) -> None:
+def test_idle_time_of_servers_that_record_input(answers: dict[str, Any], since_s: int | None) -> None:
     with server(answers) as url:
         found = asyncio.run(ask_quiet(url, "sesame"))
     assert found == (None if since_s is None else Quiet(since_s, notes_input=True))

@@ -67,7 +67,7 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     await background.close()
 
 
-async def test_what_each_node_has_is_told_and_a_silent_one_is_unknown(lab: Lab) -> None:
+async def test_availability_of_each_node_is_published_and_silent_ones_are_unknown(lab: Lab) -> None:
     assert await lab.look() == {
         "a": Availability(Where.HERE),
         "b": Availability(Where.FETCHABLE),
@@ -79,7 +79,7 @@ async def test_what_each_node_has_is_told_and_a_silent_one_is_unknown(lab: Lab) 
     assert told.fresh(told.at_s + FRESH_S + 1).images == {}
 
 
-async def test_an_image_that_is_asked_for_is_fetched_once_where_it_lacks(lab: Lab) -> None:
+async def test_requested_image_is_pulled_once_to_nodes_without_it(lab: Lab) -> None:
     # Asked for before the Hub's first look.
     WANTED.write(lab.data, {"torch": 1001, "unknown": 1001})
     await lab.look()
@@ -87,7 +87,7 @@ async def test_an_image_that_is_asked_for_is_fetched_once_where_it_lacks(lab: La
     assert lab.engine.fetched == [("torch", "b"), ("torch", "c")]
 
 
-async def test_engines_are_asked_seldom_unless_something_is_new_or_on_its_way(
+async def test_engines_are_asked_rarely_unless_an_image_is_new_or_being_pulled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):

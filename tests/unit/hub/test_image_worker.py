@@ -107,7 +107,7 @@ async def working(
         await background.close()
 
 
-async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_foresaw(
+async def test_worker_continues_after_an_unexpected_error(
     store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = iter([NoConnection("no connection is free"), KeyError("x")])
@@ -124,7 +124,7 @@ async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_fo
     assert "local processes" in str(PrivateImages(store).get(wished.id).message)
 
 
-async def test_where_sessions_cannot_be_saved_a_wish_fails_and_says_so(
+async def test_save_request_fails_where_sessions_cannot_be_saved(
     store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
     async with working(store, tmp_path):
@@ -134,7 +134,7 @@ async def test_where_sessions_cannot_be_saved_a_wish_fails_and_says_so(
     )
 
 
-async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_times_and_says_so(
+async def test_unexpected_error_is_tried_three_times(
     store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
     tries = []
@@ -146,11 +146,11 @@ async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_tim
     async with working(store, tmp_path, save):
         await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == module.MOST_TRIES
-    assert PrivateImages(store).get(wished.id).message == module.UNFORESEEN
+    assert PrivateImages(store).get(wished.id).message == "internal error; the Hub's log says more"
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["not written", "only the answer lost"])
-async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_away(
+async def test_saved_image_survives_a_database_that_is_away(
     store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     saved, lost = [], []
@@ -177,7 +177,7 @@ async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_awa
     assert PrivateImages(store).get(wished.id).image_id == "sha256:saved"
 
 
-async def test_it_is_not_tried_again_at_once(
+async def test_failed_save_is_not_repeated_at_once(
     store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AGAIN_AFTER_S", 3600)
@@ -198,7 +198,7 @@ async def test_it_is_not_tried_again_at_once(
     assert len(tries) == 1
 
 
-async def test_what_is_too_large_once_it_is_made_goes_again_and_says_why(
+async def test_too_large_image_is_removed_with_the_reason(
     store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
     def save(spec: SaveSpec) -> SavedImage:
@@ -213,7 +213,7 @@ async def test_what_is_too_large_once_it_is_made_goes_again_and_says_why(
 
 
 @pytest.mark.parametrize("may_pass", [False, True])
-async def test_what_the_engine_refuses_is_tried_again_only_where_that_may_help(
+async def test_refused_save_is_repeated_only_if_that_may_help(
     store: Store, wished: PrivateImage, tmp_path: Path, may_pass: bool
 ) -> None:
     tries = []
@@ -228,7 +228,7 @@ async def test_what_the_engine_refuses_is_tried_again_only_where_that_may_help(
     assert PrivateImages(store).get(wished.id).message == "it is refused"
 
 
-async def test_what_a_silent_machine_keeps_waiting_is_still_only_wished(
+async def test_save_request_waits_for_a_silent_machine(
     store: Store, tmp_path: Path, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()

@@ -72,7 +72,7 @@ def finding(tmp_path: Path, **more: Any) -> FGPU:
     return FGPU(data_dir=str(tmp_path), finds_nodes=True, **more)
 
 
-def test_without_nodes_in_the_settings_those_are_used_that_the_engine_finds_and_never_this_machine(
+def test_engine_finds_the_nodes_if_no_nodes_are_set(
     tmp_path: Path,
 ) -> None:
     found = {"gpu-1.lab": machine("GPU-1", closed=True), LONG: machine("GPU-2", group="default")}
@@ -83,7 +83,7 @@ def test_without_nodes_in_the_settings_those_are_used_that_the_engine_finds_and_
     assert finding(tmp_path).is_elsewhere("gpu-1.lab")
 
 
-def test_the_settings_say_only_what_is_other_than_found_and_of_nodes_that_are_there(
+def test_settings_override_parts_of_found_nodes_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.log, "propagate", True)
@@ -99,7 +99,7 @@ def test_the_settings_say_only_what_is_other_than_found_and_of_nodes_that_are_th
     assert [r.getMessage() for r in caplog.records] == ["c.FGPU.nodes: there is no node not-there now"]
 
 
-def test_a_label_names_the_group_and_a_node_of_an_unknown_one_is_left_out_with_the_reason(
+def test_label_names_the_group_and_an_unknown_group_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.log, "propagate", True)
@@ -117,7 +117,7 @@ def test_a_label_names_the_group_and_a_node_of_an_unknown_one_is_left_out_with_t
     assert any("node '..': use a DNS name" in line for line in said)
 
 
-def test_a_cluster_that_is_silent_at_the_start_has_the_nodes_that_it_had_and_they_take_nothing(
+def test_nodes_of_a_silent_cluster_are_remembered_and_lost(
     tmp_path: Path,
 ) -> None:
     def silent() -> Mapping[str, Machine | None]:
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_silent_at_the_start_has_the_nodes_that_it_had_and_the
     assert (node.id, [d.uuid for d in node.devices]) == ("n1", ["GPU-1"])
 
 
-def test_a_gpu_that_two_nodes_show_stays_with_the_one_that_had_it(tmp_path: Path) -> None:
+def test_gpu_shown_by_two_nodes_stays_with_its_node(tmp_path: Path) -> None:
     settings = finding(tmp_path)
     (had,), _ = described(settings, {"n2": machine("GPU-1")}, {})
     both = {"n1": machine("GPU-1"), "n2": machine("GPU-1")}
@@ -143,7 +143,7 @@ def test_a_gpu_that_two_nodes_show_stays_with_the_one_that_had_it(tmp_path: Path
     assert ({node.id: len(node.devices) for node in moved}, none) == ({"n1": 1, "n2": 0}, {})
 
 
-async def test_what_comes_changes_and_goes_is_taken_over_and_only_what_has_other_gpus_is_isolated_anew(
+async def test_changed_nodes_are_applied_and_only_other_gpus_choose_isolation_again(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(finding(tmp_path), n1=machine("GPU-1"), n2=machine("GPU-2"))
@@ -157,7 +157,7 @@ async def test_what_comes_changes_and_goes_is_taken_over_and_only_what_has_other
     assert cluster.inventory.nodes == cluster.queued
 
 
-async def test_a_silent_machine_and_one_that_cannot_be_used_stay_as_they_were_and_are_asked_again_soon(
+async def test_silent_and_unusable_machines_stay_unchanged_and_are_asked_again_soon(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(finding(tmp_path), n1=machine("GPU-1"), n2=machine("GPU-2"))
@@ -172,7 +172,7 @@ async def test_a_silent_machine_and_one_that_cannot_be_used_stay_as_they_were_an
     assert cluster.seen == {"n1": ["GPU-1", "GPU-4"], "n2": ["GPU-2"], "n3": ["GPU-3"]}
 
 
-async def test_gpus_that_will_be_told_without_anybodys_doing_are_no_error_and_need_no_advice(
+async def test_devices_that_come_later_are_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.log, "propagate", True)
@@ -193,7 +193,7 @@ async def test_gpus_that_will_be_told_without_anybodys_doing_are_no_error_and_ne
     )
 
 
-async def test_a_cluster_that_does_not_say_which_nodes_there_are_loses_none(tmp_path: Path) -> None:
+async def test_silent_cluster_loses_no_nodes(tmp_path: Path) -> None:
     cluster = Cluster(finding(tmp_path), n1=machine("GPU-1"))
     before = cluster.inventory.nodes
     cluster.errors = [EngineSilent("the API does not answer")]
@@ -202,7 +202,7 @@ async def test_a_cluster_that_does_not_say_which_nodes_there_are_loses_none(tmp_
     assert (cluster.inventory.nodes, cluster.queued) == (before, ())
 
 
-async def test_nodes_of_the_settings_change_too_and_this_machines_own_stays_as_it_is(tmp_path: Path) -> None:
+async def test_configured_nodes_change_and_this_machines_node_stays(tmp_path: Path) -> None:
     own = {"name": "here", "gpus": {"simulated": 1}}
     away = {"name": "away", "engine": "ssh://fgpu@elsewhere"}
     settings = FGPU(data_dir=str(tmp_path), hub_address="10.0.0.1", nodes=[own, away])
@@ -222,7 +222,7 @@ async def test_nodes_of_the_settings_change_too_and_this_machines_own_stays_as_i
 @pytest.mark.parametrize(
     "error", [FULL, StoreUnavailable("the database does not answer"), ValueError("no JSON")]
 )
-async def test_a_look_that_fails_is_made_again_and_that_is_said_once(
+async def test_failed_survey_is_repeated_and_logged_once(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "LOOK_SOON_S", 0.001)
@@ -243,7 +243,7 @@ async def test_a_look_that_fails_is_made_again_and_that_is_said_once(
     assert said[1:] == ["Node n1: 1 GPUs, 8 CPU, 8192 MiB"]
 
 
-async def test_the_engine_has_it_look_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_can_request_a_survey_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SOON_S", 3600.0)
     monkeypatch.setattr(module, "TOGETHER_S", 0.01)
     cluster = Cluster(finding(tmp_path))

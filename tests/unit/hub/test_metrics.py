@@ -87,7 +87,7 @@ def told(tmp_path: Path) -> Told:
     return Told(tmp_path)
 
 
-async def test_it_tells_who_waits_and_what_is_held_of_each_gpu(told: Told) -> None:
+async def test_metrics_have_sessions_waits_and_allocation_of_each_gpu(told: Told) -> None:
     await told.metrics.read()
     sessions = told.of("fgpu_sessions")
     assert sessions["default", "PENDING"] == sessions["default", "RUNNING"] == 1
@@ -100,7 +100,7 @@ async def test_it_tells_who_waits_and_what_is_held_of_each_gpu(told: Told) -> No
     assert told.of("fgpu_engines") == {("yes",): 2, ("no",): 1}
 
 
-async def test_what_a_driver_does_not_tell_is_left_out_and_never_0(told: Told, tmp_path: Path) -> None:
+async def test_unknown_driver_figures_are_left_out(told: Told, tmp_path: Path) -> None:
     HEALTH.write(tmp_path, GpuHealthState({"GPU-1": GpuHealth(NOW_S, use_percent=50, memory_used_mib=None)}))
     await told.metrics.read()
     assert told.of("fgpu_gpu_busy_ratio") == {("0", "A100", "a"): 0.5}
@@ -108,7 +108,7 @@ async def test_what_a_driver_does_not_tell_is_left_out_and_never_0(told: Told, t
     assert told.of("fgpu_gpu_trouble") == {("0", "A100", "a"): 0}
 
 
-async def test_a_queue_that_cannot_be_read_is_not_told_as_it_was(told: Told) -> None:
+async def test_unreadable_queue_has_no_metrics(told: Told) -> None:
     await told.metrics.read()
     told.queue.found = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
@@ -117,7 +117,7 @@ async def test_a_queue_that_cannot_be_read_is_not_told_as_it_was(told: Told) -> 
     assert told.of("fgpu_database_away") == {(): 1}
 
 
-async def test_what_was_read_long_ago_is_told_no_longer(told: Told) -> None:
+async def test_old_reading_is_not_shown(told: Told) -> None:
     await told.metrics.read()
     told.at_s = OLD_S + 1
     assert told.of("fgpu_sessions") == {}
@@ -131,9 +131,7 @@ async def test_starts_and_ends_are_counted_by_way_and_cause(told: Told) -> None:
     assert told.of("fgpu_sessions_ended_total") == {("USER", "default"): 1}
 
 
-async def test_reads_and_writes_of_the_database_are_told_apart_and_what_failed_is_none(
-    told: Told, tmp_path: Path
-) -> None:
+async def test_database_reads_and_writes_are_counted_separately(told: Told, tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
     store.open()
     store.tell_transactions(told.metrics.transaction)
@@ -147,7 +145,7 @@ async def test_reads_and_writes_of_the_database_are_told_apart_and_what_failed_i
     assert told.of("fgpu_database_seconds_count") == {("read",): 1, ("write",): 1}
 
 
-async def test_no_person_and_no_image_is_named(told: Told) -> None:
+async def test_metrics_name_no_user_and_no_image(told: Told) -> None:
     await told.metrics.read()
     told.metrics.started(RUNS, way="cold", took_s=1)
     text = told.text()

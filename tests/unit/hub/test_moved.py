@@ -20,7 +20,7 @@ def session(state: SessionState) -> Session:
 RUNNING, WAITING = session(SessionState.RUNNING), session(SessionState.PENDING)
 
 
-def test_while_nothing_runs_it_may_move_and_what_waits_is_launched_with_the_new_address(
+def test_hub_may_move_while_no_session_runs(
     tmp_path: Path,
 ) -> None:
     check_not_moved(tmp_path, OLD, [])
@@ -30,7 +30,7 @@ def test_while_nothing_runs_it_may_move_and_what_waits_is_launched_with_the_new_
         check_not_moved(tmp_path, OLD, [RUNNING])
 
 
-def test_a_move_away_from_what_runs_is_refused_with_both_addresses_and_what_would_work(
+def test_move_away_from_running_sessions_is_refused(
     tmp_path: Path,
 ) -> None:
     check_not_moved(tmp_path, OLD, [])
@@ -50,7 +50,7 @@ def test_a_move_away_from_what_runs_is_refused_with_both_addresses_and_what_woul
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "7"], ids=["empty", "cut", "a number"])
-def test_a_damaged_note_keeps_no_hub_from_starting(tmp_path: Path, damaged: str) -> None:
+def test_damaged_address_file_does_not_refuse_the_start(tmp_path: Path, damaged: str) -> None:
     (tmp_path / URLS).write_text(damaged)
     check_not_moved(tmp_path, NEW, [RUNNING])
     check_not_moved(tmp_path, NEW, [RUNNING])

@@ -95,7 +95,7 @@ async def lab(tmp_path: Path) -> Iterator[Lab]:  # type: ignore[misc]
     made.store.close()
 
 
-async def test_who_has_waited_is_told_of_the_start_and_who_has_not_is_looking(lab: Lab) -> None:
+async def test_start_is_notified_only_after_a_wait(lab: Lab) -> None:
     at_once = lab.submit()
     lab.clock.at_s = WAITED_S - 1
     lab.start(at_once)
@@ -121,7 +121,7 @@ async def test_who_has_waited_is_told_of_the_start_and_who_has_not_is_looking(la
     }
 
 
-async def test_a_warning_is_told_with_the_instant_and_one_that_was_taken_back_is_not(lab: Lab) -> None:
+async def test_warning_is_notified_unless_it_was_withdrawn(lab: Lab) -> None:
     session = lab.submit()
     lab.start(session)
     lab.store.reclaim([Warn(session.id, EndCause.IDLE, 10)], lab.store.version(), now_s=0)
@@ -139,7 +139,7 @@ async def test_a_warning_is_told_with_the_instant_and_one_that_was_taken_back_is
     assert len(lab.told) == 1
 
 
-async def test_an_end_is_told_with_why_unless_somebody_ended_it(lab: Lab) -> None:
+async def test_end_is_notified_with_its_reason_unless_a_user_ended_it(lab: Lab) -> None:
     for cause, message in ((EndCause.USER, None), (EndCause.OOM, None), (EndCause.IDLE, "it was idle")):
         session = lab.submit()
         lab.start(session)
@@ -154,7 +154,7 @@ async def test_an_end_is_told_with_why_unless_somebody_ended_it(lab: Lab) -> Non
     ]
 
 
-async def test_a_new_hub_goes_on_where_the_last_one_ended(lab: Lab) -> None:
+async def test_restarted_hub_continues_after_the_last_notice(lab: Lab) -> None:
     session = lab.submit()
     lab.start(session)
     await lab.hub.look()
@@ -166,7 +166,7 @@ async def test_a_new_hub_goes_on_where_the_last_one_ended(lab: Lab) -> None:
     assert [told["event"] for told in lab.told] == ["ended"]
 
 
-async def test_what_happened_before_there_was_a_program_and_long_ago_is_not_told(lab: Lab) -> None:
+async def test_earlier_and_old_events_are_not_notified(lab: Lab) -> None:
     session = lab.submit()
     lab.start(session)
     lab.end(session, EndCause.OOM)
@@ -180,7 +180,7 @@ async def test_what_happened_before_there_was_a_program_and_long_ago_is_not_told
     assert lab.told == []
 
 
-async def test_a_file_from_a_newer_database_or_a_broken_one_keeps_nobody_untold(lab: Lab) -> None:
+async def test_invalid_position_file_does_not_stop_notices(lab: Lab) -> None:
     for broken in ('{"told": 100000}', "{", '{"told": null}'):
         (lab.folder / notices.WRITTEN).write_text(broken)
         hub = lab.new_hub()
@@ -192,7 +192,7 @@ async def test_a_file_from_a_newer_database_or_a_broken_one_keeps_nobody_untold(
     assert len(lab.told) == 3
 
 
-async def test_a_program_that_fails_is_logged_with_its_last_words_and_the_next_notice_is_told(
+async def test_failed_program_is_logged_and_the_next_notice_is_sent(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab.does("echo first >&2; echo no such user >&2; exit 67")
@@ -210,7 +210,7 @@ async def test_a_program_that_fails_is_logged_with_its_last_words_and_the_next_n
     assert len(lab.told) == 1
 
 
-async def test_a_program_that_hangs_is_killed_with_what_it_started(
+async def test_hanging_program_is_killed_with_its_children(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notices, "PROGRAM_TIMEOUT_S", 0.5)
@@ -224,7 +224,7 @@ async def test_a_program_that_hangs_is_killed_with_what_it_started(
     assert caplog.messages == [f"An owner was not told: {lab.program} did not end within 0.5 s"]
 
 
-async def test_the_program_has_nothing_of_the_hubs_environment_but_a_few_names(
+async def test_program_gets_few_variables_of_the_hubs_environment(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", "planted")

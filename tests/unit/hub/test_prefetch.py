@@ -123,7 +123,7 @@ async def lab(stand_ins: tuple[StandIn, StandIn]) -> AsyncIterator[Callable[...,
     fleet.close()
 
 
-async def test_the_first_few_of_each_queue_are_served_on_every_engine_where_they_could_run(
+async def test_images_of_the_first_requests_are_pulled_to_all_fitting_nodes(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(first=1), stand_ins
@@ -137,7 +137,7 @@ async def test_the_first_few_of_each_queue_are_served_on_every_engine_where_they
     assert not b.asked["lab/i3:1"]
 
 
-async def test_who_has_a_place_at_once_has_nothing_begun_elsewhere(
+async def test_request_placed_at_once_starts_no_pre_pull(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -154,7 +154,7 @@ async def test_who_has_a_place_at_once_has_nothing_begun_elsewhere(
     "elsewhere",
     [node("b", state=NodeState.CORDONED), node("b", state=NodeState.LOST), node("b", group="other")],
 )
-async def test_nodes_that_would_not_take_it_are_left_alone(
+async def test_unfit_nodes_pull_nothing(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], elsewhere: Node
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -164,7 +164,7 @@ async def test_nodes_that_would_not_take_it_are_left_alone(
     assert not b.asked
 
 
-async def test_a_node_that_is_silent_for_a_moment_is_served_when_it_answers(
+async def test_silent_node_pulls_when_it_answers(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -177,7 +177,7 @@ async def test_a_node_that_is_silent_for_a_moment_is_served_when_it_answers(
     await eventually(lambda: a.asked["lab/i1:1"])
 
 
-async def test_held_requests_and_unknown_images_are_passed_over(
+async def test_held_requests_and_unknown_images_are_skipped(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, _) = lab(first=1), stand_ins
@@ -188,7 +188,7 @@ async def test_held_requests_and_unknown_images_are_passed_over(
     assert sum(a.asked.values()) == 1
 
 
-async def test_the_queue_is_looked_after_whatever_a_look_has_failed_with(
+async def test_pre_pulls_continue_after_an_unexpected_error(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOK_EVERY_S", "QUIET_S"):
@@ -209,7 +209,7 @@ async def test_the_queue_is_looked_after_whatever_a_look_has_failed_with(
     await background.close()
 
 
-async def test_what_was_begun_is_kept_however_far_back_it_gets(
+async def test_running_pre_pull_continues_if_its_request_loses_its_position(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, _) = lab(first=1), stand_ins
@@ -222,7 +222,7 @@ async def test_what_was_begun_is_kept_however_far_back_it_gets(
     assert not a.cut.is_set()
 
 
-async def test_a_request_that_is_ended_stops_its_pull(
+async def test_ended_request_stops_its_pre_pull(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -235,7 +235,7 @@ async def test_a_request_that_is_ended_stops_its_pull(
     await eventually(lambda: a.cut.is_set() and b.cut.is_set())
 
 
-async def test_once_it_has_its_place_only_that_engines_pull_goes_on(
+async def test_placed_request_keeps_only_the_pull_of_its_node(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -248,7 +248,7 @@ async def test_once_it_has_its_place_only_that_engines_pull_goes_on(
     assert not a.cut.is_set()
 
 
-async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
+async def test_failed_pre_pull_is_reported_and_not_repeated_at_once(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -269,7 +269,7 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_failure_is_not_told_where_another_engine_has_the_image(
+async def test_failed_pre_pull_is_not_reported_if_another_node_has_the_image(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], late: bool
 ) -> None:
     world, (a, b) = lab(), stand_ins
@@ -287,7 +287,7 @@ async def test_a_failure_is_not_told_where_another_engine_has_the_image(
     assert world.states() == {}
 
 
-async def test_what_is_there_is_asked_for_once(
+async def test_present_image_is_not_pulled(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
     world, (a, b) = lab(), stand_ins

@@ -27,7 +27,7 @@ async def background() -> AsyncIterator[Background]:
     await found.close()
 
 
-async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_the_end(
+async def test_progress_of_pulls_is_written_and_emptied_at_the_end(
     tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
@@ -50,7 +50,7 @@ async def test_what_the_last_run_told_is_not_told_any_more(tmp_path: Path) -> No
     assert read_pulls(tmp_path, now_s=time.time()) == {}
 
 
-async def test_what_has_not_changed_is_not_written_each_time(
+async def test_unchanged_progress_is_not_written_each_time(
     tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
@@ -72,7 +72,7 @@ async def test_what_has_not_changed_is_not_written_each_time(
     await eventually(lambda: len(written) > 2)
 
 
-async def test_a_full_disk_does_not_end_the_telling(
+async def test_progress_is_written_again_after_a_full_disk(
     tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)

@@ -153,18 +153,18 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     made.store.close()
 
 
-async def test_what_grows_is_in_the_record_before_it_is_in_the_file(lab: Lab) -> None:
+async def test_growth_is_recorded_before_the_limits_file_changes(lab: Lab) -> None:
     assert await lab.ask(800) == (ResizeState.DONE, None)
     assert (lab.file_mib, lab.record_mib) == (6528, 6528)
 
 
-async def test_what_shrinks_is_in_the_file_before_it_is_in_the_record(lab: Lab) -> None:
+async def test_shrinking_changes_the_limits_file_before_the_record(lab: Lab) -> None:
     assert await lab.ask(200) == (ResizeState.DONE, None)
     assert (lab.file_mib, lab.record_mib) == (1536, 1536)
     assert (1536, 4096) in lab.seen
 
 
-async def test_what_is_in_use_stays(lab: Lab) -> None:
+async def test_memory_in_use_is_not_taken_away(lab: Lab) -> None:
     lab.held_mib = 3277
     state, message = await lab.ask(200)
     assert (state, message) == (
@@ -175,7 +175,7 @@ async def test_what_is_in_use_stays(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("milli", [800, 200])
-async def test_what_is_not_in_force_is_taken_back(lab: Lab, milli: int) -> None:
+async def test_unproved_resize_is_undone(lab: Lab, milli: int) -> None:
     lab.problems = ["CUDA reported 1 MiB"]
     state, message = await lab.ask(milli)
     assert state is ResizeState.REFUSED
@@ -183,7 +183,7 @@ async def test_what_is_not_in_force_is_taken_back(lab: Lab, milli: int) -> None:
     assert (lab.file_mib, lab.record_mib) == (4096, 4096)
 
 
-async def test_a_hub_that_dies_before_the_record_gives_the_file_back_first(lab: Lab) -> None:
+async def test_limits_file_is_restored_after_a_crash_before_the_record(lab: Lab) -> None:
     lab.queue.fails = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
         await lab.ask(200)
@@ -194,7 +194,7 @@ async def test_a_hub_that_dies_before_the_record_gives_the_file_back_first(lab: 
     assert (lab.file_mib, lab.record_mib) == (4096, 4096)
 
 
-async def test_a_hub_that_dies_before_the_file_puts_the_record_in_force(lab: Lab) -> None:
+async def test_record_is_put_in_force_after_a_crash_before_the_file(lab: Lab) -> None:
     before = lab.isolation.folder(lab.id)
     kept = limits.read(before)
     assert (await lab.ask(800))[0] is ResizeState.DONE

@@ -121,7 +121,7 @@ def fails_once(function: Callable[..., Any], error: Exception) -> Callable[..., 
         ("move", StoreUnavailable("server closed the connection unexpectedly")),
     ],
 )
-async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
+async def test_failed_step_of_the_start_is_repeated(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
     monkeypatch.setattr(runtime.store, step, fails_once(getattr(runtime.store, step), error))
@@ -130,9 +130,7 @@ async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
         assert (await runtime.queue.session(1)).end_cause is EndCause.EXITED
 
 
-async def test_a_start_waits_while_a_session_answers_that_its_engine_does_not_know(
-    runtime: Runtime, api: Any
-) -> None:
+async def test_start_waits_while_a_session_unknown_to_the_engine_answers(runtime: Runtime, api: Any) -> None:
     api.RequestHandlerClass.answer = 200
     runtime.start([("alice", "")])
     starting, wrong = asyncio.ensure_future(runtime.ready()), runtime.checked
@@ -149,7 +147,7 @@ async def test_a_start_waits_while_a_session_answers_that_its_engine_does_not_kn
     await runtime.background.close()
 
 
-async def test_what_a_late_engine_runs_and_the_database_never_had_is_not_removed(
+async def test_unknown_sessions_of_a_late_engine_are_not_removed(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, checked, removed = runtime.engine, runtime.checked, []
@@ -192,7 +190,7 @@ async def test_what_a_late_engine_runs_and_the_database_never_had_is_not_removed
     await runtime.background.close()
 
 
-async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runtime: Runtime) -> None:
+async def test_files_of_ended_sessions_do_not_refuse_the_start(runtime: Runtime) -> None:
     left = runtime.isolation.folder(1).parent
     shutil.rmtree(left, ignore_errors=True)
     left.write_text("no folder, so that what is in it cannot be listed")
@@ -213,7 +211,7 @@ def few_threads(*, busy: int = 0) -> Iterator[threading.Event]:
         over.set()
 
 
-async def test_launches_are_prepared_and_sessions_removed_while_all_other_threads_hang(
+async def test_launches_and_ends_continue_while_other_threads_hang(
     runtime: Runtime,
 ) -> None:
     session = runtime.store.session(1)
@@ -230,7 +228,7 @@ async def test_launches_are_prepared_and_sessions_removed_while_all_other_thread
             assert not folder.exists()
 
 
-async def test_forms_that_the_database_keeps_waiting_leave_the_threads_to_others(
+async def test_launch_forms_that_hang_leave_threads_to_other_work(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "READ_WITHIN_S", 0.05)

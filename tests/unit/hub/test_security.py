@@ -63,7 +63,7 @@ def test_every_demand_and_every_safeguard_is_in_one_of_the_cases() -> None:
 
 
 @pytest.mark.parametrize("guard", Safeguard)
-def test_what_an_engine_does_not_say_is_unknown_and_never_met(guard: Safeguard) -> None:
+def test_unknown_safeguard_is_never_met(guard: Safeguard) -> None:
     (demand,) = [own for own in DEMANDS if own.judge is guard]
     silent = replace(FACTS, safeguards={g: h for g, h in FACTS.safeguards.items() if g is not guard})
     for facts in (with_safeguard(guard, None), silent):
@@ -74,7 +74,7 @@ def test_what_an_engine_does_not_say_is_unknown_and_never_met(guard: Safeguard) 
     ]
 
 
-def test_gpus_of_a_machine_that_is_not_known_are_unknown() -> None:
+def test_isolation_of_an_unknown_machine_is_unknown() -> None:
     assert set(lacking(replace(FACTS, isolation={"a": "mig", "away": None})).values()) == {None}
     assert False in lacking(replace(FACTS, isolation={"a": "none", "away": None})).values()
 
@@ -97,7 +97,7 @@ def test_gpus_of_a_machine_that_is_not_known_are_unknown() -> None:
         ("http://127.0.0.1:8000", "http://hub.example", False, False),
     ],
 )
-def test_encrypted_is_what_nobody_else_can_read(
+def test_encryption_of_the_public_address(
     bound: str, public: str, outer_proxy: bool, met: bool | None
 ) -> None:
     facts = replace(FACTS, bound=bound, public=public, outer_proxy=outer_proxy)

@@ -158,7 +158,7 @@ def little_memory() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("answers", [*LARGE, *SLOW])
-async def test_an_answer_that_is_large_or_slow_is_none_and_costs_little(answers: Answers) -> None:
+async def test_large_or_slow_answer_is_refused_cheaply(answers: Answers) -> None:
     async with session(answers) as server:
         begun = time.monotonic()
         with little_memory(), pytest.raises(NoAnswer):
@@ -166,7 +166,7 @@ async def test_an_answer_that_is_large_or_slow_is_none_and_costs_little(answers:
         assert time.monotonic() - begun < 30, "its own limit is a second"
 
 
-async def test_an_answer_is_as_large_as_it_may_be_and_not_unpacked() -> None:
+async def test_largest_answer_is_read_and_not_unpacked() -> None:
     body = b"x" * MOST_BODY_BYTES
     async with session(plain(OK + b"Connection: close\r\n\r\n" + body)) as server:
         assert (await ask(server.url)).body == body
@@ -177,7 +177,7 @@ async def test_an_answer_is_as_large_as_it_may_be_and_not_unpacked() -> None:
             assert (await ask(server.url)).body == packed
 
 
-async def test_an_answer_leads_nowhere_else() -> None:
+async def test_redirects_are_not_followed() -> None:
     async with session(plain(OK + b"Content-Length: 0\r\n\r\n")) as elsewhere:
         leads = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % elsewhere.url.encode()
         async with session(plain(leads)) as server:
@@ -189,7 +189,7 @@ async def test_an_answer_leads_nowhere_else() -> None:
     "answers",
     [hundred_mb, plain(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), plain(b"nonsense\r\n\r\n")],
 )
-async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
+async def test_server_with_wrong_answers_is_asked_less_often(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -217,7 +217,7 @@ async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
 
 
 @pytest.mark.parametrize("answers", LARGE)
-async def test_what_kernels_do_is_not_known_of_a_server_that_answers_like_this(answers: Answers) -> None:
+async def test_bad_answers_leave_the_idle_time_unknown(answers: Answers) -> None:
     async with session(answers) as server:
         with little_memory():
             assert await ask_quiet(server.url, "sesame") is None
@@ -226,9 +226,7 @@ async def test_what_kernels_do_is_not_known_of_a_server_that_answers_like_this(a
 @pytest.mark.parametrize(
     ("said", "kept"), [(hub_version, hub_version), ("nonsense", None), ("9" * 5000 + ".x", None)]
 )
-async def test_a_version_that_is_none_does_not_keep_the_hub_from_starting(
-    said: str, kept: str | None
-) -> None:
+async def test_invalid_version_does_not_stop_the_hub(said: str, kept: str | None) -> None:
     head = OK + b"X-JupyterHub-Version: " + said.encode() + b"\r\nContent-Length: 0\r\n\r\n"
     async with session(plain(head)) as server:
         answer = await wait_up(SimpleNamespace(url=server.url), http=True, extra_path="api")
@@ -237,13 +235,13 @@ async def test_a_version_that_is_none_does_not_keep_the_hub_from_starting(
     _check_version(hub_version, answer.headers.get("X-JupyterHub-Version"), logging.getLogger("test"))
 
 
-async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+async def test_server_without_an_answer_times_out() -> None:
     async with session(drips_headers) as server:
         with pytest.raises(TimeoutError):
             await wait_up(SimpleNamespace(url=server.url), timeout=0.5)
 
 
-async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(
+async def test_cancel_during_a_refused_connection_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The server's end cancels it. Lost, that end would wait for ever, and the share stay taken.

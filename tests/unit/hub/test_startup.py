@@ -29,7 +29,7 @@ def session(number: int, user: str, name: str, state: SessionState) -> Session:
     return Session(number, Request(user, name, "python", "default", 1000, 1000, 1024), state, 0)
 
 
-def test_only_servers_that_waited_are_let_go() -> None:
+def test_only_records_of_waiting_servers_are_removed() -> None:
     db = orm.new_session_factory("sqlite://")()
     users = {name: orm.User(name=name) for name in ("alice", "bob")}
     db.add_all(users.values())
@@ -46,7 +46,7 @@ def test_only_servers_that_waited_are_let_go() -> None:
     db.close()
 
 
-def test_only_the_services_latest_token_is_left() -> None:
+def test_only_the_latest_token_of_the_service_remains() -> None:
     db = orm.new_session_factory("sqlite://")()
     service, another = orm.Service(name="fgpu"), orm.Service(name="another")
     db.add_all([service, another, orm.OAuthClient(identifier="jupyterhub")])
@@ -65,7 +65,7 @@ def test_only_the_services_latest_token_is_left() -> None:
     db.close()
 
 
-def test_tokens_outlive_the_resource_group_whose_scope_they_have() -> None:
+def test_token_works_after_its_resource_group_was_removed() -> None:
     define_custom_scopes(custom(["stays"]))
     db = orm.new_session_factory("sqlite://")()
     client, user = orm.OAuthClient(identifier="fgpu"), orm.User(name="tina")

@@ -1,4 +1,4 @@
-"""The watchdog: who is warned and who is ended, and that not knowing is never taken for nothing being held."""
+"""The watchdog warns and ends sessions above their limit of GPU memory; unknown use never counts as none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.watchdog import (
-    FADES_IN,
     STRIKES,
     Allowance,
     Found,
@@ -26,7 +25,6 @@ from fgpuspawner.hub.watchdog import (
     Watchdog,
     after_look,
     compare,
-    warning_words,
 )
 from fgpuspawner.isolation.backends import REGION_BYTES
 from fgpuspawner.isolation.files import make_zeros
@@ -62,46 +60,40 @@ def found(
     return compare(snapshot(devices, owners), allowances, tolerance_mib=512)
 
 
-# --- One look ---
+# --- One check ---
 
 
-@pytest.mark.parametrize(("mib", "is_above"), [(2048, False), (2560, False), (2561, True)])
-def test_above_is_who_holds_more_than_limit_and_tolerance(mib: int, is_above: bool) -> None:
-    assert (1 in found({GPU: held((10, mib))}, {10: 1}).above) is is_above
+@pytest.mark.parametrize(
+    ("allowance", "amounts", "is_above"),
+    [
+        (Allowance(2048), [2560], False),
+        (Allowance(2048), [2560 + 1 / MIB], True),
+        (Allowance(2048), [1500, 1061], True),
+        # Contexts that are not charged to the limit are allowed for each process, and code for each but the first.
+        (Allowance(2048, context_mib=500), [1700, 1800], False),
+        (Allowance(2048, context_mib=500), [1700, 1861], True),
+        (Allowance(2048, code_mib=256), [2561], True),
+        (Allowance(2048, code_mib=256), [500] * 6, False),
+        (Allowance(2048, code_mib=256), [*[500] * 6, 1097], True),
+    ],
+    ids=str,
+)
+def test_session_above_limit_and_tolerance_is_found(
+    allowance: Allowance, amounts: list[float], is_above: bool
+) -> None:
+    uses = tuple(ProcessUse(n, int(mib * MIB), 0.0, 0, n, "x") for n, mib in enumerate(amounts, 10))
+    owners = {use.pid: 1 for use in uses}
+    assert (1 in found({GPU: DeviceUse(uses)}, owners, {1: {GPU: allowance}}).above) is is_above
 
 
-def test_a_fraction_of_a_mib_above_is_above() -> None:
-    one_byte_more = DeviceUse((ProcessUse(10, 2560 * MIB + 1, 0.0, 0, 10, "x"),))
-    assert 1 in found({GPU: one_byte_more}, {10: 1}).above
-
-
-def test_a_sessions_processes_count_together_and_each_sessions_by_themselves() -> None:
+def test_each_session_is_compared_with_its_own_limit_on_each_device() -> None:
     devices = {GPU: held((10, 1500), (11, 1500), (20, 4000))}
     assert found(devices, {10: 1, 11: 1, 20: 2}).above == {1: OverLimit(1, GPU, 3000, 2048)}
-
-
-def test_contexts_that_are_not_charged_are_allowed_for_each_process() -> None:
-    allowances = {1: {GPU: Allowance(2048, context_mib=500)}}
-    assert not found({GPU: held((10, 1700), (11, 1800))}, {10: 1, 11: 1}, allowances).above
-    assert found({GPU: held((10, 1700), (11, 1861))}, {10: 1, 11: 1}, allowances).above
-
-
-def test_what_kernels_take_is_allowed_for_each_process() -> None:
-    allowances = {1: {GPU: Allowance(2048, code_mib=256)}}
-    amounts = [(10 + n, 500) for n in range(6)]
-    owners = {pid: 1 for pid, _ in amounts}
-    assert not found({GPU: held(*amounts)}, owners, allowances).above
-    assert found({GPU: held(*amounts, (20, 1097))}, {**owners, 20: 1}, allowances).above
-    # The tolerance is for one.
-    assert found({GPU: held((10, 2561))}, {10: 1}, allowances).above
-
-
-def test_of_a_device_that_is_not_its_own_a_session_may_hold_nothing() -> None:
     devices = {GPU: held((10, 100)), OTHER: held((10, 600))}
     assert found(devices, {10: 1}).above == {1: OverLimit(1, OTHER, 600, 0)}
 
 
-def test_what_nvml_does_not_tell_is_not_known_and_what_is_known_is_enough() -> None:
+def test_session_without_figures_is_unknown_unless_the_known_ones_are_above() -> None:
     assert found({GPU: "GPU is lost"}, {}) == Found({}, frozenset({1, 2}), frozenset())
     some = found({GPU: held((10, None), (11, 100))}, {10: 1, 11: 1})
     assert (some.above, some.unknown) == ({}, {1})
@@ -109,16 +101,18 @@ def test_what_nvml_does_not_tell_is_not_known_and_what_is_known_is_enough() -> N
     assert (set(more.above), more.unknown) == ({1}, frozenset())
 
 
-def test_whose_process_it_is_not_is_a_stranger_and_nobody_is_blamed() -> None:
+def test_unknown_process_is_not_attributed_to_any_session() -> None:
     seen = found({GPU: held((10, 100), (66, 9000), (50, 9000))}, {10: 1, 50: 5})
-    assert (seen.strangers, seen.above) == ({(GPU, 66)}, {}), "one of a session that is not watched is none"
+    assert (seen.strangers, seen.above) == ({(GPU, 66)}, {}), (
+        "a process of an unwatched session is not unknown"
+    )
 
 
-# --- From look to look ---
+# --- From check to check ---
 
 
 def steps(looks: Iterable[tuple[float, bool | None]]) -> list[Step]:
-    """Return what follows from each look: when it was, and whether the session was above."""
+    """Return the consequence of each check, given its instant and whether the session was above."""
     told, strikes = [], Strikes()
     for at_s, is_above in looks:
         strikes, step = after_look(strikes, at_s=at_s, is_above=is_above, every_s=EVERY_S)
@@ -133,20 +127,20 @@ NOTHING, WARN, END, TAKE_BACK = Step.NOTHING, Step.WARN, Step.END, Step.TAKE_BAC
     ("looks", "expected"),
     [
         ([(0, True), (10, True), (20, True)], [WARN, WARN, END]),
-        # Looks may follow each other at once: a warning is given time.
+        # Checks may follow each other at once: a warning is given time.
         (
             [(0, True), (1, True), (9, True), (10, True), (11, True), (20, True)],
             [WARN, *[NOTHING] * 2, WARN, NOTHING, END],
         ),
         ([(0, True), (10, False), (20, False)], [WARN, TAKE_BACK, NOTHING]),
-        # Freed around every other look.
+        # Memory is freed before every other check.
         (
             [(0, True), (10, False), (20, True), (30, False), (40, True)],
             [WARN, TAKE_BACK, WARN, TAKE_BACK, END],
         ),
-        # Hours later it is another matter.
+        # Strikes have faded after a long time.
         ([(0, True), (10, True), (900, False), (910, True)], [WARN, WARN, TAKE_BACK, WARN]),
-        # What is not known neither ends, nor clears, nor lets strikes fade.
+        # Unknown use neither ends, nor clears, nor lets strikes fade.
         ([(0, True), (10, True), (910, None), (920, True)], [WARN, WARN, NOTHING, END]),
     ],
 )
@@ -155,7 +149,7 @@ def test_strikes_gather_and_fade_slowly(looks: list[tuple[float, bool | None]], 
 
 
 def time_to_end_s(part: float, seed: int, *, within_s: float) -> float | None:
-    """Return when a session is ended that is above for a part of the time, as it likes; None: not within this time."""
+    """Return when a session that is above for a part of the time is ended; None if not within this time."""
     chance = random.Random(seed)
     at_s, strikes = 0.0, Strikes()
     while at_s < within_s:
@@ -167,28 +161,15 @@ def time_to_end_s(part: float, seed: int, *, within_s: float) -> float | None:
 
 
 @pytest.mark.parametrize(("part", "mean_s"), [(1.0, 60), (0.75, 75), (0.5, 110), (0.25, 250), (0.1, 1800)])
-def test_who_is_above_for_a_part_of_the_time_is_ended_in_a_time_that_docs_isolation_says(
-    part: float, mean_s: float
-) -> None:
-    """Looks come at instants that nobody can foresee, so that each finds it above with just this probability."""
+def test_mean_time_to_the_end_is_the_one_in_docs_isolation(part: float, mean_s: float) -> None:
+    """Checks come at random instants, so each finds the session above with this probability."""
     ends = [time_to_end_s(part, seed, within_s=100 * mean_s) for seed in range(300)]
     assert None not in ends
     assert sum(e or 0 for e in ends) / len(ends) <= mean_s
 
 
-@given(st.lists(st.tuples(st.floats(0, 40), st.sampled_from([False, None]))))
-def test_who_is_never_found_above_is_never_told_anything(
-    looks: list[tuple[float, bool | None]],
-) -> None:
-    at_s, told = 0.0, []
-    for gap, is_above in looks:
-        at_s += gap
-        told.append((at_s, is_above))
-    assert set(steps(told)) <= {NOTHING}
-
-
 @given(st.lists(st.tuples(st.floats(0, 40), st.sampled_from([True, False, None])), max_size=60))
-def test_nobody_is_ended_without_warnings_and_time_to_heed_them(
+def test_no_session_is_ended_without_warnings_and_time_to_react(
     looks: list[tuple[float, bool | None]],
 ) -> None:
     at_s, strikes, warned_at = 0.0, Strikes(), []
@@ -204,30 +185,11 @@ def test_nobody_is_ended_without_warnings_and_time_to_heed_them(
             warned_at.append(at_s)
 
 
-@given(st.lists(st.floats(FADES_IN * EVERY_S, 10 * FADES_IN * EVERY_S), min_size=1, max_size=50))
-def test_a_mishap_now_and_then_is_forgiven(pauses: list[float]) -> None:
-    """A strike fades in the time between two mishaps: there can be any number of them."""
-    at_s, told = 0.0, []
-    for pause_s in pauses:
-        told += [(at_s, True), (at_s + pause_s / 2, False), (at_s + pause_s, False)]
-        at_s += pause_s + 1
-    assert END not in steps(told)
-
-
-def test_the_words_have_the_figures() -> None:
-    above = OverLimit(1, GPU, 3000, 2048)
-    assert "holds 3000 MiB" in warning_words(above, 1.0)
-    assert "limit of 2048 MiB; if it is found above it 2 times more" in warning_words(above, 1.0)
-    assert "found above it once more" in warning_words(above, 1.9)
-    assert "3000 MiB" in above.ended
-    assert "2048 MiB" in above.ended
-
-
-# --- What is done ---
+# --- Warnings and ends ---
 
 
 class Scheduler:
-    """Remembers what it was told; while it is ``away`` nothing can be done."""
+    """A scheduler that records warnings and ends. For sessions in ``away`` both fail."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, str]] = []
@@ -269,7 +231,7 @@ def isolation(tmp_path: Path) -> Isolation:
 
 
 class World:
-    """A watchdog, which sees what a test lays out every ten seconds; a session's processes begin with its number."""
+    """A watchdog that gets a snapshot every ten seconds; the first digit of a process id is its session."""
 
     def __init__(self, isolation: Isolation, *live: Session) -> None:
         self.scheduler = Scheduler()
@@ -280,7 +242,7 @@ class World:
         )
 
     async def sees(self, *uses: DeviceUse | str) -> list[tuple[str, int]]:
-        """Return what was done at these looks."""
+        """Return the consequences of these snapshots."""
         before = len(self.scheduler.told)
         for use in uses:
             self.at_s += EVERY_S
@@ -293,14 +255,16 @@ class World:
 ABOVE = held((10, 3000))
 
 
-async def test_a_session_is_warned_then_ended_with_figures_and_each_is_in_the_audit_log(
+async def test_session_is_warned_then_ended_with_figures_and_audited(
     isolation: Isolation,
 ) -> None:
     world = World(isolation)
     assert await world.sees(ABOVE, ABOVE, ABOVE) == [("warn", 1), ("warn", 1), ("ISOLATION_FAILED", 1)]
     (_, _, words), _, (_, _, last) = world.scheduler.told
-    assert "3000 MiB" in words
-    assert "2048 MiB" in last
+    assert (
+        "3000 MiB of GPU memory, above its limit of 2048 MiB; if it is found above it 2 times more" in words
+    )
+    assert "3000 MiB of GPU memory, above its limit of 2048 MiB" in last
     assert [(who, action) for who, action, _ in world.scheduler.recorded] == [
         (1, "watchdog.strike"),
         (1, "watchdog.strike"),
@@ -311,33 +275,18 @@ async def test_a_session_is_warned_then_ended_with_figures_and_each_is_in_the_au
     )
 
 
-async def test_a_session_that_frees_its_memory_around_every_other_look_is_ended_too(
-    isolation: Isolation,
-) -> None:
-    world = World(isolation)
-    done = await world.sees(*[ABOVE, held()] * 3)
-    assert [what for what, _ in done] == [
-        "warn",
-        "take back",
-        "warn",
-        "take back",
-        "ISOLATION_FAILED",
-        "take back",
-    ]
-
-
-async def test_nobody_is_ended_whose_warnings_could_not_be_written(isolation: Isolation) -> None:
+async def test_session_without_stored_warnings_is_not_ended(isolation: Isolation) -> None:
     world = World(isolation, session(1), session(2))
     both = held((10, 3000), (20, 5000))
     world.scheduler.away = {1}
     assert await world.sees(both, both, both) == [("warn", 2)] * 2 + [("ISOLATION_FAILED", 2)], (
-        "one hides no other"
+        "a failure for one session does not affect the others"
     )
     world.scheduler.away = set()
     assert (await world.sees(both))[0] == ("warn", 1)
 
 
-async def test_an_end_and_a_taking_back_that_could_not_be_written_are_tried_again(
+async def test_failed_end_and_failed_withdrawal_are_tried_again(
     isolation: Isolation,
 ) -> None:
     world = World(isolation, session(1), session(2))
@@ -348,7 +297,7 @@ async def test_an_end_and_a_taking_back_that_could_not_be_written_are_tried_agai
     assert await world.sees(held((10, 3000), (20, 100))) == [("ISOLATION_FAILED", 1), ("take back", 2)]
 
 
-async def test_nvml_that_fails_is_said_loudly_and_once_and_nobody_is_ended(
+async def test_failing_nvml_is_logged_once_and_ends_no_session(
     isolation: Isolation, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(isolation)
@@ -363,9 +312,7 @@ async def test_nvml_that_fails_is_said_loudly_and_once_and_nobody_is_ended(
     assert sum("sees again" in r.getMessage() for r in caplog.records) == 2
 
 
-async def test_a_stranger_is_logged_once_and_again_only_as_another(
-    isolation: Isolation, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unknown_process_is_logged_once(isolation: Isolation, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
         await World(isolation).sees(*[held((666, 10))] * 3, held((666, 10), (777, 10)))
@@ -381,13 +328,13 @@ async def test_a_stranger_is_logged_once_and_again_only_as_another(
         session(1, state=SessionState.PREPARING),
     ],
 )
-async def test_a_session_that_nothing_holds_or_that_ends_anyway_is_left_alone(
+async def test_session_without_isolation_or_that_does_not_run_is_not_checked(
     isolation: Isolation, other: Session
 ) -> None:
     assert await World(isolation, other, session(2)).sees(*[held((10, 8000))] * 4) == []
 
 
-def test_logs_that_sessions_let_grow_are_emptied(isolation: Isolation) -> None:
+def test_large_logs_of_sessions_are_emptied(isolation: Isolation) -> None:
     own = isolation.folder(7)
     own.mkdir(parents=True)
     (own / "log").write_bytes(b"x" * (2 << 20))
@@ -396,19 +343,13 @@ def test_logs_that_sessions_let_grow_are_emptied(isolation: Isolation) -> None:
     (other / "log").write_bytes(b"x" * 1000)
     isolation.trim_files()
     assert [(folder / "log").stat().st_size for folder in (own, other)] == [0, 1000]
-
-
-def test_blocks_behind_the_end_of_a_file_are_cut_off_too(isolation: Isolation) -> None:
-    own = isolation.folder(7)
-    own.mkdir(parents=True)
-    (own / "log").write_bytes(b"x" * 1000)
-    subprocess.run(["fallocate", "--keep-size", "-l", "64M", str(own / "log")], check=True)
-    assert (own / "log").stat().st_size == 1000
+    # Blocks behind the end of a file count too.
+    subprocess.run(["fallocate", "--keep-size", "-l", "64M", str(other / "log")], check=True)
     isolation.trim_files()
-    assert (own / "log").stat().st_blocks == 0
+    assert (other / "log").stat().st_blocks == 0
 
 
-def test_an_account_that_a_session_lets_grow_is_cut_back(
+def test_accounting_file_that_a_session_enlarges_is_truncated(
     isolation: Isolation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     isolation.host = replace(isolation.host, accounting=tmp_path / "memory")
@@ -426,4 +367,4 @@ def test_an_account_that_a_session_lets_grow_is_cut_back(
     for folder in folders:
         data = (folder / "accounting").read_bytes()
         assert (len(data), data[:4]) == (REGION_BYTES, b"kept")
-    assert sum("accounting file grow" in r.getMessage() for r in caplog.records) == 2, "once for each"
+    assert sum("accounting file grow" in r.getMessage() for r in caplog.records) == 2, "once for each session"

@@ -62,13 +62,11 @@ def test_every_end_cause_has_a_next_step() -> None:
     ],
     ids=str,
 )
-def test_the_page_of_a_server_says_why_its_session_ended_also_where_nobody_gave_a_reason(
-    changes: dict[str, object], words: str
-) -> None:
+def test_server_page_says_why_the_session_ended(changes: dict[str, object], words: str) -> None:
     assert end_words(replace(FAILED, **changes)).startswith(words)  # type: ignore[arg-type]
 
 
-def test_what_happened_is_text_whatever_it_holds() -> None:
+def test_message_of_an_end_is_escaped() -> None:
     hostile = "<script>alert(1)</script> </div>\"'"
     page = BeautifulSoup(failed_html(hostile, "Try again."), "html.parser")
     assert [e.text for e in page.select("div")] == [hostile, "Try again."]
@@ -89,7 +87,7 @@ def test_what_happened_is_text_whatever_it_holds() -> None:
     ],
     ids=str,
 )
-def test_the_form_remembers_the_newest_start_of_its_server_where_that_last_failure(
+def test_form_remembers_the_last_failed_start_of_its_server(
     changes: dict[str, object], server: str, now_s: int, found: bool
 ) -> None:
     newest = replace(FAILED, **changes)  # type: ignore[arg-type]
@@ -109,7 +107,7 @@ def test_the_form_remembers_the_newest_start_of_its_server_where_that_last_failu
     ],
     ids=str,
 )
-def test_the_newest_end_of_a_server_is_known_for_a_while(
+def test_last_end_of_a_server_is_remembered_for_an_hour(
     changes: dict[str, object], server: str, now_s: int, found: bool
 ) -> None:
     newest = replace(FAILED, **changes)  # type: ignore[arg-type]

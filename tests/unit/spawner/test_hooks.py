@@ -38,7 +38,7 @@ class Worded(Exception):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_a_hook_tells_its_owner_what_is_for_users_and_the_log_the_rest(
+async def test_failed_hook_shows_its_message_and_logs_the_rest(
     error: Exception, words: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hook(spawner: Any) -> None:
@@ -52,7 +52,7 @@ async def test_a_hook_tells_its_owner_what_is_for_users_and_the_log_the_rest(
     assert str(error) in caplog.text
 
 
-async def test_time_to_wait_in_the_queue_is_not_a_groups_to_override() -> None:
+async def test_group_overrides_do_not_change_the_start_timeout() -> None:
     override = {"groups": ["course"], "spawner_override": {"start_timeout": 60, "default_url": "/lab"}}
     config = Config({"Spawner": {"group_overrides": {"01": override}, "start_timeout": 90_000}})
     ann = SimpleNamespace(name="ann", groups=[SimpleNamespace(name="course")])
@@ -61,7 +61,7 @@ async def test_time_to_wait_in_the_queue_is_not_a_groups_to_override() -> None:
     assert (spawner.start_timeout, spawner.default_url) == (90_000, "/lab")
 
 
-async def test_hooks_that_wait_are_waited_for() -> None:
+async def test_asynchronous_hooks_are_awaited() -> None:
     ran = []
 
     async def hook(spawner: Any) -> None:

@@ -37,14 +37,12 @@ def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings
         (asking(named_server_limit_per_user=lambda handler: 1), 8),
     ],
 )
-def test_no_more_sessions_are_offered_than_there_may_be_servers(
-    spawner: LaunchFormSpawner, most: int
-) -> None:
+def test_offered_sessions_respect_the_limit_of_named_servers(spawner: LaunchFormSpawner, most: int) -> None:
     assert spawner.most_sessions(8) == most
     assert spawner.most_sessions(1) == 1
 
 
-def test_a_limit_that_the_hub_decides_for_each_request_is_asked_of_it() -> None:
+def test_callable_limit_of_named_servers_is_called() -> None:
     spawner = asking(named_server_limit_per_user=lambda handler: 1 if handler == "this" else 5)
     spawner.handler = "this"
     assert spawner.most_sessions(8) == 2

@@ -18,7 +18,7 @@ def session(state: SessionState) -> Session:
     return Session(7, Request("alice", "", "torch", "default", 500, 1000, 1024), state, 100)
 
 
-def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
+def test_waiting_event_has_position_and_image() -> None:
     event = waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False, pull=HALF)
     assert event["message"] == "Waiting in the queue"
     assert event["fgpu"]["pull"]["text"] == f"f{TEXT}"
@@ -28,12 +28,12 @@ def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
 
 
 @pytest.mark.parametrize(("behind_s", "told"), [(0, None), (9, None), (10, 10), (75, 75)])
-def test_how_old_a_forecast_is_is_told_from_ten_seconds_on(behind_s: int, told: int | None) -> None:
+def test_age_of_a_forecast_is_shown_from_ten_seconds_on(behind_s: int, told: int | None) -> None:
     event = waiting_event(session(SessionState.PENDING), NOTHING_KNOWN, simulated=False, behind_s=behind_s)
     assert event["fgpu"]["behind_s"] == told
 
 
-def test_a_session_that_starts_is_told_of_its_image_first() -> None:
+def test_starting_event_shows_the_image_first() -> None:
     event = starting_event(session(SessionState.PULLING), simulated=False, pull=HALF)
     # How far it is changes every second, and the sentence is read aloud when it changes.
     assert event["message"] == event["fgpu"]["text"] + " (0.5 fGPU)" == "Fetching the image (0.5 fGPU)"
@@ -48,7 +48,7 @@ def test_without_a_total_the_bar_stays(total: int | None) -> None:
     assert starting_event(session(SessionState.PULLING), simulated=False, pull=unknown)["progress"] == 60
 
 
-def test_once_the_image_is_there_nothing_more_is_told_of_it() -> None:
+def test_starting_event_with_a_complete_image() -> None:
     event = starting_event(session(SessionState.PULLING), simulated=False, fetched=True)
     assert event["message"] == "The image is here. Starting your session (0.5 fGPU)"
     assert event["progress"] == 90
