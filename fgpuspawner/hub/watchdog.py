@@ -115,8 +115,8 @@ def compare(
 ) -> Found:
     """Return the sessions that hold more than they may. Pure.
 
-    ``allowances`` has the allowances of the watched sessions, by device. Of any other device a session may hold no more
-    than the tolerance.
+    ``allowances`` has the allowances of the watched sessions, by device. On any other device the limit is the
+    tolerance.
     """
     above: dict[int, OverLimit] = {}
     silent = {uuid for uuid, use in snapshot.devices.items() if not isinstance(use, DeviceUse)}

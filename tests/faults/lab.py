@@ -47,7 +47,7 @@ class SetClock:
 
 
 class Standing:
-    """A launcher whose containers stand until they are removed."""
+    """A launcher with containers that exist until they are removed."""
 
     def __init__(self) -> None:
         self.things: list[Observed] = []

@@ -17,7 +17,7 @@ SAYS_WITHIN_S = 15
 
 
 class Notebooks:
-    """A websocket to the echo server of each session. A connection is opened once, and never anew."""
+    """A websocket to the echo server of each session. A connection is opened once and never reopened."""
 
     def __init__(self, hub: HubProcess) -> None:
         self._hub = hub

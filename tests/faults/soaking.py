@@ -102,18 +102,18 @@ class Of:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What there is once everybody's sessions have ended.
+    """The resources in use after all sessions have ended.
 
     Attributes:
-        sessions: how many there have been so far.
+        sessions: the number of sessions until now.
         simulated_h: the hours of the Hub's clock.
-        life: how often the Hub had been started.
-        of: by process (hub, service, proxy).
-        rows: by table of the scheduler's database; ``old`` are those that retention should have forgotten.
+        life: the number of starts of the Hub.
+        of: resources of each process (hub, service, proxy).
+        rows: by table of the scheduler's database; ``old`` are rows that retention should have deleted.
         hub_rows: by table of the Hub's database.
         files: by folder of data_dir.
         database_kib: the size of both databases.
-        left: what should not be there any more.
+        left: things that should be gone.
     """
 
     sessions: int
@@ -200,7 +200,7 @@ class Soak:
         return asked(self._outage.url, "SELECT coalesce(max(id), 0) FROM fgpu_sessions")
 
     def batch(self, count: int, fault: str) -> None:
-        """Have users ask for so many sessions more and end them, and a fault in between."""
+        """Start ``count`` more sessions of these users and end them, with a fault in between."""
         begun, done = self.sessions(), []
         enough = begun + count
 
@@ -231,7 +231,7 @@ class Soak:
         """Ask for a session, use it, and end it in one of the ways that there are."""
         way = chance.choice(list(ENDS))
         if self.hub.spawn(user, options=ASKED).status_code >= 400:
-            # What was before is not over yet, or its answer was lost: nobody else would end it then.
+            # An earlier end is not done yet, or its answer was lost: it must be repeated here.
             self.hub.stop(user)
             time.sleep(0.5)
             return
@@ -315,11 +315,11 @@ class Soak:
 
     def fault_database_away(self) -> None:
         with self._outage.outage():
-            time.sleep(3)  # So long it is to last.
+            time.sleep(3)  # The duration of the fault.
 
     def fault_engine_away(self) -> None:
         self._away.touch()
-        time.sleep(2)  # So long it is to last.
+        time.sleep(2)  # The duration of the fault.
         self._away.unlink()
 
     def fault_servers_die(self) -> None:
@@ -449,7 +449,7 @@ def faults_of(batches: int) -> list[str]:
 
 
 def soaked(soak: Soak, *, sessions: int, batch: int, say: Callable[[str], None] = print) -> list[Sample]:
-    """Run so many sessions through a Hub; return a sample after each batch."""
+    """Run ``sessions`` sessions through a Hub; return a sample after each batch."""
     samples = [soak.sample()]
     for fault in faults_of(-(-sessions // batch)):
         soak.batch(batch, fault)
@@ -467,7 +467,7 @@ def service_of(hub: HubProcess) -> psutil.Process | None:
     assert hub.process is not None
     for child in psutil.Process(hub.process.pid).children():
         with suppress(psutil.Error):
-            # The one that was forked for it, or a later one, or one whose clock runs faster.
+            # The forked process, a later one, or one with a faster clock.
             if child.name() == quickstart.SERVICE_NAME or quickstart.SERVICE in " ".join(child.cmdline()):
                 return child
     return None
@@ -541,7 +541,7 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
 
 MOST_PERCENT = 5.0
 FEW = 6
-"""So many connections and threads of pools come and go with the moment."""
+"""The number of pooled connections and threads varies by this much."""
 
 
 def wrong(samples: Sequence[Sample]) -> list[str]:

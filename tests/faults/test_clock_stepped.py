@@ -15,7 +15,7 @@ from lab import HOUR_S, NODE, Lab
 
 @pytest.fixture
 async def lab(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Lab]:
-    """A lab of one GPU, whose clock can be set."""
+    """A lab of one GPU, with a clock that tests set."""
     caplog.set_level(logging.WARNING)
     store = Store("sqlite://")
     store.open()
@@ -46,7 +46,7 @@ async def test_clock_step_ends_no_session(lab: Lab, step_s: int) -> None:
 
 @pytest.mark.parametrize("step_s", STEPS)
 async def test_forecast_error_after_a_clock_step_is_bounded(lab: Lab, step_s: int) -> None:
-    for n in range(5):  # So many have to have ended for a typical length.
+    for n in range(5):  # A typical length needs this number of ended sessions.
         short = await lab.ask(f"early{n}")
         await lab.run(short)
         lab.clock.at_s += 600
@@ -72,7 +72,7 @@ async def test_forecast_error_after_a_clock_step_is_bounded(lab: Lab, step_s: in
 async def test_wait_of_a_request_ignores_clock_steps(lab: Lab) -> None:
     runs = await lab.ask("alice")
     await lab.run(runs)
-    # From here on: it is real time, and alice's request was not to wait for so long.
+    # From here on it is real time, and alice's request must not wait longer.
     lab.deadlines = Deadlines(queue_timeout_s=4, resume_grace_s=1, reconcile_every_s=0.02)
     await lab.restart()
     lab.clock.at_s -= 30 * HOUR_S

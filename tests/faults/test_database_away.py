@@ -1,6 +1,6 @@
-"""The scheduler's database goes away in the middle of everything, and comes back: nothing is lost.
+"""The scheduler's database goes away during work and comes back: nothing is lost.
 
-Whoever waits reads why. What was asked for meanwhile happens afterwards, once.
+Waiting users read why. Requests of that time are carried out afterwards, once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outage]:
 
 @pytest.fixture
 def make_local_hub(tmp_path: Path) -> Iterator[Callable[..., HubProcess]]:
-    """A factory of Hubs with local sessions, whose launches can be held."""
+    """A factory of Hubs with local sessions; their launches can be held."""
     hubs: list[HubProcess] = []
 
     def make(hold: Path, **kwargs: str) -> HubProcess:
@@ -160,7 +160,7 @@ def test_nothing_is_lost_while_the_database_is_away(
                 assert service_says(hub, "health")[0] == 503
             assert not hub.ready("launcher")
             assert hub.ready("stayer")
-            time.sleep(max(0.0, away_s - (time.monotonic() - began)))  # So long the outage is to last.
+            time.sleep(max(0.0, away_s - (time.monotonic() - began)))  # The duration of the outage.
         assert stopping.result(60).status_code in (202, 204)
         assert asking.result(60).status_code in (201, 202)
 

@@ -13,7 +13,7 @@ from outages import OwnPostgres
 
 
 class FailingOver(OwnPostgres):
-    """A server in whose place there may be its standby."""
+    """A database server that its standby can replace."""
 
     def become_standby(self) -> None:
         """Start it again as one that follows another server, which there is not."""

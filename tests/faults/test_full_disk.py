@@ -1,4 +1,4 @@
-"""A Hub whose disk is full, of blocks or of files: a real file system, mounted for it."""
+"""A Hub on a full disk, without blocks or without files: a real file system, mounted for the test."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_full_disk_keeps_sessions_and_is_announced(disk: Path, fill: object) -> 
         hub.reach({"alice/": "RUNNING", "alice/two": "RUNNING"})
         assert hub.api("GET", "users/alice", token=alice).status_code == 200
         assert callable(fill)
-        # Whatever room the Hub had kept goes too: this is somebody who goes on writing.
+        # The Hub's reserve is used up too, like by a program that continues to write.
         fill(disk)
         until(lambda: health(hub)[0] == 503, what="the Hub says so")
         fill(disk)

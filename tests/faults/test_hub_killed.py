@@ -62,7 +62,7 @@ def watched(hub: HubProcess, kind: str) -> Iterator[None]:
 
 
 def ask(hub: HubProcess, users: list[str]) -> None:
-    """Ask for a session for each user at once; the Hub may die meanwhile."""
+    """Request a session for each user at once; the Hub may be killed in between."""
 
     def one(user: str) -> None:
         with suppress(requests.RequestException):
@@ -96,7 +96,7 @@ def settled(hub: HubProcess, users: list[str]) -> dict[str, SessionState]:
 
 
 def started_in_order(hub: HubProcess) -> None:
-    """Check from the log of events: among equal requests, whoever asked first was placed first."""
+    """Check in the event log that equal requests were placed in the order of submission."""
     order: list[int] = []
     after = 0
     while events := hub.store.events(after_id=after, limit=500):
@@ -183,7 +183,7 @@ def test_killed_at_random_instants_with_sessions_in_all_states(
 
 
 def stop_then_ask(hub: HubProcess, user: str) -> None:
-    """End a user's session and ask for another; the Hub may die meanwhile."""
+    """End a user's session and request another; the Hub may be killed in between."""
     with suppress(requests.RequestException):
         hub.stop(user)
         hub.spawn(user, options=ONE)
@@ -314,7 +314,7 @@ def test_killed_between_two_durable_steps(
 
 
 def stop_only(hub: HubProcess, user: str) -> None:
-    """End a user's session; the Hub may die meanwhile, or have done it already."""
+    """End a user's session; the Hub may be killed in between, or has ended it already."""
     with suppress(requests.RequestException):
         hub.stop(user)
 

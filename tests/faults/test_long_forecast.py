@@ -1,4 +1,4 @@
-"""A forecast that takes seconds, as of ten thousand who wait: nobody else waits for it, and the database is not away."""
+"""A forecast that takes seconds, for ten thousand pending requests, delays no other work and is no outage."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ASKED = Request("alice", "", "python", "default", 500, 100, 256)
 
 
 class Forgetful(Store):
-    """A store whose next answers to some calls are lost, after or before the commit."""
+    """A store that loses the next answers to some calls, after or before the commit."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

@@ -1,4 +1,4 @@
-"""A Hub whose own database is new, or older than what runs: it goes on with everybody's sessions."""
+"""A Hub with a new or older database of its own goes on with all running sessions."""
 
 from __future__ import annotations
 

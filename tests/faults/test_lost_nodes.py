@@ -26,7 +26,7 @@ S = SessionState
 
 
 class Reached(Standing):
-    """A launcher whose node can be cut off, and whose containers can refuse to go."""
+    """A launcher with a node that can be cut off, and with containers that can refuse their removal."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ def launch(hub: HubProcess, user: str) -> None:
 def test_ghosts_are_removed_and_delay_neither_the_start_of_the_hub_nor_a_launch(
     make_hub: Callable[..., HubProcess], nothing: str, count: int
 ) -> None:
-    # What takes no SIGTERM is waited for longer than all of this takes: whoever waited for it would be seen.
+    # A ghost that ignores SIGTERM takes longer than this test: a caller that waited for it would be noticed.
     hub = make_hub(after="c.FGPUSpawner.stop_timeout_s = 800\n")
     hub.start()
     hub.add_user("alice")

@@ -1,4 +1,4 @@
-"""A Hub with thousands of waiting requests takes an hour to resume them after a restart: none is given up meanwhile."""
+"""A Hub with thousands of pending requests takes an hour to resume them after a restart; none is given up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_while_others_are_still_resumed_no_held_request_is_cancelled() -> 
     await lab.rounds()
     assert await lab.state(held) is SessionState.PENDING
 
-    # Nobody has come back for so long: it is given up.
+    # No resume came within the grace period, so the request is given up.
     lab.scheduler._resumed_at -= LONG_S
     await lab.rounds()
     ended = await lab.scheduler.session(held)
@@ -54,11 +54,11 @@ async def test_resume_of_thousands_does_not_block_the_loop() -> None:
     worst_s, until = 0.0, time.monotonic() + 2
     while time.monotonic() < until:
         lab.scheduler.wake()
-        # Of this thread's own work: other programs may have the cores meanwhile.
+        # CPU time of this thread: other programs may use the cores.
         began = time.thread_time()
         await asyncio.sleep(0.01)
         worst_s = max(worst_s, time.thread_time() - began)
-    # Compared each with each they took seconds, in which the Hub answered nobody.
+    # Compared pairwise they took seconds, in which the Hub did not answer.
     assert worst_s < 1
     await lab.scheduler.stop()
     store.close()

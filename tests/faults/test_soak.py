@@ -35,7 +35,7 @@ WELL = [made(n) for n in range(0, 500, 25)]
 
 
 def leaking(name: str, **each: float) -> list[Sample]:
-    """The same with one process of which each session leaves something."""
+    """The same samples, but each session leaves something in one process."""
     return [
         replace(
             s, of={**s.of, name: replace(of, **{k: getattr(of, k) + v * s.sessions for k, v in each.items()})}

@@ -1,4 +1,4 @@
-"""A running service that has something of everything to tell, and of whom nobody else may know."""
+"""A running service with data of every kind, to check what each caller may read."""
 
 from __future__ import annotations
 

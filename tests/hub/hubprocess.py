@@ -70,10 +70,10 @@ GIVEN: list[tuple[int, int]] = []
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` neighbouring ports that are free now.
+    """Return the first of ``count`` neighbouring free ports.
 
-    Below 32768: from there on the system gives ports to connections, and could take one meanwhile. Each worker has
-    a part of its own: what is free now is used some seconds later.
+    They are below 32768: the system gives higher ports to connections and could take one before it is used. Each
+    worker has its own range of ports, as a free port is used some seconds later.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     part = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -98,7 +98,7 @@ def free_ports(count: int) -> int:
 
 
 PATIENCE = 3
-"""So many times longer anything may take on a machine that runs other tests meanwhile."""
+"""Timeouts are longer by this factor on a machine that runs other tests at the same time."""
 
 
 def until(found: Callable[[], T], *, within_s: float = 60, what: str = "") -> T:
@@ -249,7 +249,7 @@ class HubProcess:
             self._store.close()
         mine = [p for p in psutil.process_iter() if self._is_mine(p)]
         for process in mine:
-            # Some end by themselves meanwhile, because the Hub has.
+            # Some have ended already, with the Hub.
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         until(
@@ -308,10 +308,10 @@ class HubProcess:
     def refused(
         self, user: str, server: str = "", *, options: dict[str, Any] | None = None
     ) -> requests.Response:
-        """Ask for a server that cannot be had, and return the Hub's refusal.
+        """Ask for a server that is refused, and return the Hub's refusal.
 
-        Where the Hub is slow it says first that the start is under way (202, or 201 where the one before has failed), or
-        that it still tidies up after that. It is asked again then.
+        A slow Hub first answers that the start is under way (202, or 201 after a failed one), or that it still cleans
+        up. Then it is asked again.
         """
         (answer,) = until(
             lambda: (
@@ -392,7 +392,7 @@ class HubProcess:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether it has not ended. Nobody waits here until the system's first process has taken note of it."""
+    """Return whether the process runs. A process counts as ended before the system's first process has reaped it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -18,7 +18,7 @@ LISTED_AND_REMOVED = (
 def remove_leftovers(installation: str, engines: Iterable[str] = ("",)) -> None:
     """Remove an installation's containers and networks on these engines, and its rules on this machine.
 
-    A hundred networks that nobody uses, and rules for them, slow down whoever comes after.
+    A hundred unused networks, with their rules, slow down later tests.
     """
     for host in engines:
         cli = ["docker", *(["--host", host] if host else [])]
@@ -33,6 +33,6 @@ def _removed(installation: str, listing: list[str], removal: list[str]) -> bool:
     words = [*listing, "--quiet", "--no-trunc", "--filter", f"label=fgpu.installation={installation}"]
     found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
     if found:
-        # One that is just being removed by somebody else is refused.
+        # A container that another process is removing is refused.
         subprocess.run([*removal, *found], capture_output=True, check=False, timeout=300)
     return not found

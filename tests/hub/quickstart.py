@@ -48,7 +48,7 @@ class Started:
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, as far as is known."""
+        """How it ended, if known."""
         return self._starter.ended.get(self.pid)
 
     def poll(self) -> int | None:
@@ -103,7 +103,7 @@ class Starter:
         return Started(self, self._pids.pop())
 
     def hear(self, within_s: float) -> bool:
-        """Read what it tells; False if it tells nothing within so many seconds."""
+        """Read its output; False if there is none within this number of seconds."""
         output = self._program.stdout
         assert output is not None
         with selectors.DefaultSelector() as selector:
@@ -131,7 +131,7 @@ def starter() -> Starter:
 
 
 def serve() -> dict[str, Any] | None:
-    """Fork a child for each line until there are no more; in each child, return what its line says."""
+    """Fork a child for each line until the input ends; in each child, return what its line says."""
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     unread = b""
@@ -239,7 +239,7 @@ if __name__ == "__main__":
         importlib.import_module(name)
     for group in ENTRY_POINTS:
         for found in entry_points(group=group):
-            # As JupyterHub does with those whose packages are not all there.
+            # JupyterHub does the same for authenticators with missing packages.
             with suppress(Exception):
                 found.load()
     sys.modules["sqlalchemy.orm"].configure_mappers()

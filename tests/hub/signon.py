@@ -32,7 +32,7 @@ def example(heading: str) -> str:
 
 
 def replaced(text: str, **words: str) -> str:
-    """Return the text with words in place of others, each of which is there."""
+    """Return the text with these words replaced; each must occur."""
     for old, new in words.items():
         assert old in text, f"{old} is not on the page"
         text = text.replace(old, new)

@@ -1,6 +1,6 @@
-"""The real service on a database that a test fills itself, with a Hub that only knows who asks.
+"""The real service on a database that a test fills itself, with a stand-in for the Hub that only knows its users.
 
-For what real sessions cannot be brought to at will: hundreds of them, lost machines, words that somebody planted.
+For states that real sessions cannot reach at will: hundreds of sessions, lost machines, planted texts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIB = 1024
 
 
 def gpus(count: int, *, node: str = "local", group: str = "default", capacity_milli: int = 2000) -> Node:
-    """Return a node with so many simulated GPUs of 8 GiB."""
+    """Return a node with ``count`` simulated GPUs of 8 GiB."""
     devices = tuple(
         Device(f"GPU-simulated-{node}-{n}", node, n, "Simulated GPU", 8 * GIB, capacity_milli, True)
         for n in range(count)

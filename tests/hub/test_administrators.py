@@ -181,7 +181,7 @@ def test_a_drained_node_takes_nothing_more_and_its_sessions_owners_are_told(worl
 
 
 class Ended(NamedTuple):
-    """What is told of an end: to the owner, and in the audit log (by whom, what was said)."""
+    """The texts about an end: for the owner, and in the audit log (actor and details)."""
 
     message: str | None
     audited: tuple[str, str] | None
@@ -238,7 +238,7 @@ def test_administrator_who_ends_a_session_is_named(world: World, by: str, way: s
 
 
 class Browser:
-    """Somebody who is logged in to the Hub by its page."""
+    """A user with a log-in to the Hub by its page."""
 
     def __init__(self, hub: HubProcess, user: str) -> None:
         self.http, self.root = hub.browser(user), f"{hub.url}/hub"

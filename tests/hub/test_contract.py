@@ -21,7 +21,7 @@ from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 ANSWERED_AT_ITS_END = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 50}\n"
-"""Whoever asks is answered when the start has failed, however slow the machine is."""
+"""A spawn request is answered only when the start has failed, even on a slow machine."""
 
 SLOW_LAUNCH = """
 import time
@@ -104,7 +104,7 @@ class Stream:
 
 
 def counting_failures(limit: int) -> str:
-    """Return lines with which so many failures in a row would end the Hub. As a setting it is refused."""
+    """Return configuration lines with a limit on consecutive failures. As a setting it is refused."""
     return f"c.Spawner.pre_spawn_hook = lambda spawner: spawner.set_trait('consecutive_failure_limit', {limit})\n"
 
 
@@ -185,7 +185,7 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
     assert hub.spawn("alice", options=ONE).status_code == 202
     hub.reach({"alice/": "PREPARING"})
     with sqlite3.connect(hub.data / "jupyterhub.sqlite", timeout=0) as db:
-        db.execute("BEGIN IMMEDIATE")  # Another program may write to the Hub's database meanwhile.
+        db.execute("BEGIN IMMEDIATE")  # Another program may write to the Hub's database in between.
     with ThreadPoolExecutor(1) as threads:
         stopped = threads.submit(hub.stop, "alice")
         hub.reach({"alice/": "TERMINATING"})

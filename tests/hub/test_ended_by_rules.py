@@ -127,7 +127,7 @@ def test_the_owner_extends_a_time_limit_as_often_as_is_allowed_and_where_nobody_
     assert (told["time_limit_s"], told["extend_by_s"]) == (7200, 3600)
     assert told["ends_at_s"] == told["started_at_s"] + 7200
 
-    # Somebody waits for the place, and was told when it is theirs.
+    # Another request waits for the place, with an announced start.
     hub.spawn("bob", options={**WHOLE, "time_limit_s": 600})
     hub.reach({"alice/": "RUNNING", "bob/": "PENDING"})
     until(lambda: hub.sessions()["bob/"].promised_at_s, what="bob is promised a start")

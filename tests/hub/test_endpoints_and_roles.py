@@ -1,4 +1,4 @@
-"""Every endpoint, asked by everybody: who gets what is one table, and of others nobody learns anything."""
+"""Access to every endpoint by every role, as one table, and no role reads data of other users."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fgpu_scheduler import PrivateImages
 from hubprocess import until
 
 ROLES = ("nobody", "bare service", "bare token", "carol", "server", "alice", "admin")
-"""Nobody; a service and a token of alice's that may do nothing, or only reach this service; another user; the token of
-alice's server; alice, whose the session or image is; an administrator."""
+"""No user; a service and a token of alice's without rights, or with access to this service only; another user; the
+token of alice's server; alice, who owns the session and the image; an administrator.
+"""
 
 TABLE = """
 GET    static/{id}                         200 200 200 200 200 200 200
@@ -318,7 +319,7 @@ UNLIKE = (
 
 
 def test_unchanged_answers_are_304(filled: Filled) -> None:
-    # Of receipts one whose time does not go on.
+    # A receipt with a fixed time.
     paths = [path for path in READS if path.startswith("api/") and path not in UNLIKE]
     targets = [
         path.replace("{id}", str(filled.alices_past.id))
@@ -334,7 +335,7 @@ def test_unchanged_answers_are_304(filled: Filled) -> None:
     for first in firsts.values():
         assert first.status_code == 200
         assert first.headers["Cache-Control"] == "private, no-cache"
-    # A clock in the answer would be another one by then, and what is read is read anew.
+    # A clock in the answer would differ at the second request.
     began = now_s()
     until(lambda: now_s() > began + 2)
     for target, first in firsts.items():

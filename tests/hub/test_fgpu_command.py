@@ -29,7 +29,7 @@ QUOTA = {"user": "*", "max_fgpu": 1.5}
 
 @dataclass
 class Person:
-    """Somebody with a token, on a machine of their own."""
+    """A user with a token and a home folder."""
 
     hub: HubProcess
     name: str
@@ -83,7 +83,7 @@ class Person:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub with one GPU of 2 fGPU, of which each user may hold 1.5."""
+    """A Hub with one GPU of 2 fGPU; each user may hold 1.5."""
     hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[QUOTA])
     try:
         yield hub.start()
@@ -93,7 +93,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 @pytest.fixture
 def people(hub: HubProcess, tmp_path: Path) -> Iterator[tuple[Person, Person]]:
-    """Two users, whose sessions end with the test."""
+    """Two users; their sessions end with the test."""
     found = []
     for name in ("alice", "bob"):
         home = tmp_path / name

@@ -49,7 +49,7 @@ def test_invalid_amounts_start_nothing(hub: HubProcess) -> None:
         answer = sent(hub, token, f'{{"user_options": {{"{field}": {value}}}}}')
         assert answer.status_code == 400, (field, value[:40], answer.status_code, answer.text[:300])
         assert len(answer.content) < 4000, (field, value[:40])
-    # So deep that the Hub could read it once, and then its own database no more.
+    # Deep enough that the Hub could parse it once, and afterwards not read its own database.
     for depth in range(60, 1000, 20):
         answer = sent(hub, token, f'{{"user_options": {{"fgpu": {"[" * depth}{"]" * depth}}}}}')
         assert answer.status_code == 400, (depth, answer.text[:300])
@@ -79,7 +79,7 @@ def test_fifty_requests_at_once_respect_quotas(hub: HubProcess) -> None:
     holds = [s for s in own if s.placement is not None]
     assert len(holds) == 1
     assert len(own) - len(holds) == 6
-    # Who cancels and asks again is last, and whoever asks for a priority that is not theirs is refused.
+    # A request after a cancel is last, and a forbidden priority is refused.
     first = min((s for s in own if s.placement is None), key=lambda s: s.id)
     assert hub.stop("racer", first.request.server_name).status_code in (202, 204)
     hub.reach(

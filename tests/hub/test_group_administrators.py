@@ -53,7 +53,7 @@ QUOTAS = [
     {"hub_group": "robots", "max_pending": 7},
 ]
 ROLES = ("admin", "tina", "rob", "dave", "carol")
-"""An administrator; the group's assistant; that of another group; a member, whose the session is; a stranger."""
+"""An administrator; the group's administrator; that of another group; a member, who owns the session; another user."""
 
 TABLE = """
 GET    admin/overview                        200 403 403 403 403
@@ -174,14 +174,14 @@ class Course(World):
         )
 
     def refusal(self, method: str, path: str, user: str = "tina", **more: Any) -> tuple[int, str]:
-        """Return the status and the message of what is refused, which is one line and tells of nobody else."""
+        """Return the status and the message of a refusal, which is one line without names of other users."""
         answer = self.send(method, f"api/v1/{path}", user, **more)
         message: str = answer.json()["error"]["message"]
         assert "\n" not in message
         return answer.status_code, message
 
     def store_now(self) -> tuple[Any, ...]:
-        """Return what nobody but who may has changed: sessions, machines and quotas."""
+        """Return the state that unpermitted requests must not change: sessions, machines and quotas."""
         snapshot = self.hub.store.snapshot(0)
         requests_of = [(s.id, s.state, s.request) for s in snapshot.sessions]
         nodes = [(n.id, n.state, [d.cordoned for d in n.devices]) for n in snapshot.nodes]
@@ -476,7 +476,7 @@ def test_member_cannot_obtain_the_group_scope(world: Course) -> None:
     other = ["access:services!service=fgpu", "custom:fgpu:group:s3cret:admin"]
     made = world.hub.api("POST", "users/tina/tokens", json={"scopes": other}, token=world.tokens["tina"])
     assert made.status_code == 400, made.text
-    # Of what somebody administers they may make a token that does no more.
+    # Administrators of a group may make a token with their scope or less.
     made = world.hub.api("POST", "users/admin/tokens", json={"scopes": wanted}, token=world.admin)
     me = world.get("me", made.json()["token"])
     assert (me["admin"], me["administers"]) == (False, ["class"])
@@ -551,7 +551,7 @@ def test_an_assistant_ends_the_groups_sessions_and_the_owner_reads_by_whom(world
     lines = world.get("admin/audit?action=session.end", world.admin)["lines"]
     target = f"session {extra['id']} (extra) of dave"
     assert [(x["actor"], x["details"]) for x in lines if x["target"] == target] == [("tina", "too late")]
-    # What is meant is the session: where its server has another one by now, that goes on. Nobody learns of it from this.
+    # The header names the session: a later session of the server goes on, and other users learn nothing of it.
     where = f"{world.hub.url}/hub/api/users/dave/servers/one"
     for user, status in (("admin", 409), ("tina", 404)):
         headers = {"Authorization": f"token {world.tokens[user]}", "X-FGPU-Session": str(extra["id"])}

@@ -190,7 +190,7 @@ def test_nothing_is_left_of_a_session_that_has_ended(shared_hub: HubProcess) -> 
 
 
 def environment(folder: Path, script: str) -> str:
-    """Return lines for a catalogue whose image's Python is a script."""
+    """Return lines for a catalogue with an image where Python is a script."""
     program = folder / "image" / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -237,7 +237,7 @@ def test_session_without_limits_in_force_is_ended_with_the_reason(
         "usually the fault of the image (python): try another one, or ask an administrator"
     )
     assert ended.started_at_s is None, "it was never handed out"
-    # Whoever asked has the answer at once, or a page that waits for it: see the next test.
+    # The request is answered at once, or with a waiting page: see the next test.
     if answer.status_code == 500:
         assert answer.json()["message"] == ended.message
     assert not hub.ready("alice")
@@ -276,7 +276,7 @@ def test_failed_probe_ends_the_session(make_hub: Make) -> None:
 
 @pytest.fixture
 def watched_hub(make_hub: Make) -> HubProcess:
-    """A Hub whose watchdog looks every second and tolerates 128 MiB."""
+    """A Hub with a watchdog that checks every second and tolerates 128 MiB."""
     return make_hub(service=False, watchdog_every_s=1, watchdog_tolerance_mib=128).start()
 
 

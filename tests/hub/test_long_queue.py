@@ -30,9 +30,9 @@ EACH = 50
 AT_ONCE = 500
 """Of one submission by the Hub's API."""
 WITHIN_S = 45.0
-"""So long one answer may take, on a machine that is busy with other things."""
+"""Longest time for one answer, on a busy machine."""
 RESUMED = 400
-"""So many are back in the queue before the Hub is restarted once more, in the middle of it."""
+"""This number is back in the queue before the Hub is restarted again."""
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).with_name('miniserver.py'))!r}]\n"
 NAMES = "c.JupyterHub.named_server_limit_per_user = 0\nc.JupyterHub.log_level = 'INFO'\n"
 WAITS = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
@@ -89,7 +89,7 @@ class Site:
         self.get("services/fgpu/api/v1/sessions", token=self.visitors)
 
     def start_and_end(self, user: str) -> None:
-        """Have somebody who came last start a session that fits, and end it."""
+        """Start a session of the last user that fits, and end it."""
         began = time.monotonic()
         assert self.hub.spawn(user, options=STARTS).status_code in (201, 202)
         until(lambda: self.hub.ready(user), within_s=3 * WITHIN_S, what=f"{user}'s session runs")

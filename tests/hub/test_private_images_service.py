@@ -17,7 +17,7 @@ JSON = dict[str, Any]
 
 
 class World:
-    """A Hub whose users may save sessions: alice runs two, bob one."""
+    """A Hub where users may save sessions: alice runs two, bob one."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         given = {"owners_may_commit": True, "max_private_images": 3, **settings}
@@ -142,7 +142,7 @@ def test_shared_image_is_visible_to_its_recipients_only(world: World) -> None:
     assert (seen["answer"], seen["accepted_by"], seen["digest"]) == ("offered", None, "sha256:0")
     slugs = {i["slug"] for i in world.hub.get("images", world.bob)["images"]}
     assert image["name"] not in slugs, "nothing is listed to start that was not accepted"
-    # Nobody accepts for another, and no session for its owner.
+    # A user cannot accept for another user, nor a session for its owner.
     for token in (world.alice, world.admin):
         world.ask("PUT", f"{path}/answer", token, 403, {"accepted": True})
     told = world.ask("PUT", f"{path}/answer", world.bob, 400, {"accepted": "yes"})["error"]

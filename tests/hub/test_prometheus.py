@@ -117,7 +117,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus: str, hub: H
 
     assert len(expressions()) > 15
     for expression in expressions():
-        # A machine that is lost and one that draws power are not to be had here.
+        # This Hub has no lost machine and none that reports power.
         if OF_REAL_GPUS not in expression and "LOST" not in expression:
             until(lambda e=expression: result(e), within_s=60, what=expression)
     for expression in (

@@ -168,7 +168,7 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
 
 
 def started(hub: HubProcess) -> subprocess.CompletedProcess[str]:
-    """Run a Hub that is to be refused, to its end."""
+    """Run a Hub that must be refused, until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "jupyterhub", "-f", str(hub.write_config())],
         cwd=hub.folder,

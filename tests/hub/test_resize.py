@@ -71,7 +71,7 @@ class Holder:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub with one GPU of 2 fGPU, of which each user may hold 1.5."""
+    """A Hub with one GPU of 2 fGPU; each user may hold 1.5."""
     if native.find() is None:
         pytest.skip(native.NOT_BUILT)
     hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI, quotas=[{"user": "*", "max_fgpu": 1.5}])
@@ -191,7 +191,9 @@ def test_a_session_resizes_itself_and_no_other_of_its_owner(
 
 
 def test_restarted_hub_completes_a_resize_request(hub: HubProcess, alice: Person, session: Session) -> None:
-    """The wish is a row: whoever dies in between, it is done, and the file is the record's."""
+    """The request is a row in the database: after any crash it is carried out, and the limits file matches the
+    record.
+    """
     hub.kill()
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
     store.connect()

@@ -509,7 +509,7 @@ def test_held_requests_are_resumed_in_queue_order(world: World) -> None:
     for user in ("r1", "r2", "r3"):
         hub.add_user(user)
     began = now_s()
-    # Later ids have waited longer; nobody at the Hub is called "stranger".
+    # Later ids have waited longer; the Hub has no user "stranger".
     held = [
         submit(store, user, server, 2000, held=True, now_s=began - waited)
         for user, server, waited in (
@@ -620,7 +620,7 @@ def test_the_service_waits_for_the_database_and_ends_when_told_to(tmp_path: Path
         ({"FGPU_SETTINGS": '{"db_url": "mysql://u:hush@h/d"}'}, "the database may be SQLite or PostgreSQL"),
         ({"FGPU_ENGINE": "{}"}, "FGPU_ENGINE does not fit"),
         ({"JUPYTERHUB_API_TOKEN": ""}, "JUPYTERHUB_API_TOKEN is not set"),
-        # Whoever likes could sign tickets with an empty one.
+        # With an empty key every client could sign tickets.
         ({"FGPU_FORECAST_KEY": ""}, "FGPU_FORECAST_KEY is not set"),
     ],
 )

@@ -32,7 +32,7 @@ KINDS: dict[str, Callable[[Path], SignOn]] = {"openid": OpenID, "ldap": Director
 
 
 class Lab:
-    """A Hub whose people's accounts are elsewhere."""
+    """A Hub with accounts in an external directory."""
 
     def __init__(self, hub: HubProcess, sign_on: SignOn) -> None:
         self.hub = hub
@@ -44,7 +44,7 @@ class Lab:
         return browser
 
     def known(self, user: str) -> tuple[set[str], bool]:
-        """Return in which groups the Hub has somebody, and whether they administer."""
+        """Return the user's groups in the Hub, and whether the user administers it."""
         model = self.hub.api("GET", f"users/{user}").json()
         return set(model["groups"]), bool(model["admin"])
 
@@ -55,12 +55,12 @@ class Lab:
         return answer.status_code == 200 and bool(answer.json()["admin"])
 
     def refused_in_class(self, user: str, server: str = "") -> bool:
-        """Return whether somebody who asks for a session in the course's resource group is told that there is none."""
+        """Return whether a request for the course's resource group is refused as unknown."""
         message = self.hub.refused(user, server, options=IN_CLASS).json()["message"]
         return message == "group: there is no 'class'; choose one of default"
 
     def start_in_class(self, user: str, server: str) -> None:
-        """Ask for a session in the course's resource group, as somebody who may."""
+        """Request a session in the course's resource group as a permitted user."""
         assert self.hub.spawn(user, server, options=IN_CLASS).status_code in (201, 202)
 
 

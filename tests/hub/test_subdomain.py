@@ -106,7 +106,7 @@ def test_the_hubs_cookies_do_not_reach_a_users_domain_nor_the_other_way(
 
 
 def test_a_page_of_a_users_domain_cannot_use_the_hub(hub: HubProcess, alice: Browser) -> None:
-    """As a browser would ask, with all of the visitor's cookies, for a script of somebody else's server."""
+    """Request a script of another user's server as a browser would, with all cookies of the visitor."""
     origin = f"http://mallory.hub.localhost:{hub.port}"
     headers = {"Origin": origin, "Referer": f"{origin}/user/mallory/", "Sec-Fetch-Site": "same-site"}
     answer = alice.get(f"{alice.hub}/hub/api/user", headers=headers, timeout=30)

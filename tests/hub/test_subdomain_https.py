@@ -1,4 +1,4 @@
-"""Domains of their own over https: a page of one user's domain cannot have its visitor work as somebody else."""
+"""Subdomains over HTTPS: a page of one user's domain cannot make its visitor act as another user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = "subjectAltName=IP:127.0.0.1,DNS:hub.localhost,DNS:*.hub.localhost"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub whose proxy has a certificate that this process trusts, and names below localhost that are this machine."""
+    """A Hub behind a proxy with a trusted certificate; its names below localhost are this machine."""
     folder = tmp_path_factory.mktemp("hub")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]

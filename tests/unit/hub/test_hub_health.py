@@ -1,4 +1,4 @@
-"""The Hub's address for monitors: anybody may ask, and nobody else's write waits for that."""
+"""Health requests of monitors share one database check, so they do not delay other writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fgpuspawner.hub.hub_handlers import DatabaseCheck
 
 
 class Lock:
-    """A database whose lock is had by one at a time, when it is let."""
+    """A database check that blocks until `go_on` is set, and can fail."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -33,7 +33,7 @@ async def test_a_thousand_health_requests_at_once_take_one_database_check() -> N
     await asyncio.sleep(0)
     lock.go_on.set()
     assert await asyncio.gather(*asking) == [True] * 1000
-    # And again at once, of somebody who never stops asking.
+    # A client that never stops asking.
     assert await writable.now()
     assert lock.asked == 1
 

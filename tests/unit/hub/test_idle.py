@@ -83,7 +83,7 @@ def test_session_is_idle_since_its_last_activity_of_any_kind(
     Own.heard_s = heard_s
     Own.found = None if quiet_s is None else Quiet(quiet_s, notes_input)
     if notes_input and heard_s == 9900:
-        # An open tab asks for much by itself, also while nobody is there.
+        # An open tab sends requests without a user.
         since_s = 100
     gpus: Any = Gpus(gpu_s)
     activity = SessionActivity(Own, gpus, Clock(), idle_after_s=lambda _: 3600)

@@ -32,7 +32,7 @@ def machine(*uuids: str, **more: Any) -> Machine:
 
 
 class Cluster:
-    """A cluster whose nodes a test changes, and what has become of them: its isolation and its queue."""
+    """A cluster with nodes that a test changes; it records calls of isolation and queue."""
 
     def __init__(self, settings: FGPU, **machines: Machine | None) -> None:
         self.settings = settings.checked()

@@ -1,4 +1,4 @@
-"""Whose images are fetched beforehand, on which nodes, and until when."""
+"""Pre-pulls: which images are pulled early, on which nodes, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the pulls are is written for the service while there is something to tell, and no more often."""
+"""The progress of pulls is written for the service while there are pulls, and only when it changes."""
 
 from __future__ import annotations
 

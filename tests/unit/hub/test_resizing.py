@@ -38,7 +38,7 @@ LAB = Node("lab", "default", 16000, 65536, (GPU,))
 
 
 class OneSession:
-    """A queue with one running session, of which only the slice changes. ``fails`` is raised by the next commit."""
+    """A queue with one running session; only its slice changes. ``fails`` is raised by the next commit."""
 
     def __init__(self, store: Store, session_id: int) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class OneSession:
         return self._store.resize(session_id, amount, self._store.version(), now_s=50)
 
     def nudge(self) -> None:
-        """Nobody follows."""
+        """There are no followers."""
 
 
 class Lab:

@@ -66,7 +66,7 @@ def api() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: ThreadingHTTPServer) -> Iterator[Runtime]:
-    """What a Hub opens whose predecessor ended while session 1 ran."""
+    """The runtime of a Hub that starts after its predecessor ended while session 1 ran."""
     monkeypatch.setattr(Runtime, "_current", None)
     monkeypatch.setattr(module, "START_AGAIN_S", 0.01)
     settings = FGPU(data_dir=str(tmp_path), accounting_dir=str(tmp_path / "shm"), nodes=[LAB])
@@ -86,7 +86,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: ThreadingHTTPS
 
 @asynccontextmanager
 async def started(runtime: Runtime) -> AsyncIterator[None]:
-    """Start it as a Hub does that has no server any more."""
+    """Start it like a Hub that knows no servers."""
     others = asyncio.all_tasks()
     runtime.start([])
     try:

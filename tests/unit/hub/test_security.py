@@ -88,7 +88,7 @@ def test_isolation_of_an_unknown_machine_is_unknown() -> None:
             "https://hub.example",
             True,
             True,
-        ),  # Somebody else's proxy encrypts: it is vouched for.
+        ),  # Another proxy encrypts, by the administrator's word.
         ("http://:443", "https://hub.example", False, None),  # The Hub's own listens in plain words.
         ("http://:443", "", True, False),
         ("http://10.0.0.1:8000", "http://hub.example", True, False),

@@ -1,4 +1,4 @@
-"""How many sessions somebody may ask for together: each but the first is a named server of the Hub."""
+"""How many sessions one request may start: each but the first needs a named server of the Hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fgpuspawner.spawner.launch_form import LaunchFormSpawner
 
 
 def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings: Any) -> LaunchFormSpawner:
-    """Return a spawner of a user who has had these named servers, of which some are active."""
+    """Return a spawner of a user with these named servers; some of them are active."""
     found = LaunchFormSpawner()
     found.name, found.handler = name, None
     found.user = SimpleNamespace(
