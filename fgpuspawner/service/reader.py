@@ -30,7 +30,6 @@ from fgpu_scheduler import (
     Snapshot,
     StaleVersion,
     Store,
-    StoreReader,
     StoreUnavailable,
     UnknownSession,
     amounts_that_fit,
@@ -113,7 +112,7 @@ class Reader:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store
-        self._queue: QueueReader = StoreReader(store, settings.policy())
+        self._queue = QueueReader(store, settings.policy())
         self._meters = MeterFile(settings.data_path())
         self._clock = clock
         self._caps: Caps = settings.caps()

@@ -121,9 +121,9 @@ if TYPE_CHECKING:
     from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
     from fgpu_scheduler.probes.nvml import NvmlProbe
     from fgpu_scheduler.probes.simulated import SimulatedProbe
-    from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
+    from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
     from fgpu_scheduler.service.node_health import filled_from_store
-    from fgpu_scheduler.service.reader import StoreReader
+    from fgpu_scheduler.service.reader import QueueReader
     from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
     from fgpu_scheduler.store.audit import Audit, AuditLine
     from fgpu_scheduler.store.claim import Claim, lock_file

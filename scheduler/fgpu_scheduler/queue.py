@@ -1,19 +1,17 @@
-"""The interfaces of a queue: `Queue` for the Hub, which launches, and `QueueReader` for other processes.
+"""The interface of a queue for the Hub, which launches.
 
-`fgpu_scheduler.service.scheduler.Scheduler` is the queue in the Hub; `fgpu_scheduler.service.reader.StoreReader` reads
-its database. Another scheduler replaces them with one class for each interface.
+`fgpu_scheduler.service.scheduler.Scheduler` implements it; `fgpu_scheduler.service.reader.QueueReader` reads its database
+in other processes. Another scheduler replaces both.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
-from fgpu_scheduler.core.records import Event, HeldShares, PastSession
-from fgpu_scheduler.core.request_forecast import RequestForecast
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.errors import FGPUError
 
@@ -205,69 +203,3 @@ class Queue(Protocol):
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Await a step, and repeat it while the database does not answer: it must be safe to repeat."""
-
-
-class QueueReader(Protocol):
-    """A queue as another process reads it. Thread-safe; every call blocks and may raise StoreUnavailable."""
-
-    def connect(self) -> None:
-        """Connect for reading."""
-
-    def close(self) -> None:
-        """Close every connection. Idempotent."""
-
-    # -- now ------------------------------------------------------------------------------------------
-
-    def version(self) -> int:
-        """Return a number that differs after every change."""
-
-    def snapshot(self, now_s: int) -> Snapshot:
-        """Return nodes, live sessions, usage and quotas at one instant."""
-
-    def outlook(self, snapshot: Snapshot) -> Outlook:
-        """Return a snapshot with the forecast of every pending session. A long queue takes seconds."""
-
-    def forecast(
-        self, request: Request, count: int, snapshot: Snapshot, others: Sequence[Request]
-    ) -> RequestForecast:
-        """Return the forecast of ``count`` such sessions if they were submitted now.
-
-        ``others`` are the amounts of fGPU to offer instead, smallest first, each with its own CPU and memory.
-        """
-
-    def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
-        """Return the largest of these requests of a resource group that would start at once, or None."""
-
-    def delays_promised_start(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
-        """Return whether a session would start later than promised if this one's time limit were ``by_s`` longer."""
-
-    # -- sessions -------------------------------------------------------------------------------------
-
-    def session(self, session_id: int) -> Session | None:
-        """Return the session with this id, live or ended."""
-
-    def held_sessions(self) -> tuple[Session, ...]:
-        """Return the held sessions in the order to resume them: first those with shares, then the queue."""
-
-    def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
-        """Return the sessions that ended last, of one user or of all, newest first."""
-
-    # -- history --------------------------------------------------------------------------------------
-
-    def last_event_id(self) -> int:
-        """Return the newest event's id, 0 if there is none."""
-
-    def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
-        """Return the oldest events after an id, in commit order."""
-
-    def past(self, session_id: int) -> PastSession | None:
-        """Return one session, live or ended, with its measurements."""
-
-    def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[PastSession, ...]:
-        """Return the newest ended sessions with ids below ``before_id``, of one user or of all."""
-
-    def measured_runs(self, user: str, *, limit: int) -> tuple[PastSession, ...]:
-        """Return a user's newest ended sessions that were measured."""
-
-    def spent(self, from_s: int, to_s: int) -> Iterator[HeldShares]:
-        """Yield by id every session that held shares at any time in ``from_s <= t < to_s``."""

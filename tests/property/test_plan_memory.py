@@ -106,7 +106,7 @@ class History:
         except (FGPUError, IndexError):
             return False
         snapshot = self.store.snapshot(self.now_s)
-        assert snapshot.groups == SessionIndex.of(snapshot.sessions)
+        assert snapshot.index == SessionIndex.of(snapshot.sessions)
         from_nothing = plan(replace(snapshot, known=None), self.policy)
         assert plan(snapshot, self.policy, self.memory) == from_nothing
         assert not list(less_liked(snapshot, from_nothing))

@@ -1,4 +1,4 @@
-"""The contract of every queue. `memory_queue` shows that implementing `Queue` is enough."""
+"""The contract of every queue."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_quota_that_blocks_every_session_is_noticed(monkeypatch):
 
 
 def counted(ledger, request):
-    return any(quota.counted_as(one, request) for one in ledger._quotas)
+    return any(quota.counted_names(one, request) for one in ledger._quotas)
 
 
 def test_an_unchecked_pending_quota_is_noticed(monkeypatch):
@@ -188,7 +188,7 @@ def test_an_end_without_a_warning_is_noticed(monkeypatch):
     monkeypatch.setattr(reclaiming, "reclaims", hasty)
     monkeypatch.setattr(
         reclaim,
-        "ended",
+        "terminating",
         lambda session, decision, *, now_s: lifecycle.moved(
             session, SessionState.TERMINATING, now_s=now_s, cause=decision.cause
         ),
@@ -221,7 +221,7 @@ def test_a_pre_emption_before_the_least_run_time_is_noticed(monkeypatch):
 
 def test_queueing_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.requeued
-    monkeypatch.setattr(reclaim, "again", lambda session, **at: replace(real(session, **at), place_of=None))
+    monkeypatch.setattr(reclaim, "requeued", lambda session, **at: replace(real(session, **at), place_of=None))
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
 
 

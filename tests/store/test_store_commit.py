@@ -79,14 +79,6 @@ def test_a_stale_plan_is_refused(store: Store) -> None:
     assert_refused(store, decided)
 
 
-def test_a_plan_is_committed_once(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    store.submit([ask("alice")], now_s=1)
-    decided = plan(store.snapshot(1), Policy())
-    store.commit(decided, now_s=1)
-    assert_refused(store, decided)
-
-
 def test_only_one_of_two_stores_commits_on_a_version(url: str) -> None:
     with opened(url) as one, opened(url) as other:
         one.set_nodes([node(devices=1)], now_s=0)
@@ -110,12 +102,6 @@ def test_overcommitting_plan_of_the_current_version_is_refused_whole(store: Stor
         store, replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions))
     )
     assert len(store.commit(fits, now_s=2)) == 1
-
-
-def test_placements_of_one_plan_are_counted_together(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=0)
-    ids = [s.id for s in store.submit([ask(u, fgpu_milli=600) for u in ("alice", "bob")], now_s=1)]
-    assert_refused(store, placing(store, *ids, on=[device(0)], fgpu_milli=600))
 
 
 @pytest.mark.parametrize("state", [S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING])
@@ -217,18 +203,6 @@ def test_first_reserved_start_becomes_the_promise(
     # The session keeps its promise when it starts, and after.
     (placed,) = schedule(store, now_s=300)
     assert placed.promised_at_s == 500
-
-
-def test_promise_is_logged_once(store: Store) -> None:
-    session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
-    for at_s in (500, 600):
-        decision = ReserveDecision(session.id, at_s, "n1", ())
-        store.commit(Plan(store.version(), (decision,)), now_s=2)
-    assert [(e.kind, e.reason) for e in store.events()] == [
-        ("submitted", None),
-        ("waits", "RESERVED"),
-        ("promised", "RESERVED"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from fgpu_scheduler.core import quota as counting
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.quota import Ledger, usage_of_quotas
 from fgpu_scheduler.core.records import SessionMeasurements
-from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.history import _MEASURED_OF, History, Meters, read_experience
-from fgpu_scheduler.store.rows import life_values, quota_key, request_values
+from fgpu_scheduler.store.rows import life_values, request_values
 from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.store import Store
 
@@ -136,25 +135,6 @@ def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: 
 
 def one_for_each(count: int) -> list[Quota]:
     return [Quota(QuotaScope.USER, f"user{n}", max_fgpu_milli=1000) for n in range(count)]
-
-
-def test_changing_one_of_many_quotas_takes_linear_time(filed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at = 0
-
-    def counted(quota: Quota) -> tuple[str, str, str]:
-        nonlocal looked_at
-        looked_at += 1
-        return quota_key(quota)
-
-    quotas = one_for_each(300)
-    filed.set_quotas(quotas, now_s=1)
-    monkeypatch.setattr(accounts, "quota_key", counted)
-    filed.set_quotas([replace(quotas[0], max_fgpu_milli=500), *quotas[2:]], now_s=2)
-    assert looked_at < 10 * len(quotas)
-    assert [event.reason for event in filed.events(limit=1000)][-2:] == [
-        "user 'user1': none",
-        "user 'user0': 0.5 fGPU",
-    ]
 
 
 def test_session_is_checked_only_against_quotas_that_can_count_it(

@@ -123,25 +123,6 @@ def test_cordon_survives_a_restart(store: Store) -> None:
     assert notes(store) == ["n1: added", "n1: READY -> CORDONED", "n1: CORDONED -> READY"]
 
 
-def test_cordon_survives_a_restart_while_the_machine_is_away(store: Store) -> None:
-    store.set_nodes([node()], now_s=1)
-    store.set_node_state("n1", NodeState.CORDONED, now_s=2)
-    store.set_nodes([replace(node(), state=NodeState.LOST)], now_s=3)
-    assert store.snapshot(4).nodes[0].state is NodeState.CORDONED
-
-
-def test_setting_the_current_node_state_writes_nothing(store: Store) -> None:
-    store.set_nodes([node()], now_s=1)
-    before = store.version()
-    store.set_node_state("n1", NodeState.READY, now_s=2)
-    assert store.version() == before
-
-
-def test_error_names_the_unknown_node(store: Store) -> None:
-    with pytest.raises(BadSettings, match="there is no node 'n9'"):
-        store.set_node_state("n9", NodeState.LOST, now_s=1)
-
-
 def test_duplicate_nodes_and_devices_are_refused(store: Store) -> None:
     with pytest.raises(BadSettings, match="node 'n1' is configured twice"):
         store.set_nodes([node(), node()], now_s=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from store_worlds import S, ask, end, node, opened, run
+from store_worlds import S, ask, end, node, run
 
 from fgpu_scheduler.core.model import EndCause
 from fgpu_scheduler.errors import (
@@ -313,12 +313,3 @@ def test_every_image_change_is_a_version_and_no_change_is_none(store: Store, ima
     assert store.version() == version
     images.share(found.id, users=["bob"], groups=[], now_s=9)
     assert store.version() == version + 1
-
-
-def test_private_images_outlive_the_process(url: str) -> None:
-    with opened(url) as store:
-        store.set_nodes([node(devices=4)], now_s=1)
-        run(store, ask("alice"), now_s=2)
-        before = make(PrivateImages(store), requested(PrivateImages(store)))
-    with opened(url) as store:
-        assert PrivateImages(store).all() == (before,)

@@ -22,7 +22,6 @@ from store_worlds import (
 
 import fgpu_scheduler
 from fgpu_scheduler.core.model import Quota, QuotaScope
-from fgpu_scheduler.errors import SessionExists
 from fgpu_scheduler.store.store import Store
 
 HERE = Path(__file__).parent
@@ -100,33 +99,6 @@ def test_threads_share_a_store(store: Store) -> None:
         list(threads.map(submit, ["alice", "bob", "carol", "dan"]))
     assert len(store.snapshot(0).sessions) == 40
     assert_the_log_tells_every_state(store)
-
-
-def test_exactly_one_of_two_threads_gets_a_server(store: Store) -> None:
-    def won(server_name: str) -> bool:
-        try:
-            store.submit([ask("alice", server_name)], now_s=0)
-        except SessionExists:
-            return False
-        return True
-
-    servers = [f"server{number // 2}" for number in range(20)]
-    with ThreadPoolExecutor(2) as threads:
-        assert sum(threads.map(won, servers)) == 10
-
-
-def test_another_process_reads_committed_writes(url: str) -> None:
-    with opened(url) as hub:
-        service = Store(url)
-        service.connect_readonly()
-        try:
-            assert service.installation_id == hub.installation_id
-            session = hub.submit([ask()], now_s=1)[0]
-            assert service.snapshot(2) == hub.snapshot(2)
-            assert service.session(session.id) == session
-            assert service.events() == hub.events()
-        finally:
-            service.close()
 
 
 def test_snapshot_queries_do_not_grow_with_sessions_and_a_cached_one_takes_one_query(url: str) -> None:

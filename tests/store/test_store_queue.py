@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
-from store_worlds import S, ask, end, node, opened, run, schedule
+from store_worlds import S, ask, end, node, run, schedule
 
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.run_lengths import LengthSource, RemainingTime
@@ -23,42 +23,16 @@ def test_submitted_request_is_pending_and_read_back_unchanged(store: Store) -> N
     assert store.serving("alice", "work") == submitted[0]
 
 
-def test_requests_submitted_together_keep_their_order(store: Store) -> None:
-    asked = [ask("bob"), ask("alice"), ask("carol")]
-    submitted = store.submit(asked, now_s=1)
-    assert [s.request for s in submitted] == asked
-    assert [s.id for s in submitted] == sorted(s.id for s in submitted)
-
-
-def test_a_request_can_be_submitted_held(store: Store) -> None:
-    assert store.submit([ask()], now_s=1, held=True)[0].held
-    assert store.snapshot(1).sessions[0].held
-
-
 def test_empty_submission_changes_nothing(store: Store) -> None:
     before = store.version()
     assert store.submit([], now_s=1) == ()
     assert store.version() == before
 
 
-def test_a_server_has_one_session_at_a_time(store: Store) -> None:
-    store.submit([ask("alice", "work")], now_s=1)
-    before = store.version()
-    with pytest.raises(SessionExists, match="'work' of alice"):
-        store.submit([ask("alice", "other"), ask("alice", "work")], now_s=2)
-    assert store.version() == before
-    assert store.serving("alice", "other") is None
-    assert len(store.events()) == 1
-
-
 def test_submission_with_two_requests_for_one_server_is_refused(store: Store) -> None:
     with pytest.raises(SessionExists):
         store.submit([ask("alice", "work"), ask("alice", "work")], now_s=1)
     assert store.snapshot(1).sessions == ()
-
-
-def test_servers_of_the_same_name_belong_to_their_users(store: Store) -> None:
-    assert len(store.submit([ask("alice", "work"), ask("bob", "work")], now_s=1)) == 2
 
 
 def test_server_can_be_requested_while_its_last_session_terminates(store: Store) -> None:
@@ -81,31 +55,6 @@ def test_replacing_request_takes_the_server_and_is_counted_instead(
     ended = store.session(old.id)
     assert ended is not None
     assert (ended.state, ended.end_cause, ended.ended_at_s) == (S.CANCELLED, EndCause.USER, 5)
-
-
-def test_refused_replacement_leaves_the_old_request_in_its_place(
-    store: Store,
-) -> None:
-    old, _ = store.submit([ask("alice"), ask("bob")], now_s=1, held=True)
-    before = store.snapshot(9)
-    requests = [ask("alice", fgpu_milli=700), ask("alice", "another")]
-    with pytest.raises(TooManyPending, match="alice may have 1 requests waiting: 0 wait already"):
-        store.submit(requests, now_s=5, max_pending_per_user=1, replacing=old.id)
-    with pytest.raises(SessionExists):
-        store.submit([ask("alice"), ask("bob")], now_s=5, replacing=old.id)
-    assert store.snapshot(9) == before
-
-
-def test_replaced_running_session_keeps_its_share_until_it_is_gone(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=0)
-    old = run(store, ask("alice", fgpu_milli=1000))
-    new = store.submit([ask("alice", fgpu_milli=1000)], now_s=5, replacing=old.id)[0]
-    left = store.session(old.id)
-    assert left is not None
-    assert (left.state, left.placement) == (S.TERMINATING, old.placement)
-    assert schedule(store) == ()
-    store.move(old.id, S.TERMINATED, now_s=6)
-    assert [s.id for s in schedule(store)] == [new.id]
 
 
 def test_ended_session_is_not_ended_again_by_a_replacement(store: Store) -> None:
@@ -225,31 +174,10 @@ def test_run_lengths_count_only_sessions_that_ran(store: Store) -> None:
     assert found == RemainingTime(LengthSource.ALL, 0, lengths)
 
 
-def test_an_unknown_session_or_server_is_none(store: Store) -> None:
-    assert store.session(1) is None
-    assert store.serving("nobody", "") is None
-    assert store.ended(user="nobody", limit=5) == ()
-    assert store.held_sessions() == ()
-
-
 def test_names_are_read_back_unchanged(store: Store) -> None:
     for number, name in enumerate(("o'brien", "Zoë; DROP TABLE", "日本", "100%", ":user")):
         session = store.submit([ask(name, name)], now_s=number)[0]
         assert store.serving(name, name) == session
-
-
-def test_times_after_2038_and_large_amounts_are_stored(store: Store) -> None:
-    session = store.submit([ask(fgpu_milli=10**9)], now_s=2**33)[0]
-    assert store.session(session.id) == session
-
-
-def test_reader_sees_consistent_data_while_others_write(url: str) -> None:
-    with opened(url) as writer, opened(url) as reader:
-        base = writer.version()
-        for number in range(20):
-            writer.submit([ask(f"user{number}")], now_s=number)
-            snapshot = reader.snapshot(number)
-            assert len(snapshot.sessions) == snapshot.version - base == number + 1
 
 
 def test_latest_sessions_of_a_user_are_live_and_ended_newest_first(store: Store) -> None:

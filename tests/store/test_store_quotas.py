@@ -73,13 +73,6 @@ def test_each_changed_quota_is_logged(store: Store) -> None:
     ]
 
 
-def test_quotas_survive_a_restart(url: str) -> None:
-    with opened(url) as store:
-        store.set_quotas([CLASS, EACH], now_s=1)
-    with opened(url) as store:
-        assert store.snapshot(1).quotas == (CLASS, EACH)
-
-
 def test_submission_over_a_pending_quota_is_refused_whole(store: Store) -> None:
     store.set_quotas([CLASS], now_s=1)
     store.submit([of("alice", "a", "class", "staff"), of("bob", "b")], now_s=1)

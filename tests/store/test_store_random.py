@@ -193,28 +193,16 @@ def live_through(kind: str, folder: Path, steps: list[tuple[str, int, object]]) 
         assert_the_log_tells_every_state(store)
 
 
-FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-
-
-@settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=STEPS)
-def test_random_history_in_memory_matches_the_model(
-    tmp_path: Path, steps: list[tuple[str, int, object]]
+def test_random_history_matches_the_model(
+    kind: str, tmp_path: Path, steps: list[tuple[str, int, object]]
 ) -> None:
-    live_through("memory", tmp_path, steps)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
-@given(steps=STEPS)
-def test_random_history_in_a_file_matches_the_model(
-    tmp_path: Path, steps: list[tuple[str, int, object]]
-) -> None:
-    live_through("sqlite", tmp_path, steps)
-
-
-@settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
-@given(steps=STEPS)
-def test_random_history_on_postgresql_matches_the_model(
-    tmp_path: Path, steps: list[tuple[str, int, object]]
-) -> None:
-    live_through("postgresql", tmp_path, steps)
+    live_through(kind, tmp_path, steps)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from store_worlds import S, ask, node, opened, run, schedule
+from store_worlds import S, ask, node, run, schedule
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session
 from fgpu_scheduler.core.reclaim import End, Warn, WithdrawWarning
-from fgpu_scheduler.errors import InvalidTransition, StaleVersion, UnknownSession
+from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.store.store import Store
 
 IDLE, PREEMPTED, LIMIT = EndCause.IDLE, EndCause.PREEMPTED, EndCause.TIME_LIMIT
@@ -32,12 +32,6 @@ def test_warning_is_stored_and_withdrawn(store: Store) -> None:
     assert store.session(session.id) == spared
 
 
-def test_later_warning_replaces_the_first(store: Store) -> None:
-    session = warned(store)
-    (again,) = store.reclaim([Warn(session.id, LIMIT, 70)], store.version(), now_s=20)
-    assert (again.ends_at_s, again.ends_cause) == (70, LIMIT)
-
-
 @pytest.mark.parametrize("cause", [IDLE, PREEMPTED, LIMIT])
 def test_warned_session_ends_at_the_announced_time(store: Store, cause: EndCause) -> None:
     session = warned(store, cause)
@@ -57,13 +51,6 @@ def test_end_earlier_or_for_another_cause_than_warned_is_refused(
         store.reclaim([End(session.id, cause, "why")], version, now_s=now_s)
     assert store.session(session.id) == session
     assert store.version() == version
-
-
-def test_end_without_a_warning_is_refused(store: Store) -> None:
-    session = running(store)
-    with pytest.raises(StaleVersion, match="was not warned"):
-        store.reclaim([End(session.id, IDLE, "why")], store.version(), now_s=10**6)
-    assert store.session(session.id) == session
 
 
 def test_reclaim_on_a_stale_version_is_refused(store: Store) -> None:
@@ -113,16 +100,6 @@ def test_idle_since_is_stored_until_the_session_works_again(store: Store) -> Non
     assert store.version() == version
     assert store.note_idle(session.id, None, now_s=11).idle_since_s is None
     assert store.session(session.id) == session
-
-
-def test_only_running_sessions_are_kept_or_marked_idle(store: Store) -> None:
-    waiting = store.submit([ask()], now_s=1)[0]
-    with pytest.raises(InvalidTransition):
-        store.keep(waiting.id, 9, now_s=1)
-    with pytest.raises(InvalidTransition):
-        store.note_idle(waiting.id, 9, now_s=1)
-    with pytest.raises(UnknownSession):
-        store.keep(99, 9, now_s=1)
 
 
 def test_preempted_session_is_queued_again_at_its_place_under_its_name(store: Store) -> None:
@@ -228,11 +205,3 @@ def test_every_reclaim_step_is_logged(store: Store) -> None:
         (100, session.id, "moved", "PREEMPTED", S.TERMINATING),
         (100, session.id + 1, "submitted", f"replaces {session.id}", S.PENDING),
     ]
-
-
-def test_a_warning_outlives_the_process(url: str) -> None:
-    with opened(url) as store:
-        session = warned(store)
-        kept = store.note_idle(session.id, 7, now_s=11)
-    with opened(url) as store:
-        assert store.session(session.id) == kept

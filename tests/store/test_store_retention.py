@@ -223,18 +223,6 @@ def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> 
     assert counts(store)[0] == len(ids)
 
 
-def test_zero_days_keep_everything(store: Store) -> None:
-    ids = ended_long_ago(store, TYPICAL_RUNS + 5)
-
-    async def begin() -> set[asyncio.Task[None]]:
-        background = Background(logging.getLogger("fgpu"))
-        begin_retention(background, Retention(store), At(), days=0)
-        return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
-
-    assert not asyncio.run(begin())
-    assert counts(store)[0] == len(ids)
-
-
 # --- Pages of the history, and measurements ---
 
 

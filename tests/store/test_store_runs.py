@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from store_worlds import ask, end, node, opened, run
 
-from fgpu_scheduler.core.model import EndCause, SessionState
-from fgpu_scheduler.core.run_lengths import PastRun, PastRuns
+from fgpu_scheduler.core.run_lengths import PastRun
 from fgpu_scheduler.store.store import Store
 
 
@@ -13,16 +12,6 @@ def lasts(store: Store, user: str, *, from_s: int, to_s: int) -> PastRun:
     session = run(store, ask(user), now_s=from_s)
     end(store, session.id, now_s=to_s)
     return PastRun("lab", user, session.request.image, to_s - from_s, to_s, session.id)
-
-
-def test_ended_run_is_in_the_next_snapshot(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    assert store.snapshot(0).runs == PastRuns()
-    long = lasts(store, "a", from_s=1, to_s=900)
-    short = lasts(store, "b", from_s=1000, to_s=1060)
-    (waiting,) = store.submit([ask("c")], now_s=2000)
-    store.move(waiting.id, SessionState.CANCELLED, now_s=2001, cause=EndCause.USER)
-    assert store.snapshot(2002).runs.of_group == {"lab": (short, long)}
 
 
 def test_another_process_reads_the_same_runs_in_the_same_order(url: str) -> None:

@@ -36,7 +36,7 @@ from fgpu_scheduler.service.healing import Healer
 from fgpu_scheduler.service.reclaiming import Reclaiming
 from fgpu_scheduler.service.steps import Steps
 from fgpu_scheduler.service.store_thread import AGAIN_S
-from fgpu_scheduler.store.sessions import amount_words
+from fgpu_scheduler.store.sessions import amount_words, end_state
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -184,14 +184,7 @@ class Scheduler(Steps):
         before = await self.session(session_id)
         found = await self.call(self._resize, session_id, amount)
         if isinstance(found, Session) and found != before:
-            log.info(
-                "Session %d (%s/%s): resized, %s -> %s",
-                found.id,
-                found.request.user,
-                found.request.server_name,
-                amount_words(before),
-                amount_words(found),
-            )
+            self._log(found, f"resized, {amount_words(before)} -> {amount_words(found)}")
             self.nudge()
             # A pending session may use what it gave up.
             self.wake()
@@ -240,13 +233,9 @@ class Scheduler(Steps):
 
     async def _watch(self) -> None:
         while True:
-            try:
+            with self.thread.surviving("Reconciling"):
                 await self._deadlines_passed()
                 await self.healer.round()
-            except Exception as e:
-                self.thread.failed("Reconciling", e)
-            else:
-                self.thread.away.has("Reconciling")
             self.wake()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._deadlines.reconcile_every_s):
@@ -255,12 +244,8 @@ class Scheduler(Steps):
 
     async def _reclaim(self) -> None:
         while True:
-            try:
+            with self.thread.surviving("Reclaiming"):
                 await self.reclaim()
-            except Exception as e:
-                self.thread.failed("Reclaiming", e)
-            else:
-                self.thread.away.has("Reclaiming")
             await asyncio.sleep(self._deadlines.reconcile_every_s)
 
     async def reclaim(self) -> None:
@@ -278,21 +263,13 @@ class Scheduler(Steps):
             elif session.state is S.PENDING:
                 self._waiting_since[session.id] = asyncio.get_running_loop().time()
                 self._log_change(session, None, f"queued again for session {session.replaces}")
+            elif session.ends_cause is None:
+                self._log(session, "its warning is taken back")
             else:
-                self._log_warning(session)
+                self._log(session, f"warned, it ends for {session.ends_cause}")
         if changed:
             self.nudge()
             self.look()
-
-    def _log_warning(self, session: Session) -> None:
-        asked, cause = session.request, session.ends_cause
-        log.info(
-            "Session %d (%s/%s): %s",
-            session.id,
-            asked.user,
-            asked.server_name,
-            "its warning is taken back" if cause is None else f"warned, it ends for {cause}",
-        )
 
     async def _deadlines_passed(self) -> None:
         snapshot = await self.call(self.store.snapshot, self.clock.now_s())
@@ -300,16 +277,14 @@ class Scheduler(Steps):
         live = {s.id for s in snapshot.sessions}
         newest = max(live, default=0)
         self._waiting_since = {i: at for i, at in self._waiting_since.items() if i in live or i > newest}
-        limits = self._deadlines
+        limits, now = self._deadlines, asyncio.get_running_loop().time()
         # Resuming ten thousand sessions takes an hour: abandon none while others are still being resumed.
-        long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s
+        long_held = now - self._resumed_at >= limits.abandoned_after_s
         for session in snapshot.sessions:
-            now = asyncio.get_running_loop().time()  # Monotonic: setting the clock makes no wait longer.
             waited_s = now - self._waiting_since.setdefault(session.id, now)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
-                message = (
-                    f"nothing became free within the queue's limit of {duration(limits.queue_timeout_s)}"
-                )
+                limit = limits.queue_timeout_s
+                message = f"nothing became free within the queue's limit of {duration(limit)}"
             elif (
                 session.held
                 and long_held
@@ -321,12 +296,11 @@ class Scheduler(Steps):
                 message = f"the Hub has restarted, and did not resume this request within {duration(limit)}"
             else:
                 continue
-            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
             # Only from the observed state: a session that was placed or resumed since is not late.
             with contextlib.suppress(InvalidTransition):
                 await self.move(
                     session,
-                    to,
+                    end_state(session),
                     expect=(session.state,),
                     attempt=session.attempt,
                     cause=EndCause.QUEUE_TIMEOUT,

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
@@ -23,6 +23,7 @@ from fgpu_scheduler.errors import InvalidTransition, UnknownSession
 from fgpu_scheduler.ports import Clock
 from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
 from fgpu_scheduler.service.store_thread import StoreThread
+from fgpu_scheduler.store.sessions import end_state
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -44,6 +45,15 @@ def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
         marks[session_id] -= 1
         if not marks[session_id]:
             del marks[session_id]
+
+
+class Move(TypedDict, total=False):
+    """What a move may carry; `SessionStore.move` documents each."""
+
+    attempt: int | None
+    cause: EndCause | None
+    message: str | None
+    launched: str | None
 
 
 def patient(
@@ -226,9 +236,10 @@ class Steps(Queue):
             session = await self.session(session_id)
             if session.state in ENDING_STATES:
                 return session
-            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
             try:
-                return await self.move(session, to, expect=(session.state,), cause=cause, message=message)
+                return await self.move(
+                    session, end_state(session), expect=(session.state,), cause=cause, message=message
+                )
             except InvalidTransition:
                 # It has moved to another state, which may end in another way.
                 continue
@@ -315,23 +326,13 @@ class Steps(Queue):
         to: SessionState,
         *,
         expect: Sequence[SessionState],
-        attempt: int | None = None,
-        cause: EndCause | None = None,
-        message: str | None = None,
-        launched: str | None = None,
+        **more: Unpack[Move],
     ) -> Session:
-        moved = await self.call(
-            self.store.move,
-            session.id,
-            to,
-            now_s=self.clock.now_s(),
-            cause=cause,
-            message=message,
-            launched=launched,
-            expect=expect,
-            attempt=attempt,
+        """Commit that the session is in another state, if it is in one of ``expect``."""
+        now_s = self.clock.now_s()
+        return self._announce(
+            session, await self.call(self.store.move, session.id, to, now_s=now_s, expect=expect, **more)
         )
-        return self._announce(session, moved)
 
     def _announce(self, before: Session, session: Session) -> Session:
         """Log a committed change and wake the callers that wait for it."""
@@ -361,13 +362,8 @@ class Steps(Queue):
 
     def _log_change(self, session: Session, before: SessionState | None, reason: str | None) -> None:
         why = reason or session.end_cause or session.wait_reason or ""
+        self._log(session, f"{before or 'new'} -> {session.state}{f' ({why})' if why else ''}")
+
+    def _log(self, session: Session, words: str) -> None:
         asked = session.request
-        log.info(
-            "Session %d (%s/%s): %s -> %s%s",
-            session.id,
-            asked.user,
-            asked.server_name,
-            before or "new",
-            session.state,
-            f" ({why})" if why else "",
-        )
+        log.info("Session %d (%s/%s): %s", session.id, asked.user, asked.server_name, words)

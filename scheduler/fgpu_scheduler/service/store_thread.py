@@ -13,8 +13,9 @@ An outage is detected only while calls wait:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -101,6 +102,16 @@ class StoreThread:
                     await asyncio.sleep(AGAIN_S)
         finally:
             self.away.has(who)
+
+    @contextlib.contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """Log an error of a loop's round instead of raising it: the loop must survive an outage of the database."""
+        try:
+            yield
+        except Exception as e:
+            self.failed(what, e)
+        else:
+            self.away.has(what)
 
     def failed(self, what: str, error: Exception) -> None:
         """Log why a round of a loop failed; an outage of the database is a warning only the first time."""

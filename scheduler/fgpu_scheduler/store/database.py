@@ -117,9 +117,8 @@ class Database:
 
     def close(self) -> None:
         """Close every connection; `open` opens the database again. Idempotent."""
-        for engine in (self._reader, self._writer):
-            if engine is not None:
-                engine.dispose()
+        for engine in filter(None, (self._reader, self._writer)):
+            engine.dispose()
         self._reader = self._writer = None
 
     @contextmanager
@@ -188,8 +187,21 @@ class Database:
 
     def _new_engine(self) -> Engine:
         """Create the engine, which connects on first use, and its reading side."""
+        # Arguments in the URL's query, such as "connect_timeout", take precedence.
+        known = {"timeout": LOCK_TIMEOUT_S} if self._is_sqlite else TIMEOUTS
+        arguments = {name: value for name, value in known.items() if name not in self._url.query}
+        options: dict[str, Any] = {}
+        if self._in_memory:
+            options["poolclass"] = StaticPool
+            arguments["check_same_thread"] = False
+        elif not self._is_sqlite:
+            # Test each connection before use: a restart of the server must not fail the next spawn.
+            options["pool_pre_ping"] = True
         with requiring_driver():
-            engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
+            engine = create_engine(self._url, connect_args=arguments, **options)
+        event.listen(engine, "connect", _set_up_sqlite if self._is_sqlite else _set_up_postgresql)
+        if not self._is_sqlite:
+            event.listen(engine, "handle_error", _disconnect_from_standby)
         self._reader = self._with_mode(engine, write=False)
         return engine
 
@@ -199,26 +211,6 @@ class Database:
         # Writers wait for the lock on the meta row, and must then see what the previous writer committed.
         level = "READ COMMITTED" if write else "REPEATABLE READ"
         return engine.execution_options(isolation_level=level, postgresql_readonly=not write)
-
-    def _sqlite_engine(self) -> Engine:
-        arguments = {} if "timeout" in self._url.query else {"timeout": LOCK_TIMEOUT_S}
-        if self._in_memory:
-            engine = create_engine(
-                self._url, poolclass=StaticPool, connect_args={"check_same_thread": False, **arguments}
-            )
-        else:
-            engine = create_engine(self._url, connect_args=arguments)
-        event.listen(engine, "connect", _set_up_sqlite)
-        return engine
-
-    def _postgresql_engine(self) -> Engine:
-        # Arguments in the URL's query, such as "connect_timeout", take precedence.
-        arguments = {name: value for name, value in TIMEOUTS.items() if name not in self._url.query}
-        # Test each connection before use: a restart of the server must not fail the next spawn.
-        engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
-        event.listen(engine, "connect", _set_up_postgresql)
-        event.listen(engine, "handle_error", _disconnect_from_standby)
-        return engine
 
     def _use_wal(self, engine: Engine) -> None:
         """Use a write-ahead log, so that writers do not block readers. The file keeps this mode."""

@@ -37,17 +37,9 @@ Used = Mapping[tuple[str, str], tuple[float, int]]
 
 def event_of(row: Sequence[Any]) -> Event:
     """Return the event of a row with columns in the table's order."""
-    id_, at_s, session_id, kind, from_state, to_state, reason, user = row
-    return Event(
-        id_,
-        at_s,
-        session_id,
-        kind,
-        SessionState(from_state) if from_state else None,
-        SessionState(to_state) if to_state else None,
-        reason,
-        user,
-    )
+    *first, from_state, to_state, reason, user = row
+    states = (SessionState(state) if state else None for state in (from_state, to_state))
+    return Event(*first, *states, reason, user)
 
 
 def sessions_of(
@@ -148,15 +140,7 @@ def share_values(session: Session) -> list[dict[str, Any]]:
     """Return the rows of `shares` for the session's placement."""
     found = session.placement.shares if session.placement else ()
     return [
-        {
-            "session_id": session.id,
-            "position": position,
-            "device_uuid": share.device_uuid,
-            "fgpu_milli": share.fgpu_milli,
-            "memory_mib": share.memory_mib,
-            "compute_percent": share.compute_percent,
-            "mode": share.mode.value,
-        }
+        {**_fields(share), "session_id": session.id, "position": position, "mode": share.mode.value}
         for position, share in enumerate(found)
     ]
 
@@ -200,27 +184,18 @@ def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[
 
 def node_values(node: Node, state: NodeState) -> dict[str, Any]:
     """Return the row of a node in this state."""
-    return {
-        "id": node.id,
-        "resource_group": node.resource_group,
-        "cpu_milli": node.cpu_milli,
-        "memory_mib": node.memory_mib,
-        "state": state.value,
-        "closed": node.closed,
-    }
+    values = {**_fields(node), "state": state.value}
+    del values["devices"]
+    return values
 
 
 def device_values(device: Device, node_id: str) -> dict[str, Any]:
     """Return the row of a device on this node."""
-    return {
-        "uuid": device.uuid,
-        "node_id": node_id,
-        "device_index": device.index,
-        "model": device.model,
-        "memory_mib": device.memory_mib,
-        "capacity_milli": device.capacity_milli,
-        "simulated": device.simulated,
-        "retired": False,
-        "max_shares": device.max_shares,
-        "cordon_reason": device.cordon_reason,
-    }
+    values = {**_fields(device), "node_id": node_id, "retired": False}
+    values["device_index"] = values.pop("index")
+    return values
+
+
+def _fields(value: Share | Node | Device) -> dict[str, Any]:
+    """Return the fields of a value, which are columns of the same names."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}

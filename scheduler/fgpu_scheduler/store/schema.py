@@ -1,12 +1,14 @@
 """The tables.
 
 Names of columns end in their units. Sessions have no foreign key to nodes or devices, so that ended sessions keep what
-they held after their node is deleted.
+they held after their node is deleted. The tables `meters` and `foretold` have none to the sessions, so that writes of one
+do not wait for the other. The order of columns counts where rows are unpacked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -32,12 +34,26 @@ metadata = MetaData()
 # SQLite generates ids only in a column declared INTEGER.
 Id = BigInteger().with_variant(Integer(), "sqlite")
 
+
+def _key(kind: Any, *names: str) -> list[Column[Any]]:
+    """Return columns of the primary key whose values are given, not generated."""
+    return [Column(name, kind, primary_key=True, autoincrement=False) for name in names]
+
+
+def _filled(kind: Any, *names: str, unique: bool | None = None) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False, unique=unique) for name in names]
+
+
+def _optional(kind: Any, *names: str) -> list[Column[Any]]:
+    return [Column(name, kind) for name in names]
+
+
 meta = Table(
     "fgpu_meta",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", BigInteger, nullable=False),
-    Column("installation_id", Text, nullable=False),
+    *_key(Integer, "id"),
+    *_filled(BigInteger, "version"),
+    *_filled(Text, "installation_id"),
     CheckConstraint("id = 1", name="fgpu_meta_one_row"),
 )
 """One row. Every write first adds 1 to its ``version``, which serialises writers on PostgreSQL."""
@@ -45,31 +61,29 @@ meta = Table(
 nodes = Table(
     "fgpu_nodes",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("resource_group", Text, nullable=False),
-    Column("cpu_milli", BigInteger, nullable=False),
-    Column("memory_mib", BigInteger, nullable=False),
+    *_key(Text, "id"),
+    *_filled(Text, "resource_group"),
+    *_filled(BigInteger, "cpu_milli", "memory_mib"),
     # Observed, or set by an administrator. Whether its cluster closed the node is a column of its own, so that neither
     # overwrites the other.
-    Column("state", Text, nullable=False),
-    Column("closed", Boolean, nullable=False),
+    *_filled(Text, "state"),
+    *_filled(Boolean, "closed"),
 )
 
 devices = Table(
     "fgpu_devices",
     metadata,
-    Column("uuid", Text, primary_key=True),
+    *_key(Text, "uuid"),
     Column("node_id", Text, ForeignKey("fgpu_nodes.id", name="fgpu_devices_node"), nullable=False),
-    Column("device_index", Integer, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("memory_mib", BigInteger, nullable=False),
-    Column("capacity_milli", BigInteger, nullable=False),
-    Column("simulated", Boolean, nullable=False),
+    *_filled(Integer, "device_index"),
+    *_filled(Text, "model"),
+    *_filled(BigInteger, "memory_mib", "capacity_milli"),
+    *_filled(Boolean, "simulated"),
     # No longer configured, but held by a session: not offered.
-    Column("retired", Boolean, nullable=False),
-    Column("max_shares", Integer, nullable=False),
+    *_filled(Boolean, "retired"),
+    *_filled(Integer, "max_shares"),
     # An administrator's reason for cordoning it; null: not cordoned.
-    Column("cordon_reason", Text),
+    *_optional(Text, "cordon_reason"),
 )
 
 sessions = Table(
@@ -77,49 +91,33 @@ sessions = Table(
     metadata,
     Column("id", Id, primary_key=True),
     # Not "user": in PostgreSQL the unquoted word is the database's own user.
-    Column("user_name", Text, nullable=False),
-    Column("server_name", Text, nullable=False),
-    Column("image", Text, nullable=False),
-    Column("resource_group", Text, nullable=False),
-    Column("fgpu_milli", BigInteger, nullable=False),
-    Column("cpu_milli", BigInteger, nullable=False),
-    Column("memory_mib", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("submitted_at_s", BigInteger, nullable=False),
-    Column("held", Boolean, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("node_id", Text),
-    Column("wait_reason", Text),
-    Column("scheduled_at_s", BigInteger),
-    Column("started_at_s", BigInteger),
-    Column("ended_at_s", BigInteger),
-    Column("end_cause", Text),
-    Column("message", Text),
-    Column("launched", Text),
-    Column("replaces", BigInteger),
-    Column("gpu_memory_mib", BigInteger),
-    Column("compute_percent", Integer),
+    *_filled(Text, "user_name", "server_name", "image", "resource_group"),
+    *_filled(BigInteger, "fgpu_milli", "cpu_milli", "memory_mib"),
+    *_filled(Text, "state"),
+    *_filled(BigInteger, "submitted_at_s"),
+    *_filled(Boolean, "held"),
+    *_filled(Integer, "attempt"),
+    *_optional(Text, "node_id", "wait_reason"),
+    *_optional(BigInteger, "scheduled_at_s", "started_at_s", "ended_at_s"),
+    *_optional(Text, "end_cause", "message", "launched"),
+    *_optional(BigInteger, "replaces", "gpu_memory_mib"),
+    *_optional(Integer, "compute_percent"),
     # A JSON array, most preferred first; null: any.
-    Column("gpu_models", Text),
-    Column("time_limit_s", BigInteger),
-    Column("priority", Integer, nullable=False),
+    *_optional(Text, "gpu_models"),
+    *_optional(BigInteger, "time_limit_s"),
+    *_filled(Integer, "priority"),
     # A JSON array.
-    Column("groups", Text, nullable=False),
-    Column("promised_at_s", BigInteger),
-    Column("ends_at_s", BigInteger),
-    Column("ends_cause", Text),
-    Column("idle_since_s", BigInteger),
-    Column("kept_until_s", BigInteger),
-    Column("place_of", BigInteger),
+    *_filled(Text, "groups"),
+    *_optional(BigInteger, "promised_at_s", "ends_at_s"),
+    *_optional(Text, "ends_cause"),
+    *_optional(BigInteger, "idle_since_s", "kept_until_s", "place_of"),
     # The requested priority, if an administrator changed it.
-    Column("asked_priority", Integer),
-    Column("queued_at_s", BigInteger),
+    *_optional(Integer, "asked_priority"),
+    *_optional(BigInteger, "queued_at_s"),
     # Seconds that its owner added to the time limit.
-    Column("extended_s", BigInteger, nullable=False),
-    # A JSON array of the nodes that refused it after placement.
-    Column("refused", Text, nullable=False),
-    # A JSON array of what it held before each resize.
-    Column("sizes", Text, nullable=False),
+    *_filled(BigInteger, "extended_s"),
+    # JSON arrays: the nodes that refused it after placement, and what it held before each resize.
+    *_filled(Text, "refused", "sizes"),
     # AUTOINCREMENT: ids are never reused, even if the newest row is deleted, because they name containers.
     sqlite_autoincrement=True,
 )
@@ -128,12 +126,11 @@ shares = Table(
     "fgpu_shares",
     metadata,
     Column("session_id", Id, ForeignKey("fgpu_sessions.id", name="fgpu_shares_session"), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
-    Column("device_uuid", Text, nullable=False),
-    Column("fgpu_milli", BigInteger, nullable=False),
-    Column("memory_mib", BigInteger, nullable=False),
-    Column("compute_percent", Integer, nullable=False),
-    Column("mode", Text, nullable=False),
+    *_key(Integer, "position"),
+    *_filled(Text, "device_uuid"),
+    *_filled(BigInteger, "fgpu_milli", "memory_mib"),
+    *_filled(Integer, "compute_percent"),
+    *_filled(Text, "mode"),
     # A share of memory only has no compute.
     CheckConstraint("fgpu_milli > 0 AND memory_mib > 0 AND compute_percent >= 0", name="fgpu_shares_amounts"),
 )
@@ -141,85 +138,70 @@ shares = Table(
 usage = Table(
     "fgpu_usage",
     metadata,
-    Column("user_name", Text, primary_key=True),
-    Column("resource_group", Text, primary_key=True),
+    *_key(Text, "user_name", "resource_group"),
     # fGPU x 1000 x seconds of ended sessions, decayed to ``at_s``.
-    Column("fgpu_milli_s", Double, nullable=False),
-    Column("at_s", BigInteger, nullable=False),
+    *_filled(Double, "fgpu_milli_s"),
+    *_filled(BigInteger, "at_s"),
 )
 
 quotas = Table(
     "fgpu_quotas",
     metadata,
-    Column("scope", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    # Empty: all groups together.
-    Column("resource_group", Text, primary_key=True),
-    Column("max_fgpu_milli", BigInteger),
-    Column("max_sessions", Integer),
-    Column("max_pending", Integer),
-    Column("max_lifetime_s", BigInteger),
+    # An empty group: all groups together.
+    *_key(Text, "scope", "name", "resource_group"),
+    *_optional(BigInteger, "max_fgpu_milli"),
+    *_optional(Integer, "max_sessions", "max_pending"),
+    *_optional(BigInteger, "max_lifetime_s"),
 )
 
 edits = Table(
     "fgpu_edits",
     metadata,
     # See `EditKind` for the kinds. ``fields`` is a JSON object.
-    Column("kind", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("fields", Text, nullable=False),
-    Column("changed_by", Text, nullable=False),
-    Column("changed_at_s", BigInteger, nullable=False),
+    *_key(Text, "kind", "name"),
+    *_filled(Text, "fields", "changed_by"),
+    *_filled(BigInteger, "changed_at_s"),
 )
 
 resizes = Table(
     "fgpu_resizes",
     metadata,
     # The last resize request of a session, and its result.
-    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("fgpu_milli", BigInteger, nullable=False),
-    Column("gpu_memory_mib", BigInteger),
-    Column("compute_percent", Integer),
-    Column("state", Text, nullable=False),
-    Column("message", Text),
-    Column("asked_by", Text, nullable=False),
-    Column("asked_at_s", BigInteger, nullable=False),
+    *_key(BigInteger, "session_id"),
+    *_filled(BigInteger, "fgpu_milli"),
+    *_optional(BigInteger, "gpu_memory_mib"),
+    *_optional(Integer, "compute_percent"),
+    *_filled(Text, "state"),
+    *_optional(Text, "message"),
+    *_filled(Text, "asked_by"),
+    *_filled(BigInteger, "asked_at_s"),
 )
 
 end_messages = Table(
     "fgpu_end_messages",
     metadata,
     # The message for the owner if the session ends by a user's wish, written before the Hub is asked to end it.
-    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("message", Text, nullable=False),
-    Column("said_at_s", BigInteger, nullable=False),
+    *_key(BigInteger, "session_id"),
+    *_filled(Text, "message"),
+    *_filled(BigInteger, "said_at_s"),
 )
 
 foretold = Table(
     "fgpu_foretold",
     metadata,
-    # No foreign key to the sessions, so that writes of one do not wait for the other. The first forecast of a start, and
-    # the planned range before it was corrected by earlier starts.
-    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("told_at_s", BigInteger, nullable=False),
-    Column("early_at_s", BigInteger, nullable=False),
-    Column("middle_at_s", BigInteger, nullable=False),
-    Column("late_at_s", BigInteger, nullable=False),
-    Column("planned_early_at_s", BigInteger, nullable=False),
-    Column("planned_middle_at_s", BigInteger, nullable=False),
-    Column("planned_late_at_s", BigInteger, nullable=False),
+    # The first forecast of a start, and the planned range before it was corrected by earlier starts.
+    *_key(BigInteger, "session_id"),
+    *_filled(BigInteger, "told_at_s", "early_at_s", "middle_at_s", "late_at_s"),
+    *_filled(BigInteger, "planned_early_at_s", "planned_middle_at_s", "planned_late_at_s"),
 )
 
 audit = Table(
     "fgpu_audit",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("at_s", BigInteger, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("target", Text, nullable=False),
-    Column("details", Text, nullable=False),
-    Column("resource_group", Text),
+    *_filled(BigInteger, "at_s"),
+    *_filled(Text, "actor", "action", "target", "details"),
+    *_optional(Text, "resource_group"),
     sqlite_autoincrement=True,
 )
 
@@ -227,30 +209,25 @@ private_images = Table(
     "fgpu_private_images",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("owner", Text, nullable=False),
+    *_filled(Text, "owner"),
     # The name for users, and the reference for engines.
-    Column("name", Text, nullable=False, unique=True),
-    Column("reference", Text, nullable=False, unique=True),
-    Column("state", Text, nullable=False),
-    Column("message", Text),
+    *_filled(Text, "name", "reference", unique=True),
+    *_filled(Text, "state"),
+    *_optional(Text, "message"),
     # The node of the engine that has it, and its id there.
-    Column("node_id", Text, nullable=False),
-    Column("image_id", Text),
-    Column("size_bytes", BigInteger),
+    *_filled(Text, "node_id"),
+    *_optional(Text, "image_id"),
+    *_optional(BigInteger, "size_bytes"),
     # The session, its image, the catalogue's image under that, and a JSON object of what the catalogue says about it.
-    Column("session_id", BigInteger, nullable=False),
-    Column("made_from", Text, nullable=False),
-    Column("base", Text, nullable=False),
-    Column("facts", Text, nullable=False),
-    Column("recipe", Text),
+    *_filled(BigInteger, "session_id"),
+    *_filled(Text, "made_from", "base", "facts"),
+    *_optional(Text, "recipe"),
     # JSON arrays.
-    Column("shared_users", Text, nullable=False),
-    Column("shared_groups", Text, nullable=False),
-    Column("server_kept", Boolean, nullable=False),
-    Column("owners_alone", Boolean, nullable=False),
-    Column("asked_by", Text, nullable=False),
-    Column("asked_at_s", BigInteger, nullable=False),
-    Column("made_at_s", BigInteger),
+    *_filled(Text, "shared_users", "shared_groups"),
+    *_filled(Boolean, "server_kept", "owners_alone"),
+    *_filled(Text, "asked_by"),
+    *_filled(BigInteger, "asked_at_s"),
+    *_optional(BigInteger, "made_at_s"),
     sqlite_autoincrement=True,
 )
 
@@ -258,43 +235,35 @@ private_images = Table(
 image_answers = Table(
     "fgpu_image_answers",
     metadata,
-    Column("image_id", Text, primary_key=True),
-    Column("user_name", Text, primary_key=True),
-    Column("accepted", Boolean, nullable=False),
-    Column("answered_at_s", BigInteger, nullable=False),
+    *_key(Text, "image_id", "user_name"),
+    *_filled(Boolean, "accepted"),
+    *_filled(BigInteger, "answered_at_s"),
 )
 
 meters = Table(
     "fgpu_meters",
     metadata,
-    # No foreign key to the sessions, so that writes of one do not wait for the other.
-    Column("session_id", Id, primary_key=True, autoincrement=False),
-    Column("at_s", BigInteger, nullable=False),
+    *_key(Id, "session_id"),
+    *_filled(BigInteger, "at_s"),
     # The held millionths of a GPU at that time, and the limit of its GPU memory.
-    Column("gpu_millionths", BigInteger, nullable=False),
-    Column("limit_mib", BigInteger, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("covered_s", BigInteger, nullable=False),
-    Column("peak_mib", BigInteger),
-    Column("p95_mib", BigInteger),
-    Column("sm_p95_percent", Integer),
-    Column("energy_mj", BigInteger),
-    Column("energy_estimated", Boolean, nullable=False),
+    *_filled(BigInteger, "gpu_millionths", "limit_mib"),
+    *_filled(BigInteger, "samples", "covered_s"),
+    *_optional(BigInteger, "peak_mib", "p95_mib"),
+    *_optional(Integer, "sm_p95_percent"),
+    *_optional(BigInteger, "energy_mj"),
+    *_filled(Boolean, "energy_estimated"),
     # A JSON object of the counts behind the percentiles, to continue from.
-    Column("counts", Text, nullable=False),
+    *_filled(Text, "counts"),
 )
 
 events = Table(
     "fgpu_events",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("at_s", BigInteger, nullable=False),
-    Column("session_id", BigInteger),
-    Column("kind", Text, nullable=False),
-    Column("from_state", Text),
-    Column("to_state", Text),
-    Column("reason", Text),
-    Column("user_name", Text),
+    *_filled(BigInteger, "at_s"),
+    *_optional(BigInteger, "session_id"),
+    *_filled(Text, "kind"),
+    *_optional(Text, "from_state", "to_state", "reason", "user_name"),
     sqlite_autoincrement=True,
 )
 
@@ -304,28 +273,20 @@ def in_states(states: Collection[SessionState]) -> ColumnElement[bool]:
     return sessions.c.state.in_([literal_column(f"'{state.value}'") for state in states])
 
 
+def _index(name: str, *columns: str, where: ColumnElement[bool] | None = None, unique: bool = False) -> None:
+    found = [sessions.c[column] for column in columns]
+    Index(f"fgpu_sessions_{name}", *found, unique=unique, sqlite_where=where, postgresql_where=where)
+
+
 is_live = in_states(LIVE)
 is_serving = in_states(SERVING)
+has_run = sessions.c.started_at_s.is_not(None)
 
 # Almost all sessions have ended. These two indexes contain only the few others.
-Index("fgpu_sessions_live", sessions.c.id, sqlite_where=is_live, postgresql_where=is_live)
-Index(
-    "fgpu_sessions_serving",
-    sessions.c.user_name,
-    sessions.c.server_name,
-    unique=True,
-    sqlite_where=is_serving,
-    postgresql_where=is_serving,
-)
-Index("fgpu_sessions_ended", sessions.c.ended_at_s)
-Index("fgpu_sessions_user", sessions.c.user_name, sessions.c.id)
-Index("fgpu_sessions_user_ended", sessions.c.user_name, sessions.c.ended_at_s)
+_index("live", "id", where=is_live)
+_index("serving", "user_name", "server_name", where=is_serving, unique=True)
+_index("ended", "ended_at_s")
+_index("user", "user_name", "id")
+_index("user_ended", "user_name", "ended_at_s")
 # For the newest runs of a resource group, without scanning those of the other groups.
-has_run = sessions.c.started_at_s.is_not(None)
-Index(
-    "fgpu_sessions_ran",
-    sessions.c.resource_group,
-    sessions.c.ended_at_s,
-    sqlite_where=has_run,
-    postgresql_where=has_run,
-)
+_index("ran", "resource_group", "ended_at_s", where=has_run)

@@ -72,9 +72,10 @@ class SessionStore(StoreConnection):
             _refuse(requests, groups, max_pending_per_user)
             accounts.refuse_over_quota(requests, write.world, groups)
             if old is not None and old.state in lifecycle.SERVING:
-                to = S.CANCELLED if old.state in EARLY else S.TERMINATING
                 message = "replaced by a new request of the same server"
-                ended = lifecycle.moved(old, to, now_s=now_s, cause=EndCause.USER, message=message)
+                ended = lifecycle.moved(
+                    old, end_state(old), now_s=now_s, cause=EndCause.USER, message=message
+                )
                 self._move(write, old, ended)
             new = tuple(write.add(Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
             if place is None or len(new) > 1 or groups.waiting:
@@ -278,6 +279,11 @@ class SessionStore(StoreConnection):
         write.save([new])
         write.event("moved", new, was=old.state, reason=new.end_cause or new.wait_reason)
         return new
+
+
+def end_state(session: Session) -> SessionState:
+    """Return the state of a live session once its end is requested."""
+    return S.CANCELLED if session.state in EARLY else S.TERMINATING
 
 
 def amount_words(session: Session) -> str:

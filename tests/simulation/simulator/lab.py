@@ -228,7 +228,7 @@ class Lab:
         complaints = [*refused_again(snapshot, plan), *less_liked(snapshot, plan)]
         if plan != planner.plan(replace(snapshot, known=None), self._policy):
             complaints.append("what earlier plans have left changes the plan")
-        if snapshot.groups != SessionIndex.of(snapshot.sessions):
+        if snapshot.index != SessionIndex.of(snapshot.sessions):
             complaints.append("the groups that were carried are not those of the sessions")
         self._complain(complaints)
 

@@ -126,7 +126,7 @@ async def test_all_who_wait_for_a_reading_share_the_next_one(
         readings += 1
         return read(ahead)
 
-    monkeypatch.setattr(store, "version", lambda: next(versions))
+    monkeypatch.setattr(reader._queue, "version", lambda: next(versions))
     monkeypatch.setattr(reader, "_read_world", counted)
     await asyncio.gather(*(reader.world() for _ in range(40)))
     together = readings
