@@ -221,7 +221,9 @@ def test_a_pre_emption_before_the_least_run_time_is_noticed(monkeypatch):
 
 def test_queueing_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.requeued
-    monkeypatch.setattr(reclaim, "requeued", lambda session, **at: replace(real(session, **at), place_of=None))
+    monkeypatch.setattr(
+        reclaim, "requeued", lambda session, **at: replace(real(session, **at), place_of=None)
+    )
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
 
 

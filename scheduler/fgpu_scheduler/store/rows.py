@@ -37,9 +37,9 @@ Used = Mapping[tuple[str, str], tuple[float, int]]
 
 def event_of(row: Sequence[Any]) -> Event:
     """Return the event of a row with columns in the table's order."""
-    *first, from_state, to_state, reason, user = row
-    states = (SessionState(state) if state else None for state in (from_state, to_state))
-    return Event(*first, *states, reason, user)
+    id_, at_s, session_id, kind, *states, reason, user = row
+    was, to = (SessionState(state) if state else None for state in states)
+    return Event(id_, at_s, session_id, kind, was, to, reason, user)
 
 
 def sessions_of(
