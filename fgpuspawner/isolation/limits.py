@@ -329,7 +329,6 @@ def parse_slots(text: str) -> Slots:
 
 
 def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers, each without its end."""
     runs: list[tuple[int, int]] = []
     for number in ascending:
         if runs and runs[-1][1] == number:

@@ -234,7 +234,6 @@ class Isolation:
             return after
 
     def _publish_lenders(self, sessions: Sequence[Limits]) -> None:
-        """Update the files through which sessions on a GPU lend each other compute."""
         try:
             lending.publish(self.host.memory, sessions)
         except OSError as e:
@@ -349,7 +348,6 @@ class Isolation:
 
 
 def _trim(path: Path, *, most: int, to: int) -> bool:
-    """Truncate a file to ``to`` bytes if it takes more than ``most``; return whether it did."""
     try:
         seen = path.lstat()
         if not stat.S_ISREG(seen.st_mode) or max(seen.st_size, seen.st_blocks * 512) <= most:

@@ -52,9 +52,7 @@ def group_of(capacity: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return next((group for group in groups if group["name"] == name), groups[0])
 
 
-def next_larger(
-    session: Session, capacity: Mapping[str, Any], needed_mib: int | None
-) -> Larger | None:
+def next_larger(session: Session, capacity: Mapping[str, Any], needed_mib: int | None) -> Larger | None:
     """Return the smallest larger amount that holds ``needed_mib``, or half as much again.
 
     None where the session has a whole GPU, or several, or its GPU cannot be found.
@@ -84,9 +82,7 @@ def next_larger(
         while _slice_mib(whole_mib, amount, per_gpu) < least_mib and amount + step <= per_gpu:
             amount += step
         words = _words(amount)
-        return Larger(
-            {**common, "fgpu": words}, f"{words} fGPU", _slice_mib(whole_mib, amount, per_gpu)
-        )
+        return Larger({**common, "fgpu": words}, f"{words} fGPU", _slice_mib(whole_mib, amount, per_gpu))
     memory_mib = min(whole_mib, -(-least_mib // MEMORY_STEP_MIB) * MEMORY_STEP_MIB)
     options = {**common, "gpu_memory_mib": str(memory_mib)}
     amount_words = f"{memory_mib} MiB"
@@ -109,7 +105,6 @@ def in_place(session: Session, larger: Larger) -> bool:
 
 
 def _common(session: Session) -> dict[str, str]:
-    """Return the options that stay as they are."""
     fields = {"image": "image", "group": "resource_group", "cpu": "cpu", "memory_mib": "memory_mib"}
     same = {option: session[name] for option, name in fields.items()}
     return {name: str(value) for name, value in same.items() if value is not None}
@@ -137,5 +132,4 @@ def _words(amount: Decimal) -> str:
 
 
 def _percent(part: Decimal, whole: Decimal) -> float:
-    """Return a bar's length, rounded down to a tenth."""
     return 0.0 if whole <= 0 else float(min(Decimal(1000), part * 1000 // whole) / 10)

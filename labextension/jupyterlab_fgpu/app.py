@@ -128,9 +128,7 @@ class ExplainHandler(_Handler):
     async def get(self) -> None:
         text = self.get_query_argument("tried_mib", "")
         if text and not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
-            raise web.HTTPError(
-                400, f"tried_mib is {text[:20]!r}; it must be a whole number of MiB"
-            )
+            raise web.HTTPError(400, f"tried_mib is {text[:20]!r}; it must be a whole number of MiB")
         found = await self.status.explanation(int(text) if text else None)
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(found))
@@ -230,9 +228,7 @@ def find_kernels_at_home(server_app: Any) -> None:
 
 
 def keep_home_out(server_app: Any) -> None:
-    """Keep files that the session's programs can write from running as code in this server or its
-    pages.
-    """
+    """Keep files that the session's programs can write from running as code in the server."""
     # Templates are programs. By default nbconvert also looks for them in the working folder.
     templates = server_app.config.TemplateExporter
     templates.extra_template_basedirs = []

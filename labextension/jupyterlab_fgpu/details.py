@@ -40,9 +40,7 @@ def held_by(used: tuple[Used, ...], kernels: Mapping[int, str]) -> list[Held]:
     for process in (p for device in used for p in device.processes):
         before = memory.get(process.pid, 0)
         memory[process.pid] = None if None in (before, process.mib) else before + process.mib  # type: ignore[operator]
-    found = [
-        Held(pid, process_name(pid), mib, notebook_of(pid, kernels)) for pid, mib in memory.items()
-    ]
+    found = [Held(pid, process_name(pid), mib, notebook_of(pid, kernels)) for pid, mib in memory.items()]
     return sorted(found, key=lambda held: (-(held.memory_mib or 0), held.pid))[:MOST_PROCESSES]
 
 
@@ -101,8 +99,7 @@ class DetailsReader:
     async def _processes(self, used: tuple[Used, ...]) -> list[dict[str, Any]]:
         held = held_by(used, await self._kernels())
         return [
-            {"pid": h.pid, "name": h.name, "memory_mib": h.memory_mib, "notebook": h.notebook}
-            for h in held
+            {"pid": h.pid, "name": h.name, "memory_mib": h.memory_mib, "notebook": h.notebook} for h in held
         ]
 
     async def _current_advice(self, session: Session | None) -> str | None:

@@ -94,9 +94,7 @@ def _read_gpu() -> Gpu:
         return None, None, [], str(error), str(error)
     finally:
         nvml.close()
-    used, total = [
-        _sum(g.values["memory." + kind] for g in found.gpus) for kind in ("used", "total")
-    ]
+    used, total = [_sum(g.values["memory." + kind] for g in found.gpus) for kind in ("used", "total")]
     names = ["{}, {}".format(g.values["name"], g.values["uuid"]) for g in found.gpus]
     trouble = "; ".join(found.problems) or None
     limit = os.environ.get("FGPU_MEMORY_MIB", "")
@@ -113,15 +111,12 @@ def _read_gpu() -> Gpu:
             known = mib is not None and before.memory_mib is not None
             mib = mib + before.memory_mib if known else None  # type: ignore[operator]
         held[process.pid] = Held(process.pid, process.name, mib)
-    failed = next(
-        (g.processes.text for g in found.gpus if isinstance(g.processes, smi.Failed)), None
-    )
+    failed = next((g.processes.text for g in found.gpus if isinstance(g.processes, smi.Failed)), None)
     processes = sorted(held.values(), key=lambda h: (-(h.memory_mib or 0), h.pid))
     return used, total, names, failed or processes, trouble
 
 
 def _sum(values: Any) -> Optional[int]:
-    """Return the sum, unknown if any part is."""
     found = list(values)
     return sum(found) if found and all(isinstance(value, int) for value in found) else None
 
@@ -149,16 +144,12 @@ def _read_service() -> Tuple[Optional[float], Union[List[str], str], str]:
             queue = _queue_words(length) + late
         return (None if late else meter.get("sm_percent")), others, queue
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = "not known: this kernel's Jupyter server did not tell ({})".format(
-            type(error).__name__
-        )
+        why = "not known: this kernel's Jupyter server did not tell ({})".format(type(error).__name__)
         return None, why, why
 
 
 def _ask(name: str) -> Dict[str, Any]:
-    """Return the status that the server gives to processes of its own user; raises OSError,
-    ValueError.
-    """
+    """Return the status that the server gives to its own user; raises OSError, ValueError."""
     deadline = time.monotonic() + WITHIN_S
     told = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -70,9 +70,7 @@ class KernelSocket:
             connection.setblocking(False)
             answer = json.dumps(await self._payload()).encode()
             # A client that does not read must not block it.
-            sending = asyncio.ensure_future(
-                asyncio.get_running_loop().sock_sendall(connection, answer)
-            )
+            sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(connection, answer))
             try:
                 await asyncio.wait([sending], timeout=SEND_TIMEOUT_S)
             finally:

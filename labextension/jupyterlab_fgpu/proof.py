@@ -84,7 +84,6 @@ class Proof:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the program, which ends the check that it runs, and then its remaining processes."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -93,7 +92,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    """Return the first bytes of a stream, and read it to its end."""
     found = bytearray()
     while piece := await stream.read(65536):
         found += piece[: MOST_BYTES - len(found)]

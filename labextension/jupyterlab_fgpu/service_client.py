@@ -145,9 +145,7 @@ class ServiceClient:
         texts = [a.get("text") for a in items(answer, "advice") if isinstance(a, dict)]
         return next((text for text in texts if isinstance(text, str)), None)
 
-    async def forecast(
-        self, options: Mapping[str, str], *, instead_of: int | None = None
-    ) -> dict[str, Any]:
+    async def forecast(self, options: Mapping[str, str], *, instead_of: int | None = None) -> dict[str, Any]:
         """Return the forecast of a request with these options, as the API has it.
 
         ``instead_of`` is a session to be ended first; None: in addition to all sessions.
@@ -198,9 +196,7 @@ class ServiceClient:
             self._http = SimpleAsyncHTTPClient(force_instance=True, max_body_size=MAX_ANSWER_BYTES)
         return self._http
 
-    async def _call(
-        self, method: str, path: str, sent: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, sent: Mapping[str, Any] | None = None) -> dict[str, Any]:
         body = b"" if method == "POST" else None
         headers = {"Accept": "application/json", "Authorization": f"token {self._service.token}"}
         if sent is not None:

@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from typing import (
@@ -109,7 +108,6 @@ def optional(read: Callable[[], Any], more: Iterable[int] = ()) -> Any:
 
 
 def structure(*fields: Tuple[str, Any]) -> Any:
-    """Return a structure of NVML."""
     return type("Structure", (ctypes.Structure,), {"_fields_": list(fields)})
 
 
@@ -123,21 +121,16 @@ U32, U64 = ctypes.c_uint, ctypes.c_ulonglong
 # nvmlProcessUtilizationSample_t
 Memory = structure(*numbers(U64, "total", "free", "used"))
 MemoryV2 = structure(("version", U32), *numbers(U64, "total", "reserved", "free", "used"))
-Pci = structure(
-    ("legacy", ctypes.c_char * 16), ("numbers", U32 * 5), ("bus_id", ctypes.c_char * 32)
-)
+Pci = structure(("legacy", ctypes.c_char * 16), ("numbers", U32 * 5), ("bus_id", ctypes.c_char * 32))
 ProcessInfoV1 = structure(("pid", U32), ("used", U64))
 ProcessInfo = structure(("pid", U32), ("used", U64), ("mig", U32 * 2))
-Sample = structure(
-    ("pid", U32), ("at_us", U64), *numbers(U32, "sm", "memory", "encoder", "decoder")
-)
+Sample = structure(("pid", U32), ("at_us", U64), *numbers(U32, "sm", "memory", "encoder", "decoder"))
 
 
 Reader = Callable[[Nvml, ctypes.c_void_p], Value]
 
 
 def text_of(name: str) -> Reader:
-    """Read a text."""
     return lambda nvml, gpu: nvml.text("nvmlDeviceGet" + name, gpu)
 
 
@@ -200,9 +193,7 @@ READERS = {
     "power.draw": number_of("PowerUsage", factor=0.001),
     "power.limit": number_of("EnforcedPowerLimit", factor=0.001),
     "pstate": number_of("PerformanceState", words="P{}"),
-    "compute_mode": number_of(
-        "ComputeMode", words="Default Exclusive_Thread Prohibited Exclusive_Process"
-    ),
+    "compute_mode": number_of("ComputeMode", words="Default Exclusive_Thread Prohibited Exclusive_Process"),
     "persistence_mode": number_of("PersistenceMode", words=SWITCH),
     "display_active": number_of("DisplayActive", words=SWITCH),
     "display_mode": number_of("DisplayMode", words=SWITCH),
@@ -226,7 +217,6 @@ APP_FIELDS += ["used_gpu_memory", "used_memory"]
 
 
 def unit_of(field: str) -> str:
-    """Return the unit of a field's values; empty without one."""
     return UNITS.get(field.split(".", maxsplit=1)[0], "")
 
 
@@ -267,9 +257,7 @@ def read_limits() -> Optional[Limits]:
         shares = []
         for line in lines[3:-2]:
             entry = dict(word.split("=", 1) for word in line.split(" "))
-            memory, device, compute = (
-                int(entry[k]) for k in ("memory_mib", "device_mib", "compute_percent")
-            )
+            memory, device, compute = (int(entry[k]) for k in ("memory_mib", "device_mib", "compute_percent"))
             lent = "lending" in entry
             shares.append(Share(entry["device"], memory, device, compute, entry["mode"], lent))
         return Limits(int(lines[1].split("=")[1]), shares, None)
@@ -306,7 +294,6 @@ class Reading(NamedTuple):
 
     @property
     def simulated(self) -> bool:
-        """Whether any of the devices is simulated."""
         return any(str(gpu.values["name"]).startswith(SIMULATED) for gpu in self.gpus)
 
 
@@ -391,7 +378,6 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
 
 
 def read_percents(nvml: Nvml, gpu: ctypes.c_void_p) -> Dict[int, int]:
-    """Return what each process computed recently, in percent, where NVML reports it."""
     samples, count = (Sample * 1024)(), ctypes.c_uint(1024)
     name, since = "nvmlDeviceGetProcessUtilization", ctypes.c_ulonglong(0)
     try:
@@ -420,7 +406,6 @@ def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
 
 
 def process_name(pid: int) -> str:
-    """Return the command line of a process; nvidia-smi's words if it has none."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4096).rstrip(b"\0").replace(b"\0", b" ")
@@ -438,7 +423,6 @@ def shown(text: str) -> str:
 
 
 def short(value: Value, unit: str = "") -> str:
-    """Return a value for the table."""
     if value is None:
         return "N/A"
     if isinstance(value, Failed):
@@ -447,30 +431,25 @@ def short(value: Value, unit: str = "") -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Return text cut or filled to a width."""
     text = shown(text)
     return text[: width - 3] + "..." if len(text) > width else text.ljust(width)
 
 
 def listed(gpu: Gpu) -> List[Process]:
-    """Return a device's processes, empty if unknown."""
     return gpu.processes if isinstance(gpu.processes, list) else []
 
 
 def memory_words(gpu: Gpu) -> str:
-    """Return "512MiB / 2048MiB"."""
     return " / ".join(short(gpu.values["memory." + k], "MiB") for k in ("used", "total"))
 
 
 def share_words(share: Share) -> Tuple[str, str]:
-    """Return a share's limits in words: memory and compute."""
     percent = ("at least " if share.lent else "") + f"{share.compute_percent}%"
     compute = f"{percent} of time" if "compute" in share.mode else "not limited"
     return f"slice of {share.device_mib}MiB", compute
 
 
 def heading(reading: Reading) -> List[str]:
-    """Return the lines at the top of the table."""
     driver, cuda = short(reading.driver), short(reading.cuda)
     lines = [f"FGPU-SMI {VERSION:<10} Driver Version: {driver:<14} CUDA Version: {cuda}"]
     lines += [NO_REAL_GPU] if reading.simulated else []
@@ -478,7 +457,6 @@ def heading(reading: Reading) -> List[str]:
 
 
 def table(reading: Reading) -> List[str]:
-    """Return nvidia-smi's table."""
     line = "+" + "-" * 31 + "+" + "-" * 22 + "+" + "-" * 22 + "+"
     plain = "+" + "-" * (WIDTH - 2) + "+"
 
@@ -515,22 +493,7 @@ def table(reading: Reading) -> List[str]:
     return [*lines, plain]
 
 
-def narrow(reading: Reading) -> List[str]:
-    """Return a list in place of the table, for a narrow terminal."""
-    lines = heading(reading)
-    for gpu in reading.gpus:
-        of = gpu.values
-        lines += ["GPU {}: {}".format(short(of["index"]), short(of["name"]))]
-        lines += [f"  memory      {memory_words(gpu)}"]
-        lines += ["  utilisation {}".format(short(of["utilization.gpu"], "%"))]
-        if gpu.share is not None:
-            lines += ["  share       {}, {}".format(*share_words(gpu.share))]
-        lines += [f"  {p.pid} {short(p.memory_mib, 'MiB')} {p.name}" for p in listed(gpu)]
-    return [shown(text) for text in lines]
-
-
 def csv_lines(reading: Reading, options: argparse.Namespace, header: bool) -> List[str]:
-    """Return the requested values."""
     apps = options.query_compute_apps is not None
     fields = options.query_compute_apps if apps else options.query_gpu
     rows = [gpu.values for gpu in reading.gpus]
@@ -571,14 +534,12 @@ def as_json(reading: Reading) -> str:
             for name, value in gpu.values.items()
         }
         entry["share"] = dict(gpu.share._asdict()) if gpu.share is not None else None
-        entry["processes"] = (
-            plain(gpu.processes)
-            if not isinstance(gpu.processes, list)
-            else [
+        entry["processes"] = plain(gpu.processes)
+        if isinstance(gpu.processes, list):
+            entry["processes"] = [
                 {"pid": p.pid, "type": p.kind, "name": p.name, "memory_mib": plain(p.memory_mib)}
                 for p in gpu.processes
             ]
-        )
         gpus.append(entry)
     whole = {"simulated": reading.simulated, "session": reading.session, "gpus": gpus}
     whole.update(driver_version=plain(reading.driver), cuda_version=plain(reading.cuda))
@@ -609,9 +570,7 @@ MONITORS = {
 
 
 def report(reading: Reading, only: Sequence[str]) -> ElementTree.Element:
-    """Return the values in the elements of `nvidia-smi -q -x`. ``only``: these parts of each GPU,
-    or all.
-    """
+    """Return the values as `nvidia-smi -q -x` has them. ``only``: these parts of each GPU, or all."""
 
     def put(under: ElementTree.Element, values: Iterable[Tuple[str, object]]) -> None:
         for path, value in values:
@@ -642,7 +601,6 @@ def report(reading: Reading, only: Sequence[str]) -> ElementTree.Element:
 
 
 def report_lines(element: ElementTree.Element, depth: int = 0) -> List[str]:
-    """Return the same as text."""
     title = re.sub(
         r"\b(Cuda|Fb|Gpu|Mig|Uuid)",
         lambda found: found[1].upper(),
@@ -654,7 +612,6 @@ def report_lines(element: ElementTree.Element, depth: int = 0) -> List[str]:
 
 
 def monitor(reading: Reading, kind: str, header: bool) -> List[str]:
-    """Return a line of figures for each GPU (dmon) or each process (pmon)."""
     titles = list(zip(*(title.split(":") for title in MONITORS[kind].split())))
     rows = [["# " + line[0], *line[1:]] for line in titles] if header else []
     for gpu in reading.gpus:
@@ -696,7 +653,6 @@ class Parser(argparse.ArgumentParser):
     """Lists what is supported when it gets something else."""
 
     def error(self, message: str) -> NoReturn:
-        """End with the exit status of a wrong command line."""
         sys.stderr.write(f"{self.prog}: {message}\n{self.format_help()}")
         sys.exit(2)
 
@@ -705,8 +661,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def fields_of(known: List[str]) -> Callable[[str], List[str]]:
-    """Return the parser of a list of fields."""
-
     def parse(text: str) -> List[str]:
         names = [name.strip() for name in text.split(",")]
         for name in names:
@@ -738,9 +692,7 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
     queried = options.query_gpu is not None or options.query_compute_apps is not None
     if queried != (options.format is not None):
         parser.error("--query-gpu and --query-compute-apps need --format=csv, and it needs them")
-    if queried and (
-        options.format[0] != "csv" or set(options.format[1:]) - {"noheader", "nounits"}
-    ):
+    if queried and (options.format[0] != "csv" or set(options.format[1:]) - {"noheader", "nounits"}):
         parser.error("--format is csv[,noheader][,nounits]")
     if options.xml_format and not options.query:
         parser.error("-x needs -q")
@@ -759,7 +711,6 @@ def parse_options(arguments: List[str]) -> argparse.Namespace:
 
 
 def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str]:
-    """Return the lines that the options ask for."""
     if options.query:
         found = report(reading, options.display)
         xml = ['<?xml version="1.0" ?>', ElementTree.tostring(found, "unicode")]
@@ -771,8 +722,7 @@ def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str
     if options.list_gpus:
         of = [[short(gpu.values[k]) for k in ("index", "name", "uuid")] for gpu in reading.gpus]
         return [shown("GPU {}: {} (UUID: {})".format(*words)) for words in of]
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns
-    return narrow(reading) if columns < WIDTH else table(reading)
+    return table(reading)
 
 
 def show_once(options: argparse.Namespace, first: bool) -> int:
@@ -793,7 +743,6 @@ def show_once(options: argparse.Namespace, first: bool) -> int:
 
 
 def main() -> int:
-    """Run the command."""
     options = parse_options(sys.argv[1:])
     try:
         status, shows = show_once(options, True), 1

@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--within", type=float, metavar="SECONDS", help="give up after so long; else wait for ever"
     )
-    parser.add_argument(
-        "--preload", action="store_true", help=f"import what {SERVER} needs meanwhile"
-    )
+    parser.add_argument("--preload", action="store_true", help=f"import what {SERVER} needs meanwhile")
     given = parser.parse_args()
     deadline = None if given.within is None else time.monotonic() + given.within
     folder = os.getcwd()
@@ -137,9 +135,7 @@ def read_identity(line: bytes) -> Identity:
     argv, environment = said.get("argv"), said.get("environment")
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise BadIdentity("argv: a list of words is wanted")
-    if not isinstance(environment, dict) or not all(
-        isinstance(v, str) for v in environment.values()
-    ):
+    if not isinstance(environment, dict) or not all(isinstance(v, str) for v in environment.values()):
         raise BadIdentity("environment: an object of texts is wanted")
     return Identity(tuple(argv), environment)
 
@@ -230,7 +226,6 @@ def _open_terminals_in(root: str) -> None:
 
 
 def _serve(token: str) -> None:
-    """Run JupyterHub's server; return when it has ended."""
     # Only now: these read the environment when they are imported.
     from jupyterhub.singleuser import extension  # noqa: PLC0415
     from traitlets import default  # noqa: PLC0415
@@ -253,9 +248,7 @@ def _serve(token: str) -> None:
 
 
 def _keep_memory_private() -> None:
-    """Protect this process's memory from the session's other programs, which run as the same
-    user.
-    """
+    """Protect this process's memory from the session's programs, which have the same user."""
     import ctypes  # noqa: PLC0415
 
     with contextlib.suppress(OSError, AttributeError):
@@ -263,7 +256,6 @@ def _keep_memory_private() -> None:
 
 
 def _forget_standard_input() -> None:
-    """Leave nothing on standard input, as for a usual server in a container."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

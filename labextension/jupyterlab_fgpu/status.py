@@ -78,9 +78,7 @@ class StatusReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._absent_reason = service.reason if isinstance(service, NoService) else None
-        self.client = (
-            ServiceClient(service, timeout_s=timeout_s) if isinstance(service, Service) else None
-        )
+        self.client = ServiceClient(service, timeout_s=timeout_s) if isinstance(service, Service) else None
         self._slice = slice_
         self._gpu_memory = gpu_memory
         self._clock = clock
@@ -97,9 +95,7 @@ class StatusReader:
         if session is None and self._slice is not None and view.read_at is None:
             session, source = session_from_environment(self._slice), "environment"
         gpus = [] if session is None else session["gpus"]
-        used = await self._gpu_memory.sample(
-            [Device(gpu["uuid"], gpu["memory_mib"]) for gpu in gpus]
-        )
+        used = await self._gpu_memory.sample([Device(gpu["uuid"], gpu["memory_mib"]) for gpu in gpus])
         return Reading(view, session, None if session is None else source, tuple(used))
 
     async def stop(self, session_id: int) -> Session:

@@ -86,7 +86,6 @@ class Limits(NamedTuple):
 
 
 def read_limits(path: str) -> Limits:
-    """Return the limits; raises ValueError or OSError."""
     with open(path, encoding="ascii") as file:
         lines = file.read(16385).split("\n")
     if lines[0] != "fgpu-limits 1" or lines[-2:] != ["end", ""] or len(lines) < 6:
@@ -192,7 +191,6 @@ class Cuda:
             raise DriverError(name, text, code)
 
     def devices(self) -> Dict[str, ctypes.c_int]:
-        """Return the devices by the bytes of their UUIDs."""
         count = ctypes.c_int()
         self("cuDeviceGetCount", ctypes.byref(count))
         found = {}
@@ -205,13 +203,11 @@ class Cuda:
         return found
 
     def enter(self, device: ctypes.c_int) -> None:
-        """Make the device's primary context current."""
         context = ctypes.c_void_p()
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
 
     def leave(self, device: ctypes.c_int) -> None:
-        """Release the primary context."""
         self("cuDevicePrimaryCtxRelease_v2", device)
 
     def memory(self) -> Tuple[int, int]:
@@ -268,7 +264,6 @@ def open_nvml(way: str = "dlsym") -> Callable[..., None]:
 
 
 def nvml_device(call: Callable[..., None], uuid: str) -> ctypes.c_void_p:
-    """Return NVML's handle of a device."""
     handle = ctypes.c_void_p()
     call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
     return handle
@@ -356,7 +351,6 @@ def _use(cuda: Cuda, size: int) -> Dict[str, Any]:
 
 
 def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Allocate on each device of other sessions; return the status by UUID."""
     cuda = Cuda()
     codes = {}
     for uuid, device in cuda.devices().items():
@@ -373,7 +367,6 @@ def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def listed_pids(call: Callable[..., None], handle: ctypes.c_void_p) -> List[int]:
-    """Return the processes that compute on a device, from the driver's newest list."""
     # The entries of the first version have two words, those of the others three.
     for suffix, width in (("_v3", 3), ("_v2", 3), ("", 2)):
         count, listed = ctypes.c_uint(4096), (ctypes.c_ulonglong * (width * 4096))()
@@ -402,7 +395,6 @@ def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _is_ours(pid: int, accounting: str) -> bool:
-    """Return whether a process has this session's account mapped, as libfgpu does in each."""
     try:
         wanted = os.stat(accounting).st_ino
         with open(f"/proc/{pid}/maps", "rb") as maps:
@@ -622,7 +614,6 @@ class Session:
         environment: Optional[Dict[str, str]] = None,
         extra_s: float = 0,
     ) -> Answer:
-        """Run a function child_NAME in a process."""
         whole = dict({"uuids": list(self.uuids), "names": self.names}, **(ask or {}))
         command = [sys.executable, os.path.abspath(__file__), "--child", name, json.dumps(whole)]
         line, error = self.run(command, environment, extra_s)
@@ -670,7 +661,6 @@ class Session:
         return Result(BYPASSED, text)
 
     def holding(self, result: Result) -> Result:
-        """Return ``result`` if the limit is in force."""
         return result if self.in_force().verdict == PROVED else self.expected(result.text)
 
     def environment(self, **change: Optional[str]) -> Dict[str, str]:
@@ -706,20 +696,16 @@ def in_mib(count: int) -> str:
 
 def visible(way: str) -> Callable[[Session], Result]:
     """Return the check of CUDA's totals, its functions found in this way."""
-    return lambda session: session.judge_or_skip(
-        session.child("totals", {"way": way}), "cuGetProcAddress"
-    )
+    return lambda session: session.judge_or_skip(session.child("totals", {"way": way}), "cuGetProcAddress")
 
 
 def visible_nvml(version: int) -> Callable[[Session], Result]:
-    """Return the check of NVML's totals."""
     return lambda session: session.judge_or_skip(
         session.child("nvml", {"version": version}), "has no nvmlDeviceGetMemoryInfo_v2"
     )
 
 
 def visible_program(session: Session) -> Result:
-    """Check the totals in a program in C."""
     return session.judge_or_skip(session.probe("probe"), "")
 
 
@@ -752,9 +738,7 @@ def _refused(session: Session, share: Share, found: Dict[str, Any]) -> Result:
     if got or other or past["cuMemAlloc_v2"] != OUT_OF_MEMORY:
         words = ["{} {}".format(n, "granted" if c == 0 else f"error {c}") for n, c in past.items()]
         return Result(FAILED, "{}: {}".format(limit, ", ".join(words)))
-    text = "{} refused with error 2 by {}".format(
-        limit, ", ".join(n for n, c in past.items() if c == 2)
-    )
+    text = "{} refused with error 2 by {}".format(limit, ", ".join(n for n, c in past.items() if c == 2))
     return Result(PROVED, text + (" (not there: {})".format(", ".join(missing)) if missing else ""))
 
 
@@ -1040,10 +1024,7 @@ def main() -> int:
     results = [(name, what, check(session)) for name, what, check in chosen]
     holds = all(result.verdict != FAILED for _, _, result in results)
     if options.json:
-        checks = [
-            {"name": n, "what": what, "verdict": r.verdict, "text": r.text}
-            for n, what, r in results
-        ]
+        checks = [{"name": n, "what": what, "verdict": r.verdict, "text": r.text} for n, what, r in results]
         about = {"session": limits.session, "container": limits.container, "holds": holds}
         print(json.dumps(dict(about, checks=checks)))
     else:

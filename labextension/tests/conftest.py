@@ -31,9 +31,7 @@ def session_environment(standin: StandIn) -> dict[str, str]:
 
 
 @pytest.fixture
-def jp_server_config(
-    session_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
+def jp_server_config(session_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The server's configuration, which is read after the environment is set."""
     for name in (*SESSION_ENVIRONMENT, "FGPU_SERVICE_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -121,9 +121,7 @@ async def test_nobody_whose_memory_ran_out_is_advised_to_take_less(caller: Calle
     assert (await caller.details())["details"]["advice"] is None
 
 
-async def test_an_older_service_has_no_history_and_no_advice(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_an_older_service_has_no_history_and_no_advice(caller: Caller, standin: StandIn) -> None:
     for path in ("sessions/12/meter", "advice"):
         standin.refuse(path, 404, "no such endpoint")
     status = await caller.details()
@@ -160,9 +158,7 @@ async def test_an_explanation_has_the_limit_who_holds_it_and_more_with_its_forec
 ) -> None:
     nvml = driver(total_mib=2048, used_mib=1800, processes={os.getpid(): 1800, 999999999: 5})
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(
-        "jupyterlab_fgpu.gpu_memory.GpuMemory._is_mine", lambda self, pid: pid == os.getpid()
-    )
+    monkeypatch.setattr("jupyterlab_fgpu.gpu_memory.GpuMemory._is_mine", lambda self, pid: pid == os.getpid())
     code, found = await caller.call("explain", params={"tried_mib": "1000"})
     assert code == 200
     assert (found["limit_mib"], found["used_mib"], found["tried_mib"]) == (2048, 1800, 1000)
@@ -257,9 +253,7 @@ async def test_what_was_tried_is_a_number_of_mib(caller: Caller, bad: str) -> No
         (8193, None),
     ],
 )
-def test_the_next_larger_amount_holds_what_is_needed(
-    needed_mib: int | None, amount: str | None
-) -> None:
+def test_the_next_larger_amount_holds_what_is_needed(needed_mib: int | None, amount: str | None) -> None:
     larger = next_larger(parse("Session", running()), capacity(), needed_mib)
     assert (None if larger is None else larger.amount) == amount
 

@@ -165,9 +165,7 @@ async def test_sessions_and_queue_are_what_the_kernels_server_tells(
 
 
 @pytest.mark.parametrize("python", [Path(sys.executable), *OLD_PYTHONS], ids=str)
-async def test_kernels_of_older_pythons_are_told_as_well(
-    extension: FGPUStatus, python: Path
-) -> None:
+async def test_kernels_of_older_pythons_are_told_as_well(extension: FGPUStatus, python: Path) -> None:
     told = await asyncio.create_subprocess_exec(
         python,
         "-c",
@@ -325,9 +323,7 @@ def test_without_anywidget_it_is_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("told", "session"), [("12", 12), ("", None), ("x", None)])
-def test_it_says_whose_it_was(
-    monkeypatch: pytest.MonkeyPatch, told: str, session: int | None
-) -> None:
+def test_it_says_whose_it_was(monkeypatch: pytest.MonkeyPatch, told: str, session: int | None) -> None:
     monkeypatch.setenv("FGPU_SESSION_ID", told)
     bundle = GPUWidget()._repr_mimebundle_()
     assert bundle["application/vnd.fgpu.share+json"]["session"] == session

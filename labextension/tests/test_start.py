@@ -21,9 +21,7 @@ TELL = (
 )
 
 
-def start(
-    said: bytes, *arguments: str, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def start(said: bytes, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run fgpu-start with this on its standard input."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")}
     done = subprocess.run(
@@ -35,9 +33,7 @@ def start(
         cwd=cwd,
         env={**env, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def line(**changes: Any) -> bytes:

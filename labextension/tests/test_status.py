@@ -71,9 +71,7 @@ async def test_a_service_that_went_down_leaves_stale_data_with_its_age(
     assert status["queue"]["length"] == 3
 
 
-async def test_a_service_that_never_answered_leaves_the_environment(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_a_service_that_never_answered_leaves_the_environment(caller: Caller, standin: StandIn) -> None:
     await standin.stop()
     status = await caller.status()
     assert status["hub"] == "unreachable"
@@ -88,9 +86,7 @@ async def test_a_service_that_never_answered_leaves_the_environment(
     assert status["queue"]["reason"] == "The fGPU service cannot be reached."
 
 
-async def test_a_slow_service_counts_as_unreachable(
-    caller: Caller, standin: StandIn, extension: Any
-) -> None:
+async def test_a_slow_service_counts_as_unreachable(caller: Caller, standin: StandIn, extension: Any) -> None:
     standin.delay_s = 3
     extension.reader.client._timeout_s = 0.3
     status = await caller.status()
@@ -168,9 +164,7 @@ async def test_this_session_is_the_tokens_server_even_when_the_environment_is_an
     assert [other["id"] for other in status["others"]] == [12]
 
 
-async def test_a_persons_token_falls_back_to_the_session_id(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_a_persons_token_falls_back_to_the_session_id(caller: Caller, standin: StandIn) -> None:
     standin.server_name = None
     status = await caller.status()
     assert status["session"]["id"] == 12
@@ -208,9 +202,7 @@ async def test_stop_ends_also_the_session_that_it_runs_in(caller: Caller, standi
     assert (code, body["session"]["state"]) == (202, "TERMINATING")
 
 
-async def test_extend_passes_on_the_longer_limit_or_why_it_stays(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_extend_passes_on_the_longer_limit_or_why_it_stays(caller: Caller, standin: StandIn) -> None:
     ends_at_s = int(time.time()) + 600
     standin.sessions[0].update(ends_at_s=ends_at_s, extend_by_s=3600)
     assert (await caller.status())["session"]["extend_by_s"] == 3600
@@ -309,9 +301,7 @@ class TestWithoutAService:
         assert status["session"]["fgpu"] == "0.5"
 
 
-async def test_an_idle_session_is_kept_through_the_service(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_an_idle_session_is_kept_through_the_service(caller: Caller, standin: StandIn) -> None:
     warned = {"warning": "idle", "ends_at_s": 1790000600, "can_keep": True}
     standin.sessions = [running(**warned), pending()]
     session = (await caller.status())["session"]
@@ -328,9 +318,7 @@ async def test_a_session_is_resized_with_the_servers_token_and_told_once_it_has_
 ) -> None:
     standin.sessions[0]["resize"] = resize()
     assert (await caller.status())["session"]["resize"]["amounts"][-1] == "0.8"
-    code, body = await caller.call(
-        "sessions", "12", "resize", method="POST", body='{"fgpu": "0.8"}'
-    )
+    code, body = await caller.call("sessions", "12", "resize", method="POST", body='{"fgpu": "0.8"}')
     found = body["session"]
     assert (code, found["amount"], found["resize"]["state"]) == (200, "0.8 fGPU", "DONE")
     assert json.loads(standin.sent) == {"fgpu": "0.8"}
@@ -340,9 +328,7 @@ async def test_a_session_is_resized_with_the_servers_token_and_told_once_it_has_
     assert TOKEN not in caller.sent
 
 
-async def test_a_slice_that_stays_says_why_in_the_services_words(
-    caller: Caller, standin: StandIn
-) -> None:
+async def test_a_slice_that_stays_says_why_in_the_services_words(caller: Caller, standin: StandIn) -> None:
     async def asked(body: str) -> tuple[int, str, str]:
         code, answer = await caller.call("sessions", "12", "resize", method="POST", body=body)
         return code, answer["error"]["code"], answer["error"]["message"]

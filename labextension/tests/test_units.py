@@ -154,9 +154,7 @@ async def test_the_whole_devices_use_is_never_shown_as_the_slices(tmp_path: Path
 
 async def test_a_driver_without_per_process_memory_is_unknown(host_proc: Path) -> None:
     [used] = await sampler(driver(processes={41: None}), host_proc).sample([GPU])
-    assert used == Used(
-        None, "the GPU driver does not report memory per process", (Process(41, None),)
-    )
+    assert used == Used(None, "the GPU driver does not report memory per process", (Process(41, None),))
 
 
 async def test_no_library_and_no_driver_are_reasons() -> None:

@@ -1,13 +1,13 @@
-"""What only a GPU can say of libfgpu, part by part: `make gpu-check`. Standard library only.
+"""Checks of libfgpu that need a real GPU, part by part: `make gpu-check`. Standard library only.
 
 check.py [PART ...]         run these parts, or all, on this machine's first GPU
 check.py --list             the parts with their times, and what to carry to a machine without network
-check.py --carry            make what is to be carried: needs gcc, make and pip
+check.py --carry            make what must be carried: needs gcc, make and pip
 check.py --simulated        a rehearsal on the simulated driver; its results are marked and count for nothing
 
-Each result is a line of JSON in bench/results/gpu-check-DATE-MODEL.jsonl (`--out FOLDER`), written when it is known: what
-ends in the middle keeps what it found. Nothing of the GPU's settings is changed. The exit status is 0 where nothing was
-refuted, 1 where something was or a check broke, 2 where nothing can be run at all.
+Each result is a line of JSON in bench/results/gpu-check-DATE-MODEL.jsonl (`--out FOLDER`), written at once, so
+an interrupted run keeps its results. The GPU's settings stay as they are. The exit status is 0 if nothing was refuted,
+1 if a check was refuted or broke, 2 if nothing can run at all.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def run_part(name: str, results: Results, environment: dict[str, str]) -> None:
     ]
     more = {"FGPU_GPU_RESULTS": str(results.path), "FGPU_GPU_PART": name}
     more |= {"FGPU_GPU_MACHINE": json.dumps(results.machine), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    # The checks end themselves once nobody holds the other end: also when this process was killed.
+    # The checks end when the other end is closed, as it is when this process is killed.
     watched, held = os.pipe()
     more["FGPU_GPU_WATCHED"] = str(watched)
     process = subprocess.Popen(
@@ -342,7 +342,7 @@ def compile_programs() -> None:
 
 
 def carry() -> None:
-    """Make what `listing` says is to be carried."""
+    """Make the files that `listing` names for the other machine."""
     subprocess.run([sys.executable, str(ROOT / "scripts" / "build_isolation.py")], check=True)
     compile_programs()
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
@@ -354,7 +354,7 @@ def carry() -> None:
 
 
 def listing() -> str:
-    """Return the parts with their times, and what is to be carried."""
+    """Return the parts with their times, and the files to carry to another machine."""
     lines = [f"{name:12} {part.minutes:3g} min  {part.about}" for name, part in PARTS.items()]
     lines += [
         "",

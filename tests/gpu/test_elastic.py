@@ -51,7 +51,7 @@ def milliseconds(process: subprocess.Popen[str]) -> list[float]:
 def test_an_owner_who_comes_back_has_its_share_from_100_ms_on(
     bench: Any, started: Start, record_property: Callable[..., None], kernel_us: int
 ) -> None:
-    """Beside two borrowers who always have work; nobody has the fourth quarter, which is lent too."""
+    """Beside two borrowers who always have work; the fourth quarter is free, and lent too."""
     begin = time.monotonic_ns() + round(WARM_UP_S * 1e9)
     ends = begin + round(TIMES * (4 * BACK_MS + PAUSE_MS) * 1e6)
     busy = ["share", str(kernel_us), "1", str(begin), str(ends)]

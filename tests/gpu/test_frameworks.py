@@ -39,7 +39,7 @@ def test_torch_runs_out_at_the_limit_and_goes_on(slice_of: Callable[..., Slice],
     env = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "PYTORCH_ALLOC_CONF": allocator} if allocator else {}
     seen, properties, held = map(int, slice_of(mib).run(TORCH, env=env).split())
     assert seen == properties == mib * MIB
-    # What cannot be had in steps of 64 MiB: one step, and what the allocator itself keeps.
+    # Steps of 64 MiB leave up to one step, and the reserve of the allocator.
     assert mib - 256 <= held <= mib
 
 

@@ -1,4 +1,4 @@
-"""Kernels of seconds, functions whose kernels change in length, and a matrix product, held to a share of a GPU."""
+"""Shares of a GPU with kernels of seconds, with kernels of changing length, and with a matrix product."""
 
 from __future__ import annotations
 

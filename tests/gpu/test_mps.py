@@ -96,7 +96,7 @@ def test_a_client_sees_its_slice(client: Callable[..., Slice]) -> None:
 def test_what_a_killed_client_does_to_its_neighbour(
     client: Callable[..., Slice], record_property: Callable[..., None]
 ) -> None:
-    """Without a kernel in flight: docs/isolation.md says no more than that it can end the neighbour's."""
+    """Without a kernel in flight. With one, docs/isolation.md only says that the neighbour can end."""
     first, status = held(client(2048), 512)
     second, other = held(client(2048), 512)
     second.kill()

@@ -1,4 +1,4 @@
-"""Memory that nobody charged: what the driver counts of honest programs beyond what libfgpu did, within the tolerance."""
+"""Uncharged memory of honest programs: the driver's count minus libfgpu's is within the tolerance."""
 
 from __future__ import annotations
 

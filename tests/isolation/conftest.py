@@ -91,7 +91,7 @@ def session_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[.
     ``session_folder(devices=[(uuid, memory_mib)], context_mib=64, mode=..., slots=...)`` writes limits by
     `limits_text`, which takes all further names; ``session_folder(text)`` takes them as they are, str or bytes.
     ``library`` is linked in place of the built libfgpu.so. ``machine`` is the text of the simulated machine, or
-    the folder of another session whose machine (with its ledger) this one shares.
+    the folder of another session, to share its machine with the ledger.
     """
 
     def session_folder(

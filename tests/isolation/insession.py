@@ -26,7 +26,7 @@ assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]
 print("held", flush=True)
 sys.stdin.read()
 """
-"""A process that holds so many MiB of a device until its standard input ends."""
+"""A process that holds this number of MiB of a device until its standard input ends."""
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +13,9 @@ REGION_BYTES = 2 << 20
 
 UUID = "GPU-simulated-test-0"
 """The device of a folder for which no other is asked."""
+
+MakePath = Callable[..., Path]
+"""A fixture that makes a folder or file: `session_folder`, `compile_c`."""
 
 Device = tuple[str, int]
 """A device's UUID and its limit in MiB."""

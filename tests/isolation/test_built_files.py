@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION
+from sessionfolders import ISOLATION, MakePath
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def check(out: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def all_of_libfgpu(compile_c: Callable[..., Path]) -> Path:
+def all_of_libfgpu(compile_c: MakePath) -> Path:
     """libfgpu's sources as one object."""
     first, *others = sorted((ISOLATION / "libfgpu").glob("*.c"))
     hidden = ["-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"]

@@ -6,11 +6,10 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import UUID, preloaded
+from sessionfolders import UUID, MakePath, preloaded
 
 MIB = 2**20
 LIMITS_MIB = [128, 1024, 5120, 16384, 81920]
@@ -91,7 +90,7 @@ def run(folder: Path, code: str, *, preload: bool = True) -> list[int]:
     ids=["cuda-bindings", "numba-cuda"],
 )
 def test_it_sees_the_limit_and_runs_out_of_it(
-    session_folder: Callable[..., Path], module: str, code: str, limit_mib: int
+    session_folder: MakePath, module: str, code: str, limit_mib: int
 ) -> None:
     needs(module)
     folder = session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB)
@@ -102,7 +101,7 @@ def test_it_sees_the_limit_and_runs_out_of_it(
 
 
 @pytest.mark.parametrize("limit_mib", LIMITS_MIB)
-def test_nvidia_ml_py_sees_the_limit(session_folder: Callable[..., Path], limit_mib: int) -> None:
+def test_nvidia_ml_py_sees_the_limit(session_folder: MakePath, limit_mib: int) -> None:
     folder = session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB)
     assert set(run(folder, NVML)) == {limit_mib * MIB}
 
@@ -112,9 +111,7 @@ def test_nvidia_ml_py_sees_the_limit(session_folder: Callable[..., Path], limit_
     [("cuda.bindings", CUDA_BINDINGS), ("numba_cuda", NUMBA), ("pynvml", NVML)],
     ids=["cuda-bindings", "numba-cuda", "nvidia-ml-py"],
 )
-def test_without_libfgpu_it_sees_the_whole_device(
-    session_folder: Callable[..., Path], module: str, code: str
-) -> None:
+def test_without_libfgpu_it_sees_the_whole_device(session_folder: MakePath, module: str, code: str) -> None:
     needs(module)
     folder = session_folder(devices=[(UUID, 5120)], device_mib=DEVICE_MIB)
     numbers = run(folder, code, preload=False)

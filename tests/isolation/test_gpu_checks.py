@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from likecontainer import filter_calls
-from sessionfolders import ROOT
+from sessionfolders import ROOT, MakePath
 
 CHECK = ("tests", "gpu", "check.py")
 NEEDED = (
@@ -86,7 +85,7 @@ def test_a_run_that_a_signal_ends_ends_its_checks_keeps_its_lines_and_the_next_a
     assert path.read_bytes().startswith(kept + b'{"part": "cut\n{')
 
 
-def test_a_limit_that_is_not_held_is_refuted(compile_c: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_limit_that_is_not_held_is_refuted(compile_c: MakePath, tmp_path: Path) -> None:
     """With an empty library in libfgpu's place, in a tree that has only what is carried."""
     root = tmp_path / "carried"
     for name in NEEDED:

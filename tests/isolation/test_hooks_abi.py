@@ -7,12 +7,12 @@ import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
-from sessionfolders import ISOLATION
+from sessionfolders import ISOLATION, MakePath
 
 CUDA_ABI = ISOLATION / "include" / "cuda_abi.h"
 NVML_ABI = ISOLATION / "include" / "nvml_abi.h"
@@ -83,7 +83,7 @@ def layout(program: Path) -> list[str]:
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, compile_c: Callable[..., Path]) -> Callable[..., Path]:
+def compiled(tmp_path: Path, compile_c: MakePath) -> MakePath:
     def compiled(name: str, source: str, *flags: str) -> Path:
         path = tmp_path / name
         path.write_text(source)
@@ -123,7 +123,7 @@ def test_each_function_has_the_type_that_cuda_h_gives_it(tmp_path: Path) -> None
     assert set(functions(CUDA_ABI)) - declared == elsewhere
 
 
-def test_each_value_and_layout_is_that_of_cuda_h(compiled: Callable[..., Path]) -> None:
+def test_each_value_and_layout_is_that_of_cuda_h(compiled: MakePath) -> None:
     include = cuda_include()
     own = layout(compiled("own.c", layout_program(CUDA_ABI, '#include "cuda_abi.h"')))
     theirs = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>"
@@ -134,7 +134,7 @@ def test_each_value_and_layout_is_that_of_cuda_h(compiled: Callable[..., Path]) 
     assert len(own) > 400
 
 
-def test_each_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path]) -> None:
+def test_each_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: MakePath) -> None:
     own = dict(
         line.split(" ", 1)
         for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
@@ -151,7 +151,7 @@ def test_each_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., 
             assert own[f"{name}.{field[0]}"] == f"{place.offset} {place.size}", (name, field[0])
 
 
-def test_each_value_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path]) -> None:
+def test_each_value_of_nvml_is_that_of_nvidia_ml_py(compiled: MakePath) -> None:
     own = dict(
         line.split(" ", 1)
         for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
@@ -160,7 +160,7 @@ def test_each_value_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path
         assert own[name] == str(getattr(pynvml, name)), name
 
 
-def test_each_version_of_a_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path]) -> None:
+def test_each_version_of_a_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: MakePath) -> None:
     theirs = {
         "nvmlMemory_v2": pynvml.nvmlMemory_v2,
         "nvmlProcessDetailList_v1": pynvml.nvmlProcessDetailList_v1,

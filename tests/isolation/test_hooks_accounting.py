@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import UUID, preloaded
+from sessionfolders import UUID, MakePath, preloaded
 from simulatedmachine import Machine
 from test_hooks_paths import committed
 
@@ -58,10 +58,16 @@ def run(folder: Path, code: str, **more: bool) -> str:
     return Program(folder, code, **more).end()
 
 
+@pytest.fixture
+def in_128_mib(session_folder: MakePath) -> Run:
+    """Run a program in a session with 128 MiB of one device."""
+    return lambda code, **more: run(session_folder(devices=[(UUID, 128)]), code, **more)
+
+
 # ---- plain memory ----
 
 
-def test_a_refused_allocation_leaves_the_program_as_it_was(session_folder: Callable[..., Path]) -> None:
+def test_a_refused_allocation_leaves_the_program_as_it_was(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128)])
     run(
         folder,
@@ -80,7 +86,7 @@ def test_a_refused_allocation_leaves_the_program_as_it_was(session_folder: Calla
 
 @pytest.mark.parametrize("version", ["", "_v2"])
 def test_pitched_memory_beyond_the_limit_is_never_taken(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path], version: str
+    session_folder: MakePath, compile_c: MakePath, version: str
 ) -> None:
     """Rows of 16 bytes are 512 apart: 2 Mi of them, 32 MiB as asked for, are 1 GiB."""
     folder = session_folder(devices=[(UUID, 128)])
@@ -100,8 +106,8 @@ def test_pitched_memory_beyond_the_limit_is_never_taken(
     assert device.peak == 128 << 20
 
 
-def test_what_is_larger_than_1_mib_is_charged_in_whole_pages_of_2_mib(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path]
+def test_allocations_above_1_mib_are_charged_in_2_mib_pages(
+    session_folder: MakePath, compile_c: MakePath
 ) -> None:
     """As the driver takes it: of many that are just above 1 MiB it holds twice what was asked for."""
     folder = session_folder(
@@ -124,10 +130,8 @@ def test_what_is_larger_than_1_mib_is_charged_in_whole_pages_of_2_mib(
     assert device.peak == 32 << 20  # managed memory is the host's there
 
 
-def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_what_the_driver_does_not_free_stays_charged(in_128_mib: Run) -> None:
+    in_128_mib("""
         address = cuda.alloc(64)
         context = cuda.new("cuCtxGetCurrent", kind=c_void_p)
         assert cuda.result("cuMemFree_v2", address + 512) == 1
@@ -138,11 +142,10 @@ def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..
         cuda.cuMemFree_v2(address)
         assert cuda.result("cuMemFree_v2", address) != 0
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
-def test_what_the_driver_does_not_allocate_is_not_charged(session_folder: Callable[..., Path]) -> None:
+def test_what_the_driver_does_not_allocate_is_not_charged(session_folder: MakePath) -> None:
     # Of a device of 200 MiB, another session has taken 150.
     neighbour = session_folder(devices=[(UUID, 150)], device_mib=200)
     folder = session_folder(devices=[(UUID, 128)], device_mib=200, machine=neighbour)
@@ -160,9 +163,8 @@ def test_what_the_driver_does_not_allocate_is_not_charged(session_folder: Callab
     other.end()
 
 
-def test_errors_are_the_drivers_own(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
+def test_errors_are_the_drivers_own(in_128_mib: Run) -> None:
+    in_128_mib(
         """
         cuda = Cuda()
         out = c_ulonglong()
@@ -185,7 +187,7 @@ def test_errors_are_the_drivers_own(session_folder: Callable[..., Path]) -> None
     )
 
 
-def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: Callable[..., Path]) -> None:
+def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 128)], managed="charge"),
         """
@@ -194,7 +196,7 @@ def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: 
         assert cuda.result("cuMemAllocManaged", byref(c_ulonglong()), 29 * MIB, 1) == OUT_OF_MEMORY
         cuda.cuMemFree_v2(address)
         assert cuda.used_mib() == 0
-        """,
+    """,
     )
     refusing = session_folder(devices=[(UUID, 128)], managed="refuse")
     run(
@@ -215,9 +217,7 @@ def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: 
     "damage",
     ["missing", "writable", "malformed", "larger than the device", "no accounting"],
 )
-def test_without_limits_that_hold_everything_is_refused(
-    session_folder: Callable[..., Path], damage: str
-) -> None:
+def test_everything_is_refused_without_valid_limits(session_folder: MakePath, damage: str) -> None:
     # The scheduler believes in a device of 64 GiB, the driver has 8.
     limit_mib, device_mib = (32768, 65536) if damage == "larger than the device" else (128, 8192)
     folder = session_folder(
@@ -265,9 +265,7 @@ REFUSED = """
 """
 
 
-def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(session_folder: MakePath) -> None:
     folder = session_folder(
         devices=[(UUID, 8192)],
         device_mib=8192,
@@ -276,7 +274,7 @@ def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(
     run(folder, "assert cuda.info()[1] == 8100 * MIB; cuda.alloc(8100)")
 
 
-def test_each_device_has_its_own_limit(session_folder: Callable[..., Path]) -> None:
+def test_each_device_has_its_own_limit(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128), (SECOND, 256)])
     run(
         folder,
@@ -291,7 +289,7 @@ def test_each_device_has_its_own_limit(session_folder: Callable[..., Path]) -> N
     )
 
 
-def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Callable[..., Path]) -> None:
+def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: MakePath) -> None:
     machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
     folder = session_folder(devices=[(SECOND, 128)], machine=machine)
     run(
@@ -307,9 +305,7 @@ def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Cal
     )
 
 
-def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(session_folder: MakePath) -> None:
     instance = "MIG-simulated-test-0-0"
     machine = (
         f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
@@ -339,7 +335,7 @@ def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(
 # ---- several processes ----
 
 
-def test_all_processes_of_a_session_share_its_limit(session_folder: Callable[..., Path]) -> None:
+def test_all_processes_of_a_session_share_its_limit(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128)])
     first = Program(folder, "cuda.alloc(100); say(ready=1); input()")
     assert first.line() == "ready=1"
@@ -356,9 +352,8 @@ def test_all_processes_of_a_session_share_its_limit(session_folder: Callable[...
     run(folder, "assert cuda.used_mib() == 0; cuda.alloc(128)")
 
 
-def test_a_forked_child_starts_with_nothing_of_its_own(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
+def test_a_forked_child_starts_with_nothing_of_its_own(in_128_mib: Run) -> None:
+    in_128_mib(
         """
         # As multiprocessing does before the first context: the child makes its own.
         early = Cuda()
@@ -387,9 +382,7 @@ def test_a_forked_child_starts_with_nothing_of_its_own(session_folder: Callable[
 # ---- contexts ----
 
 
-def test_contexts_are_charged_and_their_end_releases_what_was_allocated_in_them(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_destroyed_context_releases_its_charge_and_allocations(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 512)], context_mib=64)
     run(
         folder,
@@ -420,29 +413,17 @@ def test_contexts_are_charged_and_their_end_releases_what_was_allocated_in_them(
         cuda.cuDevicePrimaryCtxRelease_v2(0)
         context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
         assert used() == 64  # the primary one is gone, with its 10 MiB
-        """,
+    """,
     )
     assert committed(folder) == 64 * 2**20  # the last one, of a process that is gone
-
-
-def test_a_reset_of_the_primary_context_releases_it(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 512)], context_mib=64),
-        """
-        cuda.alloc(100)
-        cuda.cuDevicePrimaryCtxReset_v2(0)
-        context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
-        assert cuda.used_mib() == 64
-        """,
-    )
 
 
 @pytest.mark.parametrize(
     ("limit", "times"),
     [pytest.param(0, 2 * 2048, id="stack"), pytest.param(1, 1, id="print"), pytest.param(2, 1, id="heap")],
 )
-def test_stacks_and_what_kernels_allocate_and_print_into_are_charged_as_large_as_they_are_made(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path], limit: int, times: int
+def test_stacks_heap_and_print_buffer_are_charged(
+    session_folder: MakePath, compile_c: MakePath, limit: int, times: int
 ) -> None:
     """There is a stack for each of 2,048 threads of both multiprocessors."""
     folder = session_folder(
@@ -479,9 +460,7 @@ def test_stacks_and_what_kernels_allocate_and_print_into_are_charged_as_large_as
     assert device.peak == 100 << 20
 
 
-def test_a_primary_context_made_past_the_exported_function_is_charged_once(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_primary_context_of_the_runtime_is_charged_once(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 512)], context_mib=64),
         """
@@ -507,7 +486,7 @@ def test_a_primary_context_made_past_the_exported_function_is_charged_once(
     [("info()", 64), ("alloc(100)", 164), ("create(100)", 164), ("new('cuMemAllocAsync', 96 * MIB, 0)", 160)],
 )
 def test_a_primary_context_is_seen_by_whatever_asks_for_memory(
-    session_folder: Callable[..., Path], asks: str, held_mib: int
+    session_folder: MakePath, asks: str, held_mib: int
 ) -> None:
     folder = session_folder(devices=[(UUID, 512)], context_mib=64)
     run(
@@ -523,9 +502,7 @@ def test_a_primary_context_is_seen_by_whatever_asks_for_memory(
     assert committed(folder) == held_mib * 2**20
 
 
-def test_a_reset_releases_a_primary_context_made_past_the_exported_function(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_reset_releases_the_primary_context_of_the_runtime(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 512)], context_mib=64),
         """
@@ -543,7 +520,7 @@ def test_a_reset_releases_a_primary_context_made_past_the_exported_function(
     )
 
 
-def test_a_created_context_and_a_primary_one_are_told_apart(session_folder: Callable[..., Path]) -> None:
+def test_a_created_context_and_a_primary_one_are_told_apart(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 512)], context_mib=64),
         """
@@ -567,9 +544,7 @@ def test_a_created_context_and_a_primary_one_are_told_apart(session_folder: Call
     )
 
 
-def test_beside_a_primary_context_that_does_not_fit_nothing_is_granted_until_there_is_room(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_nothing_is_granted_beside_a_primary_context_that_does_not_fit(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 192)], context_mib=64)
     first = Program(
         folder, "held = cuda.alloc(100); say(full=1); input(); cuda.cuMemFree_v2(held); say(free=1); input()"
@@ -599,9 +574,7 @@ def test_beside_a_primary_context_that_does_not_fit_nothing_is_granted_until_the
     first.end()
 
 
-def test_green_contexts_and_the_primary_one_that_they_share_are_charged_once(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_green_contexts_share_one_charge(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 512)], context_mib=64),
         """
@@ -652,7 +625,7 @@ def test_green_contexts_and_the_primary_one_that_they_share_are_charged_once(
     )
 
 
-def test_a_context_that_does_not_fit_is_refused(session_folder: Callable[..., Path]) -> None:
+def test_a_context_that_does_not_fit_is_refused(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 128)], context_mib=100),
         """
@@ -669,10 +642,8 @@ def test_a_context_that_does_not_fit_is_refused(session_folder: Callable[..., Pa
 # ---- what programs map themselves ----
 
 
-def test_created_memory_is_held_by_its_handles_and_its_mappings(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_created_memory_is_held_by_its_handles_and_its_mappings(in_128_mib: Run) -> None:
+    in_128_mib("""
         handle = cuda.create(64)
         address = cuda.reserve(256)
         cuda.map(address, 64, handle)
@@ -689,14 +660,11 @@ def test_created_memory_is_held_by_its_handles_and_its_mappings(session_folder: 
         assert cuda.used_mib() == 0
         assert cuda.result("cuMemRelease", again) != 0
         cuda.create(128)
-        """,
-    )
+    """)
 
 
-def test_one_unmapping_ends_the_mappings_of_a_whole_range(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_one_unmapping_ends_the_mappings_of_a_whole_range(in_128_mib: Run) -> None:
+    in_128_mib("""
         address = cuda.reserve(256)
         for i in range(32):
             handle = cuda.create(2)
@@ -707,14 +675,11 @@ def test_one_unmapping_ends_the_mappings_of_a_whole_range(session_folder: Callab
         assert cuda.used_mib() == 32
         cuda.cuMemUnmap(address + 32 * MIB, 32 * MIB)
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
-def test_memory_of_the_host_is_not_charged(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_memory_of_the_host_is_not_charged(in_128_mib: Run) -> None:
+    in_128_mib("""
         # Of these, the simulated driver has none: it is the one that says so, libfgpu does not object.
         properties = Properties(type=PINNED, location=Location(HOST_NUMA, 0))
         assert cuda.result("cuMemCreate", byref(c_ulonglong()), 512 * MIB, byref(properties), 0) in (0, 801)
@@ -723,14 +688,13 @@ def test_memory_of_the_host_is_not_charged(session_folder: Callable[..., Path]) 
         for name, arguments in (("cuMemAllocHost_v2", (MIB,)), ("cuMemHostAlloc", (MIB, 0))):
             cuda.cuMemFreeHost(cuda.new(name, *arguments, kind=c_void_p))
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
 # ---- arrays ----
 
 
-def test_an_array_is_charged_by_its_format_and_all_its_levels(session_folder: Callable[..., Path]) -> None:
+def test_an_array_is_charged_by_its_format_and_all_its_levels(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 512)]),
         """
@@ -769,12 +733,8 @@ def test_an_array_is_charged_by_its_format_and_all_its_levels(session_folder: Ca
 # ---- pools ----
 
 
-def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream, pool = cuda.stream(), cuda.pool()
         cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))  # keep everything
         address = cuda.new("cuMemAllocFromPoolAsync", 64 * MIB, pool, stream)
@@ -788,28 +748,22 @@ def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(
         cuda.cuStreamSynchronize(stream)
         cuda.cuMemPoolTrimTo(pool, 0)
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
-def test_at_the_limit_a_pool_serves_from_what_it_holds(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_at_the_limit_a_pool_serves_from_what_it_holds(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream = cuda.stream()
         for _ in range(5):  # nothing waits, so all are freed in stream order only
             address = cuda.new("cuMemAllocAsync", 100 * MIB, stream)
             cuda.cuMemFreeAsync(address, stream)
         cuda.cuStreamSynchronize(stream)
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
-def test_what_a_pool_holds_and_nobody_uses_makes_room_for_others(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_unused_pool_memory_makes_room_for_other_allocations(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream, pool = cuda.stream(), cuda.pool()
         cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))
         for name, arguments in (
@@ -823,13 +777,10 @@ def test_what_a_pool_holds_and_nobody_uses_makes_room_for_others(session_folder:
             other = cuda.new(name, 96 * MIB, *arguments)
             assert cuda.used_mib() == 96
             cuda.cuMemFree_v2(other)
-        """,
-    )
+    """)
 
 
-def test_what_a_pool_gives_back_when_it_is_waited_for_another_process_gets(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_memory_that_a_pool_releases_goes_to_another_process(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128)])
     for wait in ("cuStreamSynchronize(stream)", "cuCtxSynchronize()", "cuEventSynchronize(event)"):
         first = Program(
@@ -851,12 +802,8 @@ def test_what_a_pool_gives_back_when_it_is_waited_for_another_process_gets(
         first.end()
 
 
-def test_a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_destroyed_pool_is_charged_until_its_last_free(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream, pool = cuda.stream(), cuda.pool()
         first = cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream)
         second = cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream)
@@ -866,14 +813,11 @@ def test_a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed(
         cuda.cuMemFreeAsync(second, stream)
         cuda.cuStreamSynchronize(stream)
         assert cuda.used_mib() == 0
-        """,
-    )
+    """)
 
 
-def test_a_pool_that_would_grow_past_the_limit_is_refused(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_a_pool_that_would_grow_past_the_limit_is_refused(in_128_mib: Run) -> None:
+    in_128_mib("""
         # Pools grow by 32 MiB at a time.
         stream = cuda.stream()
         held = cuda.alloc(110)
@@ -882,11 +826,10 @@ def test_a_pool_that_would_grow_past_the_limit_is_refused(session_folder: Callab
         cuda.cuMemFree_v2(held)
         cuda.new("cuMemAllocAsync", MIB, stream)
         assert cuda.used_mib() == 32
-        """,
-    )
+    """)
 
 
-def test_a_pool_is_charged_to_its_own_device(session_folder: Callable[..., Path]) -> None:
+def test_a_pool_is_charged_to_its_own_device(session_folder: MakePath) -> None:
     run(
         session_folder(devices=[(UUID, 128), (SECOND, 64)]),
         """
@@ -907,24 +850,9 @@ def test_a_pool_is_charged_to_its_own_device(session_folder: Callable[..., Path]
     )
 
 
-def test_a_streams_own_device_is_charged_whatever_is_current(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128), (SECOND, 64)]),
-        """
-        stream = cuda.stream()
-        cuda.start(1)
-        address = cuda.new("cuMemAllocAsync", 96 * MIB, stream)
-        assert cuda.used_mib() == 0
-        cuda.start(0)
-        assert cuda.used_mib() == 96
-        cuda.cuMemFreeAsync(address, stream)
-        """,
-    )
-
-
 @pytest.fixture
-def ordered(session_folder: Callable[..., Path], compile_c: Callable[..., Path]) -> Callable[..., Path]:
-    """A session with another driver: one whose pools keep what is freed until its stream is waited for."""
+def ordered(session_folder: MakePath, compile_c: MakePath) -> MakePath:
+    """A session with another driver: its pools keep freed memory until the program waits for the stream."""
 
     def ordered(*flags: str, mib: int = 128) -> Path:
         uuid = "GPU-" + "-".join("1" * digits for digits in (8, 4, 4, 4, 12))
@@ -939,7 +867,7 @@ def ordered(session_folder: Callable[..., Path], compile_c: Callable[..., Path])
     return ordered
 
 
-def test_memory_that_the_driver_frees_a_moment_later_is_waited_for(ordered: Callable[..., Path]) -> None:
+def test_memory_that_the_driver_frees_a_moment_later_is_waited_for(ordered: MakePath) -> None:
     """So a restart after a kill meets no error."""
     run(ordered("-DLATE=60"), "cuda.alloc(64); assert cuda.used_mib() == 64")
     run(
@@ -952,7 +880,7 @@ def test_memory_that_the_driver_frees_a_moment_later_is_waited_for(ordered: Call
     )
 
 
-def test_what_is_freed_in_order_serves_again_before_it_is_given_back(ordered: Callable[..., Path]) -> None:
+def test_what_is_freed_in_order_serves_again_before_it_is_given_back(ordered: MakePath) -> None:
     run(
         ordered(),
         """
@@ -968,7 +896,7 @@ def test_what_is_freed_in_order_serves_again_before_it_is_given_back(ordered: Ca
     )
 
 
-def test_a_pool_never_holds_more_than_the_limit_not_even_for_a_moment(ordered: Callable[..., Path]) -> None:
+def test_a_pool_never_holds_more_than_the_limit_not_even_for_a_moment(ordered: MakePath) -> None:
     run(
         ordered(),
         """
@@ -984,7 +912,7 @@ def test_a_pool_never_holds_more_than_the_limit_not_even_for_a_moment(ordered: C
     )
 
 
-def test_other_steps_are_learnt(ordered: Callable[..., Path]) -> None:
+def test_other_steps_are_learnt(ordered: MakePath) -> None:
     run(
         ordered("-DSTEP=(2*MIB)"),
         """
@@ -1011,7 +939,7 @@ def test_other_steps_are_learnt(ordered: Callable[..., Path]) -> None:
     )
 
 
-def test_a_pool_in_pieces_teaches_no_larger_steps(ordered: Callable[..., Path]) -> None:
+def test_a_pool_in_pieces_teaches_no_larger_steps(ordered: MakePath) -> None:
     run(
         ordered("-DPIECES", mib=1024),
         """
@@ -1030,7 +958,7 @@ def test_a_pool_in_pieces_teaches_no_larger_steps(ordered: Callable[..., Path]) 
     )
 
 
-def test_a_pool_in_pieces_gives_them_back_for_what_needs_one(ordered: Callable[..., Path]) -> None:
+def test_a_pool_in_pieces_gives_them_back_for_what_needs_one(ordered: MakePath) -> None:
     run(
         ordered("-DPIECES", mib=1024),
         """
@@ -1046,22 +974,7 @@ def test_a_pool_in_pieces_gives_them_back_for_what_needs_one(ordered: Callable[.
     )
 
 
-def test_steps_that_became_smaller_are_noticed_at_the_limit(ordered: Callable[..., Path]) -> None:
-    run(
-        ordered("-DSTEP=(used<=7*MIB?64*MIB:32*MIB)"),  # the first is a larger one
-        """
-        cuda.new("cuMemAllocAsync", 7 * MIB, 0)
-        assert cuda.used_mib() == 64
-        held = cuda.alloc(32)
-        cuda.new("cuMemAllocAsync", 57 * MIB, 0)
-        cuda.new("cuMemAllocAsync", 20 * MIB, 0)
-        assert cuda.used_mib() == 128
-        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), 20 * MIB, 0) == OUT_OF_MEMORY
-        """,
-    )
-
-
-def test_what_a_pool_grows_by_against_expectation_is_taken_back(ordered: Callable[..., Path]) -> None:
+def test_what_a_pool_grows_by_against_expectation_is_taken_back(ordered: MakePath) -> None:
     run(
         ordered("-DSTEP=(64*MIB)"),
         """
@@ -1081,12 +994,8 @@ def test_what_a_pool_grows_by_against_expectation_is_taken_back(ordered: Callabl
 # ---- graphs ----
 
 
-def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream = cuda.stream()
         graph, _ = cuda.graph(40, 40, frees=True)
         executable = cuda.instantiate(graph)
@@ -1106,14 +1015,11 @@ def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(
         assert cuda.used_mib() == 100
         cuda.cuMemFree_v2(held)
         cuda.cuGraphLaunch(executable, stream)  # the program went on
-        """,
-    )
+    """)
 
 
-def test_the_reserve_for_graphs_makes_room_when_it_is_needed(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_the_reserve_for_graphs_makes_room_when_it_is_needed(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream = cuda.stream()
         executable = cuda.instantiate(cuda.graph(100, frees=True)[0])
         cuda.cuGraphLaunch(executable, stream)
@@ -1122,14 +1028,11 @@ def test_the_reserve_for_graphs_makes_room_when_it_is_needed(session_folder: Cal
         held = cuda.alloc(100)
         assert cuda.used_mib() == 100
         assert cuda.result("cuGraphLaunch", executable, stream) == OUT_OF_MEMORY
-        """,
-    )
+    """)
 
 
-def test_what_makes_room_for_a_graph_may_be_what_it_counted_on(session_folder: Callable[..., Path]) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_what_makes_room_for_a_graph_may_be_what_it_counted_on(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream, pool = cuda.stream(), cuda.pool()
         cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))
         cuda.cuMemFreeAsync(cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream), stream)
@@ -1139,31 +1042,11 @@ def test_what_makes_room_for_a_graph_may_be_what_it_counted_on(session_folder: C
         # 40 more would be too many; so all is given back, and 100 are needed.
         cuda.cuGraphLaunch(cuda.instantiate(cuda.graph(100, frees=True)[0]), stream)
         assert cuda.used_mib() == 100
-        """,
-    )
+    """)
 
 
-def test_a_graph_that_frees_when_it_is_launched_again_needs_no_second_reserve(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
-        stream = cuda.stream()
-        executable = cuda.new("cuGraphInstantiateWithFlags", cuda.graph(100)[0], 1)
-        for _ in range(3):
-            cuda.cuGraphLaunch(executable, stream)
-        assert cuda.used_mib() == 100
-        """,
-    )
-
-
-def test_a_graph_in_a_graph_is_counted_and_an_upload_charges_like_a_launch(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_child_graph_counts_and_upload_charges_like_launch(in_128_mib: Run) -> None:
+    in_128_mib("""
         stream = cuda.stream()
         inner, _ = cuda.graph(100, frees=True)
         outer = cuda.new("cuGraphCreate", 0)
@@ -1179,30 +1062,24 @@ def test_a_graph_in_a_graph_is_counted_and_an_upload_charges_like_a_launch(
         cuda.cuMemFree_v2(held)
         cuda.cuGraphUpload(executable, stream)
         assert cuda.used_mib() == 100
-        """,
-    )
+    """)
 
 
-def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(
-    session_folder: Callable[..., Path],
-) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)]),
-        """
+def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(in_128_mib: Run) -> None:
+    in_128_mib("""
         try:
             cuda.graph(129)
         except CudaError as e:
             assert e.result == OUT_OF_MEMORY
         else:
             raise AssertionError
-        """,
-    )
+    """)
 
 
 # ---- NVML ----
 
 
-def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: Callable[..., Path]) -> None:
+def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: MakePath) -> None:
     neighbour = session_folder(devices=[(UUID, 150)])
     folder = session_folder(devices=[(UUID, 128)], machine=neighbour)
     other = Program(neighbour, "cuda.alloc(150); say(pid=os.getpid()); input()")
@@ -1246,7 +1123,7 @@ def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: C
         program.end()
 
 
-def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder: Callable[..., Path]) -> None:
+def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder: MakePath) -> None:
     machine = (
         f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
         f"mig parent={UUID} uuid=MIG-part memory_mib=1024 name=1g\n"
@@ -1272,9 +1149,7 @@ def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder:
     )
 
 
-def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(session_folder: MakePath) -> None:
     """It would tell of other sessions' processes."""
     name = "nvmlDeviceGetAccountingStats_v2"
     folder = session_folder(devices=[(UUID, 128)])
@@ -1291,7 +1166,7 @@ def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(
     )
 
 
-def test_a_process_without_a_gpu_is_left_alone(session_folder: Callable[..., Path]) -> None:
+def test_a_process_without_a_gpu_is_left_alone(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128)])
     (folder / "limits").unlink()
     done = subprocess.run(

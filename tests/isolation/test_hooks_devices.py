@@ -6,14 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pynvml
 import pytest
-from sessionfolders import preloaded
-
-Folder = Callable[..., Path]
+from sessionfolders import MakePath, preloaded
 
 MACHINE = "".join(f"gpu uuid=GPU-{name} memory_mib=8192 name=Simulated GPU {name}\n" for name in "abcd")
 MIG = """
@@ -61,7 +59,7 @@ def run(folder: Path, *command: str, visible: str | None = None) -> str:
 
 
 @pytest.fixture
-def two_of_four(session_folder: Folder) -> Path:
+def two_of_four(session_folder: MakePath) -> Path:
     """A session of two slices, on a machine of four GPUs."""
     return session_folder(devices=[("GPU-d", 1024), ("GPU-b", 2048)], machine=MACHINE)
 
@@ -82,7 +80,7 @@ def test_no_function_of_nvml_finds_a_gpu_past_the_hooks() -> None:
     assert functions - set(re.findall(r"HOOK\(NVML, (\w+)", hooks)) == set()
 
 
-def test_an_instance_is_counted_as_the_gpu_that_it_is_a_part_of(session_folder: Folder) -> None:
+def test_an_instance_is_counted_as_the_gpu_that_it_is_a_part_of(session_folder: MakePath) -> None:
     folder = session_folder(devices=[("MIG-b1", 1024)], machine=MIG)
     told = json.loads(run(folder, "-c", NVML))
     assert (told["uuids"], told["indices"], told["GPU-a"]) == (["GPU-b"], [0], "Not Found")
@@ -93,7 +91,7 @@ def test_an_instance_is_counted_as_the_gpu_that_it_is_a_part_of(session_folder: 
     "program", [("gpustat", "--no-color"), ("nvitop", "--once", "--ascii", "--no-unicode")]
 )
 def test_peoples_monitors_list_the_sessions_gpus_alone(
-    session_folder: Folder, program: Sequence[str]
+    session_folder: MakePath, program: Sequence[str]
 ) -> None:
     folder = session_folder(devices=[("GPU-c", 1024)], machine=MACHINE)
     said = run(folder, "-m", *(word for word in program if word != "--no-unicode"))
@@ -124,7 +122,7 @@ def test_cuda_visible_devices_numbers_the_sessions_gpus(
     assert run(two_of_four, "-c", CUDA, visible=visible) == said
 
 
-def test_without_limits_there_is_no_gpu_to_count(session_folder: Folder) -> None:
+def test_without_limits_there_is_no_gpu_to_count(session_folder: MakePath) -> None:
     folder = session_folder(devices=[("GPU-c", 1024)], machine=MACHINE)
     (folder / "limits").chmod(0o644)
     said = run(
@@ -135,11 +133,11 @@ def test_without_limits_there_is_no_gpu_to_count(session_folder: Folder) -> None
     assert said == "Insufficient Permissions\n"
 
 
-def test_a_gpu_that_the_machine_has_not_is_not_replaced_by_another(session_folder: Folder) -> None:
+def test_a_gpu_that_the_machine_has_not_is_not_replaced_by_another(session_folder: MakePath) -> None:
     assert run(session_folder(devices=[("GPU-lost", 1024)], machine=MACHINE), "-c", CUDA) == "100"
 
 
-def test_a_simulated_gpu_says_once_that_cudas_runtime_needs_a_real_one(session_folder: Folder) -> None:
+def test_a_simulated_gpu_says_once_that_cudas_runtime_needs_a_real_one(session_folder: MakePath) -> None:
     program = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION
+from sessionfolders import ISOLATION, MakePath
 
 SUFFIX = re.compile(r"(_v\d)?(_ptsz|_ptds)?$")
 
@@ -26,7 +25,7 @@ def installed() -> Path:
 
 
 @pytest.fixture(params=["simulated", "installed"])
-def driver(request: pytest.FixtureRequest, session_folder: Callable[..., Path]) -> Path:
+def driver(request: pytest.FixtureRequest, session_folder: MakePath) -> Path:
     return session_folder() / "simulated" / "libcuda.so.1" if request.param == "simulated" else installed()
 
 
@@ -46,9 +45,7 @@ def hooked() -> set[str]:
     return set(re.findall(r"HOOK\(CUDA, (\w+)", (ISOLATION / "libfgpu" / "hooks.h").read_text()))
 
 
-def answers(
-    driver: Path, compile_c: Callable[..., Path], names: set[str], **env: str
-) -> list[tuple[str, str]]:
+def answers(driver: Path, compile_c: MakePath, names: set[str], **env: str) -> list[tuple[str, str]]:
     done = subprocess.run(
         [compile_c("tests/hooks_equality.c", "-ldl"), driver],
         input="\n".join(sorted(names)),
@@ -63,9 +60,7 @@ def answers(
     return [(" ".join(line[:3]), line[3]) for line in lines]
 
 
-def test_each_answer_of_cuGetProcAddress_is_an_exported_address(
-    driver: Path, compile_c: Callable[..., Path]
-) -> None:
+def test_each_answer_of_cuGetProcAddress_is_an_exported_address(driver: Path, compile_c: MakePath) -> None:
     exported = exports(driver)
     asked = answers(driver, compile_c, {base(name) for name in exported})
     assert len(asked) > 1000
@@ -88,7 +83,7 @@ def test_no_function_that_is_not_hooked_shares_the_address_of_a_hook(driver: Pat
 
 
 def test_each_answer_for_a_hooked_function_is_a_hook(
-    driver: Path, compile_c: Callable[..., Path], session_folder: Callable[..., Path]
+    driver: Path, compile_c: MakePath, session_folder: MakePath
 ) -> None:
     library = session_folder() / "libfgpu.so"
     bases = {base(name) for name in hooked()}
@@ -96,14 +91,14 @@ def test_each_answer_for_a_hooked_function_is_a_hook(
     asked = answers(driver, compile_c, bases, LD_PRELOAD=str(library))
     assert len(asked) > 500
     assert {where for _, where in asked} == {"libfgpu.so"}
-    # And nothing else is one: but for those whose newer versions have another name.
+    # Nothing else is a hook, except functions with another name in newer versions.
     aliases = {"cuGraphInstantiateWithFlags"}
     left_alone = answers(driver, compile_c, others - aliases, LD_PRELOAD=str(library))
     assert [what for what, where in left_alone if where == "libfgpu.so"] == []
 
 
 def test_the_answers_are_those_without_libfgpu(
-    driver: Path, compile_c: Callable[..., Path], session_folder: Callable[..., Path]
+    driver: Path, compile_c: MakePath, session_folder: MakePath
 ) -> None:
     """As many, for the same versions: nothing is refused that the driver has."""
     names = {base(name) for name in exports(driver)}

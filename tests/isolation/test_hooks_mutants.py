@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION, UUID
+from sessionfolders import ISOLATION, UUID, MakePath
 from test_hooks_accounting import SECOND, Program
 
 # Each program passes with libfgpu and fails where the hook is missing. `over` asks for more than is left.
@@ -342,7 +341,7 @@ say(loaded=1)
 
 @pytest.mark.parametrize("hook", PROGRAMS)
 def test_a_missing_hook_is_noticed(
-    session_folder: Callable[..., Path], isolation_build: Path, tmp_path: Path, hook: str
+    session_folder: MakePath, isolation_build: Path, tmp_path: Path, hook: str
 ) -> None:
     machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
     devices = [(UUID, 128)]

@@ -7,20 +7,18 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from insession import in_container
-from sessionfolders import UUID, preloaded, renamed
+from sessionfolders import UUID, MakePath, preloaded, renamed
 
-Folder = Callable[..., Path]
-Compile = Callable[..., Path]
+Compile = MakePath
 LIMIT, WHOLE = 2048, 8192
 
 
 @pytest.fixture
-def folder(session_folder: Folder) -> Path:
+def folder(session_folder: MakePath) -> Path:
     return session_folder(devices=[(UUID, LIMIT)])
 
 
@@ -105,7 +103,7 @@ def test_a_program_that_needs_no_gpu_goes_on(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("functions", "changed"), [(["dlopen"], False), (["malloc_usable_size"], False), (["dlsym"], True)]
 )
-def test_only_who_answers_for_the_functions_is_put_behind(
+def test_only_libraries_with_these_functions_are_moved_behind(
     folder: Path, compile_c: Compile, tmp_path: Path, functions: list[str], changed: bool
 ) -> None:
     source = tmp_path / "wrapper.c"
@@ -117,7 +115,7 @@ def test_only_who_answers_for_the_functions_is_put_behind(
 
 
 def test_another_libfgpu_with_limits_of_its_own_ends_the_program(
-    folder: Path, client: Path, session_folder: Folder
+    folder: Path, client: Path, session_folder: MakePath
 ) -> None:
     own = session_folder(devices=[(UUID, WHOLE)], machine=folder)
     copy = own / "libfgpu.so"

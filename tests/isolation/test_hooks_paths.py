@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION, UUID, preloaded
+from sessionfolders import ISOLATION, UUID, MakePath, preloaded
 
 MIB = 2**20
 LIMITS_MIB = [128, 1024, 5120, 16384, 81920]
@@ -34,7 +34,7 @@ def committed(folder: Path) -> int:
 class Session:
     """A folder with the clients of the four ways."""
 
-    def __init__(self, folder: Path, compile_c: Callable[..., Path]) -> None:
+    def __init__(self, folder: Path, compile_c: MakePath) -> None:
         self.folder = folder
         self._compile_c = compile_c
 
@@ -66,7 +66,7 @@ class Session:
 
 
 @pytest.fixture
-def session(session_folder: Callable[..., Path], compile_c: Callable[..., Path]) -> Callable[..., Session]:
+def session(session_folder: MakePath, compile_c: MakePath) -> Callable[..., Session]:
     def session(limit_mib: int, **more: object) -> Session:
         return Session(session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB, **more), compile_c)
 
@@ -136,9 +136,7 @@ def test_without_libfgpu_no_path_ends_at_the_limit(session: Callable[..., Sessio
     assert filled["held"] > 128 * MIB
 
 
-def test_threads_at_the_limit_leave_nothing_behind(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path]
-) -> None:
+def test_threads_at_the_limit_leave_nothing_behind(session_folder: MakePath, compile_c: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 128)], device_mib=DEVICE_MIB)
     program = compile_c(
         "tests/hooks_threads.c", (folder / "simulated" / "libcuda.so.1").resolve(), "-pthread"

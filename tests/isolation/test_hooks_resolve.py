@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION, renamed
+from sessionfolders import ISOLATION, MakePath, renamed
 
 SHARED = ("-shared", "-fPIC")
 SOURCE = "tests/hooks_library.c"
@@ -20,7 +19,7 @@ class Ways:
     """Programs and libraries to look functions up in, below one folder."""
 
     folder: Path
-    compile_c: Callable[..., Path]
+    compile_c: MakePath
     libfgpu: Path
     _made: dict[str, Path] = field(default_factory=dict)
 
@@ -55,8 +54,8 @@ class Ways:
 
 
 @pytest.fixture
-def ways(tmp_path: Path, compile_c: Callable[..., Path], session_folder: Callable[..., Path]) -> Ways:
-    """A session whose limits are not needed: without a context, libfgpu leaves each call to the driver."""
+def ways(tmp_path: Path, compile_c: MakePath, session_folder: MakePath) -> Ways:
+    """A session without use for its limits: without a context, libfgpu leaves each call to the driver."""
     return Ways(tmp_path, compile_c, session_folder(simulated=False) / "libfgpu.so")
 
 

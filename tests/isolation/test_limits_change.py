@@ -9,14 +9,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import accountreader
 import pytest
-from sessionfolders import UUID, preloaded
+from sessionfolders import UUID, MakePath, preloaded
 
 from fgpuspawner.isolation import limits, native
 from fgpuspawner.isolation.report import Answer, read_slots, slots_command
@@ -31,8 +31,8 @@ LOCK_MEMORY = 0
 
 
 @pytest.fixture
-def changing(session_folder: Callable[..., Path]) -> Callable[..., Path]:
-    """Make the folder of a session whose limits can change."""
+def changing(session_folder: MakePath) -> MakePath:
+    """Make the folder of a session with limits that can change."""
 
     def changing(memory_mib: int = 2048, **more: object) -> Path:
         folder = session_folder(devices=[(UUID, memory_mib)], **more)
@@ -115,7 +115,7 @@ def running(folder: Path) -> Iterator[Program]:
 OUT_OF_MEMORY = "2"
 
 
-def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: Callable[..., Path]) -> None:
+def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: MakePath) -> None:
     folder = changing(1024)
     with running(folder) as program:
         assert [program.ask("take 1024"), program.ask("take 1")] == ["0", OUT_OF_MEMORY]
@@ -124,9 +124,7 @@ def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: Ca
     assert (folder / "log").read_text() == ""
 
 
-def test_a_process_that_runs_is_refused_what_its_session_has_given_back(
-    changing: Callable[..., Path],
-) -> None:
+def test_a_process_that_runs_is_refused_what_its_session_has_given_back(changing: MakePath) -> None:
     folder = changing(2048)
     with running(folder) as program:
         assert program.ask("take 512") == "0"
@@ -134,7 +132,7 @@ def test_a_process_that_runs_is_refused_what_its_session_has_given_back(
         assert [program.ask("take 513"), program.ask("take 512")] == [OUT_OF_MEMORY, "0"]
 
 
-def test_what_a_process_is_shown_changes_at_once(changing: Callable[..., Path]) -> None:
+def test_what_a_process_is_shown_changes_at_once(changing: MakePath) -> None:
     folder = changing(2048)
     with running(folder) as program:
         assert program.ask("look") == "2048 2048 2048 2048"
@@ -142,9 +140,7 @@ def test_what_a_process_is_shown_changes_at_once(changing: Callable[..., Path]) 
         assert program.ask("look") == "1024 1024 1024 1024"
 
 
-def test_limits_of_a_session_that_was_launched_without_revisions_stay(
-    session_folder: Callable[..., Path],
-) -> None:
+def test_limits_of_a_session_that_was_launched_without_revisions_stay(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 1024)])
     with pytest.raises(limits.BadLimits, match="limits that stay"):
         set_limit(folder, 2048)
@@ -152,9 +148,7 @@ def test_limits_of_a_session_that_was_launched_without_revisions_stay(
 
 
 @pytest.mark.parametrize("what", ["fgpu-limits 1\n", "", None])
-def test_nothing_is_granted_while_changed_limits_cannot_be_read(
-    changing: Callable[..., Path], what: str | None
-) -> None:
+def test_nothing_is_granted_while_changed_limits_cannot_be_read(changing: MakePath, what: str | None) -> None:
     folder = changing(1024)
     with running(folder) as program:
         assert program.ask("take 100") == "0"
@@ -171,9 +165,7 @@ def test_nothing_is_granted_while_changed_limits_cannot_be_read(
         assert program.ask("take 1024") == "0"
 
 
-def test_who_cannot_read_changed_limits_is_said_to_be_behind_until_it_can(
-    changing: Callable[..., Path],
-) -> None:
+def test_process_that_cannot_read_changed_limits_is_reported_behind(changing: MakePath) -> None:
     folder = changing(1024)
     with running(folder) as program:
         assert program.ask("take 1") == "0"
@@ -198,7 +190,7 @@ def behind(folder: Path) -> tuple[int, int]:
     return len(found.slots), len(found.behind)
 
 
-def test_limits_that_become_another_sessions_grant_nothing(changing: Callable[..., Path]) -> None:
+def test_limits_that_become_another_sessions_grant_nothing(changing: MakePath) -> None:
     folder = changing(1024)
     with running(folder) as program:
         assert program.ask("take 1") == "0"
@@ -209,7 +201,7 @@ def test_limits_that_become_another_sessions_grant_nothing(changing: Callable[..
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_a_limit_that_moves_up_and_down_in_a_storm_is_never_exceeded(
-    changing: Callable[..., Path], compile_c: Callable[..., Path], seed: int
+    changing: MakePath, compile_c: MakePath, seed: int
 ) -> None:
     """As the Hub shrinks: the smaller limit first, then what is held. The driver's own ledger has the last word."""
     folder = changing(4096, context_mib=32, device_mib=DEVICE_MIB)
@@ -231,7 +223,7 @@ def test_a_limit_that_moves_up_and_down_in_a_storm_is_never_exceeded(
                 if not _held_within(folder, least, within_s=0.5):
                     given_up += 1
                     continue
-                # Nobody is in the middle of taking: their sum would be of before, and they would write it as the most.
+                # Lock out processes that take memory: they would write an older sum as the peak.
                 fcntl.lockf(file, fcntl.LOCK_EX, 1, LOCK_MEMORY)
                 struct.pack_into("<Q", ledger, PEAK, 0)
                 fcntl.lockf(file, fcntl.LOCK_UN, 1, LOCK_MEMORY)

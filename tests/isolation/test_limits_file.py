@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from regiontool import LIBRARY, Tool
-from sessionfolders import write_read_only
+from sessionfolders import MakePath, write_read_only
 
 SOURCES = ("tests/limits_check.c", "libfgpu/folder.c", "libfgpu/limits.c")
 HEAD = "fgpu-limits 1\nsession=17\nmanaged=charge\n"
@@ -23,13 +23,13 @@ Check = Callable[[Sequence[bytes]], list[str]]
 
 
 @pytest.fixture(scope="session")
-def check(compile_c: Callable[..., Path]) -> Check:
+def check(compile_c: MakePath) -> Check:
     """What libfgpu says to texts, one by one."""
     return lambda texts: _run(compile_c(*SOURCES), texts)
 
 
 @pytest.fixture(scope="session")
-def check_with_sanitizers(compile_c: Callable[..., Path]) -> Check:
+def check_with_sanitizers(compile_c: MakePath) -> Check:
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     program = compile_c(*SOURCES, *flags)
     return lambda texts: _run(program, texts)
@@ -288,17 +288,17 @@ def test_of_thousands_of_mutants_just_the_well_formed_ones_are_read(
 
 
 @pytest.fixture(scope="session")
-def library(compile_c: Callable[..., Path]) -> Path:
+def library(compile_c: MakePath) -> Path:
     return compile_c(*LIBRARY, "-shared", "-fPIC", "-Wl,-soname,libfgpu.so")
 
 
 @pytest.fixture(scope="session")
-def tool(library: Path, compile_c: Callable[..., Path]) -> Path:
+def tool(library: Path, compile_c: MakePath) -> Path:
     return compile_c("tests/region_tool.c", library)
 
 
 @pytest.fixture
-def folder(session_folder: Callable[..., Path], library: Path) -> Path:
+def folder(session_folder: MakePath, library: Path) -> Path:
     return session_folder(GOOD, library=library, simulated=False)
 
 
@@ -332,21 +332,8 @@ def test_the_file_is_read_once(tool: Path, folder: Path) -> None:
         assert process.child("child", "limits") == [f"17 GPU-1={2048 << 20}"]
 
 
-def test_a_missing_file_refuses_everything(tool: Path, folder: Path) -> None:
-    (folder / "limits").unlink()
-    assert refusals(tool, folder) == ["the limits file does not exist; every allocation is refused"]
-
-
-def test_a_malformed_file_refuses_everything_and_says_why_once(tool: Path, folder: Path) -> None:
-    write_read_only(folder / "limits", GOOD.replace("=2048", "=-2048"))
-    assert refusals(tool, folder) == [
-        "the limits file is malformed: line 4: memory_mib is '-2048'; only digits are a number here;"
-        " every allocation is refused"
-    ]
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o464, 0o446])
-def test_a_file_that_somebody_may_write_refuses_everything(tool: Path, folder: Path, mode: int) -> None:
+def test_writable_limits_file_refuses_everything(tool: Path, folder: Path, mode: int) -> None:
     (folder / "limits").chmod(mode)
     assert refusals(tool, folder) == [
         "the limits file can be written: it must have no write bit in its mode, or be on a read-only mount;"

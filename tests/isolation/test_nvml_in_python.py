@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sessionfolders import MakePath
 
 from fgpuspawner.isolation import facts, nvml_child, nvml_reader
 from fgpuspawner.isolation.nvml_reader import NvmlReader
@@ -40,11 +40,9 @@ print("holds", flush=True)
 sys.stdin.read()
 """
 
-Folder = Callable[..., Path]
-
 
 @pytest.fixture
-def machine(session_folder: Folder) -> Path:
+def machine(session_folder: MakePath) -> Path:
     """A simulated machine with a driver of r615, a whole GPU and a partitioned one."""
     return session_folder(machine=MACHINE) / "simulated"
 
@@ -132,7 +130,7 @@ def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: 
 
 
 def test_what_a_context_takes_is_measured_by_making_one(
-    session_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session_folder: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "gpu uuid=GPU-a memory_mib=8192 context_mib=311 name=Plain\n"
     folder = session_folder(machine=text) / "simulated"

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessionfolders import UUID, preloaded
+from sessionfolders import UUID, MakePath, preloaded
 
 NVIDIAS, OTHERS = "libnvidia-opencl.so.1", "libpocl.so.2"
 WHOLE = {"devices": [(UUID, 8192)], "device_mib": 8192}
 
 
 @pytest.fixture
-def platforms(compile_c: Callable[..., Path], tmp_path: Path) -> dict[str, Path]:
-    """A vendor's library by its DT_SONAME, each under a name that does not say whose it is."""
+def platforms(compile_c: MakePath, tmp_path: Path) -> dict[str, Path]:
+    """A library of each vendor by its DT_SONAME, under a file name that does not name the vendor."""
     found = {}
     for soname in (NVIDIAS, OTHERS):
         words = (
@@ -34,7 +34,7 @@ def platforms(compile_c: Callable[..., Path], tmp_path: Path) -> dict[str, Path]
 
 
 @pytest.fixture
-def run(compile_c: Callable[..., Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(compile_c: MakePath) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the client in a session."""
 
     def run(folder: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +53,7 @@ def run(compile_c: Callable[..., Path]) -> Callable[..., subprocess.CompletedPro
 
 @pytest.mark.parametrize("way", ["handle", "all", ""], ids=["handle", "all", "version"])
 def test_nvidias_functions_are_missing_with_the_reason(
-    session_folder: Callable[..., Path],
+    session_folder: MakePath,
     platforms: dict[str, Path],
     run: Callable[..., subprocess.CompletedProcess[str]],
     way: str,
@@ -78,7 +78,7 @@ def test_nvidias_functions_are_missing_with_the_reason(
     ids=["part", "allowed", "whole", "all-memory-half-compute", "no-limits"],
 )
 def test_a_real_loader_finds_the_platforms_that_the_session_may_use(
-    session_folder: Callable[..., Path],
+    session_folder: MakePath,
     platforms: dict[str, Path],
     run: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
@@ -102,7 +102,7 @@ def test_a_real_loader_finds_the_platforms_that_the_session_may_use(
 
 
 def test_a_program_that_is_linked_with_it_is_ended_before_it_begins(
-    session_folder: Callable[..., Path], platforms: dict[str, Path], compile_c: Callable[..., Path]
+    session_folder: MakePath, platforms: dict[str, Path], compile_c: MakePath
 ) -> None:
     program = compile_c("tests/opencl_client.c", "-Wl,--no-as-needed", platforms[NVIDIAS].resolve(), "-ldl")
     folder = session_folder()

@@ -85,23 +85,6 @@ def test_files_of_the_image_files_in_the_variable_and_folders_are_written_with_t
     }
 
 
-@pytest.mark.parametrize("size", range(7))
-def test_bytes_of_any_length_arrive_as_they_are(put: Put, target: Path, size: int) -> None:
-    content = bytes([0, 255, 10, 61, 7, 200, 128][:size])
-    assert put(f"444 some {inline(content)}").returncode == 0
-    assert (target / "some").read_bytes() == content
-
-
-def test_a_container_that_is_started_once_more_writes_the_same_again(put: Put, target: Path) -> None:
-    lines = ("755 written/ -", f"444 a/limits {inline(b'old')}")
-    assert put(*lines).returncode == 0
-    # As a program leaves it that is killed in the middle.
-    (target / "a" / ".put-files.new").write_bytes(b"half")
-    assert put(*lines[:1], f"444 a/limits {inline(b'new')}").returncode == 0
-    assert (target / "a" / "limits").read_bytes() == b"new"
-    assert sorted(p.name for p in (target / "a").iterdir()) == ["limits"]
-
-
 def test_it_says_that_the_image_is_of_another_version_where_it_lacks_a_file(put: Put, target: Path) -> None:
     done = put(f"755 libfgpu.so sha256:{'0' * 64}")
     assert done.returncode == 3

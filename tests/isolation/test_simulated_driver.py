@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,38 +33,7 @@ def test_calls(simulated_machine: Make, group: str) -> None:
     assert machine.log() == ""
 
 
-def test_all_groups_are_run(simulated_machine: Make) -> None:
-    assert simulated_machine(GPU).run("sim_calls").split() == GROUPS
-
-
 # ---- memory of several processes --------------------------------------------------------------------------
-
-
-def test_processes_share_one_device(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    with (
-        machine.running("sim_tool", "hold", 500) as first,
-        machine.running("sim_tool", "hold", 500, 24) as second,
-    ):
-        assert (first.line, second.line) == ("held 1", "held 2")
-        assert machine.run("sim_tool", "info") == "0 1024\n"
-        with machine.running("sim_tool", "hold", 1) as third:
-            assert third.line == "held 0"
-    (entry,) = machine.entries()
-    assert (entry.peak, entry.over) == (1024 * MIB, 0)
-    assert machine.run("sim_tool", "info") == "1024 1024\n"
-
-
-def test_the_memory_of_a_killed_process_is_given_back(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    for _ in range(3):
-        with machine.running("sim_tool", "hold", 1000) as holder:
-            assert holder.line == "held 1"
-            os.kill(holder.process.pid, signal.SIGKILL)
-            holder.process.wait()
-    assert machine.run("sim_tool", "info") == "1024 1024\n"
-    (entry,) = machine.entries()
-    assert (entry.peak, entry.over) == (1000 * MIB, 0)
 
 
 def test_a_process_that_was_there_before_gets_what_a_killed_one_held(simulated_machine: Make) -> None:
@@ -79,33 +47,6 @@ def test_a_process_that_was_there_before_gets_what_a_killed_one_held(simulated_m
         assert survivor.tell(824) == "0"
     (entry,) = machine.entries()
     assert (entry.peak, entry.over) == (1024 * MIB, 0)
-
-
-def test_what_dead_processes_held_is_no_part_of_the_peak(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    with machine.running("sim_tool", "steps") as survivor:
-        assert survivor.tell(100) == "0"
-        with machine.running("sim_tool", "hold", 200) as holder:
-            assert holder.line == "held 1"
-        assert survivor.tell(150) == "0"
-    assert machine.entries()[0].peak == 300 * MIB
-
-
-def test_allocations_may_be_far_larger_than_the_hosts_memory(simulated_machine: Make) -> None:
-    machine = simulated_machine("gpu uuid=GPU-a memory_mib=262144\n")
-    with machine.running("sim_tool", "hold", 98304, 98304, 65536) as holder:
-        assert holder.line == "held 3"
-        assert machine.run("sim_tool", "info") == "0 262144\n"
-
-
-def test_a_context_takes_memory(simulated_machine: Make) -> None:
-    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 context_mib=300\n")
-    with machine.running("sim_tool", "hold", 24) as holder:
-        assert holder.line == "held 1"
-        assert machine.run("sim_tool", "info") == f"{1024 - 24 - 300 - 300} 1024\n"
-        with machine.running("sim_tool", "hold", 100, 100) as second:
-            assert second.line == "held 2"
-            assert "cuDevicePrimaryCtxRetain(&context, 0) is 2" in machine.run("sim_tool", "info", fails=True)
 
 
 CODE = """
@@ -139,42 +80,6 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == cuda.cuCtxSetC
 print(*found, left())
 """
     assert machine.python(CODE + loads) == "924 524 924 524 924 924\n"
-
-
-def test_stacks_take_memory_for_every_thread_that_can_run(simulated_machine: Make) -> None:
-    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 sm_count=16\n")
-    sets = """
-found = []
-for size in (1024, 17 * 1024, 9 * 1024, 512):
-    assert cuda.cuCtxSetLimit(0, ctypes.c_size_t(size)) == 0
-    found.append(left())
-assert cuda.cuCtxSetLimit(0, ctypes.c_size_t(34 * 1024)) == 2
-print(*found, left())
-"""
-    assert machine.python(CODE + sets) == "1024 512 768 1024 1024\n"
-
-
-def test_memory_is_taken_in_multiples_where_the_machine_says_so(simulated_machine: Make) -> None:
-    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 granularity_kib=65536\n")
-    with machine.running("sim_tool", "hold", 1, 62, 65) as holder:
-        assert holder.line == "held 3"
-        # The two small ones share 64 MiB; 65 MiB are twice that.
-        assert machine.run("sim_tool", "info") == f"{1024 - 64 - 128} 1024\n"
-
-
-def test_closing_all_descriptors_loses_no_memory(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    with machine.running("sim_tool", "closed", 100) as holder:
-        assert holder.line == "924"
-        assert machine.run("sim_tool", "info") == "924 1024\n"
-    assert machine.run("sim_tool", "info") == "1024 1024\n"
-
-
-def test_a_forked_child_has_no_driver_and_no_memory(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    assert machine.run("sim_tool", "forked", 100).splitlines() == ["child 3 3 3", "parent 924"]
-    with machine.running("sim_tool", "forked", 100):
-        assert machine.run("sim_tool", "info") == "924 1024\n"
 
 
 # ---- time of several processes ------------------------------------------------------------------------------
@@ -220,9 +125,7 @@ def test_the_queue_of_a_killed_process_is_dropped(simulated_machine: Make) -> No
 # ---- the library --------------------------------------------------------------------------------------------
 
 
-def test_the_library_is_found_through_the_folder_that_it_was_loaded_from(
-    simulated_machine: Make,
-) -> None:
+def test_the_library_is_found_through_the_folder_that_it_was_loaded_from(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
     other = simulated_machine("gpu uuid=GPU-z memory_mib=77", name="elsewhere")
     assert machine.run("sim_tool", "info") == "1024 1024\n"
@@ -231,7 +134,7 @@ def test_the_library_is_found_through_the_folder_that_it_was_loaded_from(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
-def test_processes_of_many_users_may_use_it(simulated_machine: Make) -> None:
+def test_processes_of_several_users_share_the_ledger(simulated_machine: Make) -> None:
     made = simulated_machine(GPU)
     with tempfile.TemporaryDirectory() as name:
         # Not below pytest's folders, which are closed to others.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sessionfolders import MakePath
 from simulatedmachine import Machine
 
 GPU = "gpu uuid=GPU-a memory_mib=1024"
@@ -14,7 +15,7 @@ Make = Callable[..., Machine]
 
 
 @pytest.fixture
-def read(compile_c: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
+def read(compile_c: MakePath, tmp_path: Path) -> Callable[..., str]:
     """What the parser makes of a text."""
     import subprocess
 
@@ -49,15 +50,6 @@ def test_a_machine_is_read_field_by_field(read: Callable[..., str]) -> None:
     ]
     assert said.splitlines()[2].startswith("MIG-x|1g.10gb|9728|0|16|10.3|0|0|")
     assert said.splitlines()[3].startswith("GPU-b|Simulated GPU|8192|0|132|9.0|-1|1|")
-
-
-def test_a_name_that_is_not_hexadecimal_has_its_hash_as_uuid(read: Callable[..., str]) -> None:
-    # FNV-1a of 128 bits, offset basis and prime as published, of the name without "GPU-".
-    value = 0x6C62272E07BB014262B821756295C58D
-    for byte in b"simulated-local-0":
-        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
-    said = read("gpu uuid=GPU-simulated-local-0 memory_mib=1")
-    assert said.splitlines()[1].endswith(f"|{value:032x}")
 
 
 @pytest.mark.parametrize(

@@ -73,51 +73,6 @@ for name in ("Temperature", "PowerUsage"):
     }
 
 
-def test_memory_and_processes_are_those_of_the_ledger(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    with machine.running("sim_tool", "hold", 100) as one, machine.running("sim_tool", "hold", 1) as two:
-        said = ask(
-            machine,
-            """
-h = device("GPU-a")
-say["memory"] = memory(h)
-say["processes"] = [processes(h, v) for v in ("", "_v2", "_v3")]
-say["name"] = n.nvmlSystemGetProcessName(processes(h)[0][0])
-say["graphics"] = len(n.nvmlDeviceGetGraphicsRunningProcesses(h))
-""",
-        )
-        expected = sorted([[one.process.pid, 124], [two.process.pid, 25]])
-        assert said["memory"] == [[1024, 149, 875]] * 2
-        assert [sorted(found) for found in said["processes"]] == [expected] * 3
-        assert "sim_tool" in said["name"]
-        assert said["graphics"] == 0
-    assert ask(machine, 'say["left"] = [memory(device("GPU-a")), processes(device("GPU-a"))]')["left"] == [
-        [[1024, 0, 1024]] * 2,
-        [],
-    ]
-
-
-def test_a_process_that_asks_sees_itself(simulated_machine: Make) -> None:
-    said = ask(
-        simulated_machine(GPU),
-        """
-import ctypes, os
-cuda = ctypes.CDLL("libcuda.so.1")
-context, address = ctypes.c_void_p(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(10 << 20)) == 0
-say["own"] = os.getpid()
-say["processes"] = processes(device("GPU-a"))
-n.nvmlShutdown()
-n.nvmlInit()
-say["again"] = memory(device("GPU-a"))[0]
-""",
-    )
-    assert said["processes"] == [[said["own"], 34]]
-    assert said["again"] == [1024, 34, 990]
-
-
 def test_opening_nvml_takes_nothing_from_the_process(simulated_machine: Make) -> None:
     # All of a process's locks on the ledger would end with any descriptor of it that either library closed.
     machine = simulated_machine(GPU)
@@ -137,23 +92,6 @@ print(subprocess.run([sys.argv[1], "hold", "200"], stdin=subprocess.DEVNULL, cap
         machine.program("sim_tool"),
     )
     assert said.strip() == "held 0"
-
-
-def test_utilisation_is_the_busy_part_of_the_last_second(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    question = """
-h = device("GPU-a")
-say["gpu"] = n.nvmlDeviceGetUtilizationRates(h).gpu
-say["of"] = [[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessUtilization(h, 0)] if processes(h) else []
-"""
-    assert ask(machine, question)["gpu"] == 0
-    with machine.running("sim_tool", "queue", "spin_500ms", 200) as busy:
-        # The second before has begun without it: ask until it is all within its work.
-        for _ in range(200):
-            said = ask(machine, question)
-            if said["gpu"] == 100:
-                break
-        assert said == {"gpu": 100, "of": [[busy.process.pid, 100]]}
 
 
 # ---- PID namespaces -------------------------------------------------------------------------------------------
@@ -319,16 +257,6 @@ def cgroup() -> Iterator[str]:
 def within(path: str) -> tuple[str, ...]:
     mount = cgroup_mount()
     return ("sh", "-c", f'echo $$ > {mount}{path}/cgroup.procs; exec "$@"', "sh")
-
-
-def test_limits_need_a_driver_that_has_them(simulated_machine: Make) -> None:
-    machine = simulated_machine(GPU)
-    assert limit(machine, "/", 100, 100) == {"error": "NVMLError_NotSupported"}
-    machine.describe(f"driver=615.71\n{GPU}mig parent=GPU-a uuid=MIG-1 memory_mib=5\n")
-    assert limit(machine, "/", 100, 100) == {"error": "NVMLError_NotSupported"}
-    machine.describe(f"driver=615.71\n{GPU}")
-    assert limit(machine, "/no/such/cgroup", 100, 100) == {"error": "NVMLError_NotFound"}
-    assert limit(machine, "/", 200, 100) == {"error": "NVMLError_InvalidArgument"}
 
 
 def test_a_cgroups_limit_holds_at_and_below_it_and_is_told_at_it(

@@ -9,12 +9,11 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import accountreader
 import pytest
-from sessionfolders import UUID, preloaded
+from sessionfolders import UUID, MakePath, preloaded
 
 MIB = 2**20
 LIMIT_MIB = 1024
@@ -46,7 +45,7 @@ def used_by_all(folder: Path) -> int:
     [(600, 1), pytest.param(10_000, 2, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
 )
 def test_no_kill_leaks_and_nothing_is_ever_over_the_limit(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path], tmp_path: Path, kills: int, seed: int
+    session_folder: MakePath, compile_c: MakePath, tmp_path: Path, kills: int, seed: int
 ) -> None:
     folder = session_folder(devices=[(UUID, LIMIT_MIB)], device_mib=65536, context_mib=32)
     storm = compile_c("tests/storm.c", "tests/storm_ledger.c")

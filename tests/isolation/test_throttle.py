@@ -1,8 +1,8 @@
-"""Shares of a device's time, in a world whose time is simulated (isolation/tests/throttle_world.c): always the same.
+"""Shares of a device's time, in simulated time (isolation/tests/throttle_world.c), so each run gives the same result.
 
-The throttle there is libfgpu's own, compiled as it is; device, driver, clock and host are simulated. That it also holds
-in real time, `bench/isolation/shares.py` measures. At the end, each way to launch on the simulated driver, in real
-time: there only what must never be exceeded is asserted, as a busy machine makes all less.
+The throttle is libfgpu's own; device, driver, clock and host are simulated. `bench/isolation/shares.py` measures real
+time. The last tests launch in each way on the simulated driver in real time: they assert only the upper limit, because
+on a busy machine everything is less.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessionfolders import preloaded
+from sessionfolders import MakePath, preloaded
 from throttleworlds import World
 
 PERIOD_MS, IN_FLIGHT_MS = 50, 4
@@ -97,12 +97,6 @@ def test_the_published_bound_holds_in_every_stretch_of_time(world: World, slots:
         assert -bound <= below <= above <= bound
 
 
-def test_the_bound_of_short_kernels_is_far_from_reached(world: World) -> None:
-    (only,) = world("slots=0-25,kernel_us=500").tenants
-    for below, above in only.off_ms.values():
-        assert -1 < below <= above < 1
-
-
 # --- Lengths that cannot be foretold -------------------------------------------------------------------
 
 
@@ -112,7 +106,7 @@ def let_through(kernel_us: int) -> int:
 
 
 def unforeseen_bound_ms(kernel_us: int, launches: int) -> float:
-    """docs/isolation.md: so many launches are in flight before the first of them has shown how long it takes."""
+    """The bound of docs/isolation.md: launches in flight before the first one has shown its length."""
     return (launches + let_through(kernel_us)) * kernel_us / 1000 + 2.5 * 0.25 * PERIOD_MS + IN_FLIGHT_MS
 
 
@@ -136,7 +130,7 @@ CHANGING = [
     (20, 5_000_000),
     (100, 20_000),
 ]
-"""Of a function whose launches take 10 us, each so many-th takes so long."""
+"""(every, change_us): each ``every``-th launch of a function of 10 us takes ``change_us``."""
 
 
 @pytest.mark.parametrize(("every", "change_us"), CHANGING)
@@ -182,14 +176,6 @@ def test_processes_of_one_session_share_its_slots(
     assert only.share == pytest.approx(percent(slots), abs=1)
 
 
-@pytest.mark.parametrize("kernel_us", [10, 50, 300, 1000])
-@pytest.mark.parametrize("streams", [2, 8, 20, 60, 90])
-@pytest.mark.parametrize("slots", ["0-10", "0-50"])
-def test_streams_share_the_slots(world: World, slots: str, streams: int, kernel_us: int) -> None:
-    (only,) = world(f"slots={slots},kernel_us={kernel_us},streams={streams}").tenants
-    assert only.share == pytest.approx(percent(slots), abs=2.5)
-
-
 @pytest.mark.parametrize("slots", ["0-10", "0-50"])
 @pytest.mark.parametrize("mix_us", [500, 5000])
 def test_kernels_of_different_length_in_one_program(world: World, slots: str, mix_us: int) -> None:
@@ -199,7 +185,7 @@ def test_kernels_of_different_length_in_one_program(world: World, slots: str, mi
 
 @pytest.mark.parametrize(("kernel_us", "later_us"), [(50, 5000), (5000, 50), (500, 50_000)])
 def test_a_kernel_that_becomes_longer_or_shorter(world: World, kernel_us: int, later_us: int) -> None:
-    """What is in flight when nobody knows yet how long it will take is paid for afterwards."""
+    """Work in flight of unknown length is paid for afterwards."""
     (only,) = world(f"slots=0-25,kernel_us={kernel_us},later_us={later_us}", seconds=20).tenants
     assert only.share == pytest.approx(25, abs=1.5)
     assert only.off_ms[1000][1] < 400
@@ -215,13 +201,6 @@ def test_a_program_with_pauses_hoards_nothing(world: World) -> None:
     """50 kernels of 2 ms, a pause of up to 400 ms: after each pause it may have half a period more, not more."""
     (only,) = world("slots=0-25,kernel_us=2000,idle_ms=200").tenants
     assert only.off_ms[200][1] < 2 + 1.5 * 0.25 * PERIOD_MS
-
-
-def test_a_lazy_program_is_not_held_back(world: World) -> None:
-    """It asks for 2.5 ms in each 20 to 40 ms, and never at its slot's end for more than is left of it."""
-    outcome = world("slots=0-50,kernel_us=50,idle_ms=20")
-    (free,) = world("slots=0-50,kernel_us=50,idle_ms=20,free=1").tenants
-    assert outcome.tenants[0].kernels > 0.6 * free.kernels
 
 
 @pytest.mark.parametrize("slots", ["0-50", "0-25"])
@@ -304,7 +283,7 @@ AFTER = ["capture", "fork", "context", "threads"]
 
 @pytest.fixture
 def launches(
-    session_folder: Callable[..., Path], compile_c: Callable[..., Path], isolation_build: Path
+    session_folder: MakePath, compile_c: MakePath, isolation_build: Path
 ) -> Callable[..., tuple[int, int]]:
     """Launch kernels of 1 ms for 300 ms in a way; return how many, and how many ms it took in the end."""
     program = compile_c(

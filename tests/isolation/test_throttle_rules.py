@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from sessionfolders import MakePath
 
 MS = 1_000_000
 PERIOD = 50.0
@@ -18,7 +18,7 @@ Ask = Callable[..., list[str]]
 
 
 @pytest.fixture
-def ask(compile_c: Callable[..., Path]) -> Ask:
+def ask(compile_c: MakePath) -> Ask:
     """Put questions, one a line, to the pure parts of the throttle; the first says the slots."""
     program = compile_c(
         "tests/throttle_rules.c", *(f"libfgpu/{name}.c" for name in ("slots", "gate", "account"))
@@ -177,9 +177,7 @@ def test_at_most_half_a_period_is_kept_and_a_minute_owed(ask: Ask) -> None:
 
 @pytest.mark.parametrize("start_ms", [70_000, 10**6, 10**10], ids=str)
 @pytest.mark.parametrize("sizes", [("0-50", "0-25"), ("0-25", "50-100"), ("0-1", "0-100"), ("0-99", "7-8")])
-def test_what_is_owed_stays_owed_when_the_slots_change_however_often(
-    ask: Ask, sizes: tuple[str, str], start_ms: int
-) -> None:
+def test_debt_survives_any_number_of_slot_changes(ask: Ask, sizes: tuple[str, str], start_ms: int) -> None:
     """To a period's slots for each change. Who has not known the old slots carries it over too."""
     owed_ms, changes = 20_000, 100
     questions = [question("balance", start_ms), f"deposit {owed_ms * MS}"]
@@ -217,7 +215,7 @@ def test_spans_that_touch_lose_nothing(ask: Ask) -> None:
 
 
 def test_what_is_reported_too_late_is_paid_in_full(ask: Ask) -> None:
-    """What of the time was paid for already cannot be told any more."""
+    """The time that was paid for already is no longer known."""
     assert paid(ask, (99_800, 100_000), (99_500, 99_510), (99_500, 99_510)) == [200, 10, 10]
     assert paid(ask, (99_880, 100_000), (99_880, 99_890)) == [120, 0]
 
@@ -257,7 +255,7 @@ def test_a_deposit_is_taken_back_when_the_work_is_paid_for(ask: Ask) -> None:
 # --- The clock -----------------------------------------------------------------------------------------
 
 
-def test_the_clock_is_the_kernels_and_never_ahead_of_it(compile_c: Callable[..., Path]) -> None:
+def test_the_clock_is_the_kernels_and_never_ahead_of_it(compile_c: MakePath) -> None:
     """It lags by as long as a reading of the kernel's clock may take that counts, and 0.1 us."""
     program = compile_c("tests/clock_reads.c", "libfgpu/clock.c")
     done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Worlds whose time is simulated (isolation/tests/throttle_world.c), around the throttle as it is shipped."""
+"""Worlds with simulated time (isolation/tests/throttle_world.c) around the shipped throttle."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_user_is_charged_by_their_own_sessions_or_by_the_middle_of_others(
     assert CodeMemory(tmp_path).charged_mib(GPU, "torch", user) == charged, "it is kept"
 
 
-def test_what_is_kept_is_bounded_and_names_nobody(tmp_path: Path) -> None:
+def test_stored_figures_are_bounded_and_have_no_user_names(tmp_path: Path) -> None:
     memory = learnt(tmp_path, **{f"user-{n}": [n] * (KEPT + 1) for n in range(MOST_USERS + 2)})
     for n in range(MOST_IMAGES):
         memory.learn(GPU, f"image-{n}", "alice", 1)

@@ -34,7 +34,7 @@ GPU, OTHER = "GPU-1f", "GPU-2a"
 USE = DeviceUse((ProcessUse(10, 700, 20.0, 30, 1, "python3"),), seen_us=77)
 
 
-def test_pauses_between_looks_have_their_mean_and_none_tells_how_long_it_will_be_still() -> None:
+def test_pauses_are_exponential_with_the_configured_mean() -> None:
     pauses = [pause_s(10) for _ in range(20_000)]
     assert 9 < statistics.mean(pauses) < 10.5
     assert max(pauses) <= LONGEST_PAUSE * 10
@@ -152,7 +152,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await background.close()
 
 
-async def test_a_look_says_who_holds_and_uses_what_and_asks_for_what_is_new(world: World) -> None:
+async def test_snapshot_has_processes_owners_and_new_samples(world: World) -> None:
     snapshot = await world.next()
     assert (snapshot.devices, snapshot.owners) == ({GPU: USE, OTHER: USE}, {10: 1})
     await world.next()
@@ -160,14 +160,14 @@ async def test_a_look_says_who_holds_and_uses_what_and_asks_for_what_is_new(worl
     assert world.machines.there.asked == [], "nobody runs there"
 
 
-async def test_a_process_that_ended_since_the_last_look_still_has_its_session(world: World) -> None:
+async def test_ended_process_keeps_its_owner_for_one_snapshot(world: World) -> None:
     await world.next()
     world.machines.ended = {10}
     await world.next()
     assert (await world.next()).owners == {10: 1}
 
 
-async def test_a_hub_that_is_busy_delays_no_look_and_learns_of_all_of_them(world: World) -> None:
+async def test_busy_hub_delays_no_snapshot_and_gets_all(world: World) -> None:
     await world.next()
     begun = time.monotonic()
     # The event loop does nothing else meanwhile.
@@ -179,7 +179,7 @@ async def test_a_hub_that_is_busy_delays_no_look_and_learns_of_all_of_them(world
     assert len(told) >= len(during) >= 20
 
 
-async def test_a_machine_that_hangs_hides_no_other(world: World) -> None:
+async def test_hanging_machine_does_not_block_others(world: World) -> None:
     world.machines.there.may_answer.clear()
     world.live.append(session(2, "away", OTHER))
     for _ in range(3):
@@ -190,7 +190,7 @@ async def test_a_machine_that_hangs_hides_no_other(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [NvmlUnknown("no answer within 30 s"), ValueError("a bug")])
-async def test_a_driver_that_fails_is_unknown_and_not_nothing(world: World, failure: Exception) -> None:
+async def test_failing_driver_gives_a_reason_per_device(world: World, failure: Exception) -> None:
     world.here.says = failure
     await world.next()
     snapshot = await world.next()
@@ -200,7 +200,7 @@ async def test_a_driver_that_fails_is_unknown_and_not_nothing(world: World, fail
     assert (await world.next()).devices == {GPU: USE}
 
 
-async def test_whose_processes_are_not_known_is_not_nobodys(world: World) -> None:
+async def test_unknown_owners_make_the_devices_unknown(world: World) -> None:
     world.machines.silent = True
     await world.next()
     assert "does not say whose processes" in str((await world.next()).devices[GPU])
@@ -214,7 +214,7 @@ async def test_simulated_gpus_without_a_driver_are_not_asked_for(world: World) -
     assert len(world.here.asked) == asked
 
 
-async def test_where_nobody_runs_nobody_looks(world: World) -> None:
+async def test_idle_machine_is_not_polled(world: World) -> None:
     world.live = [session(1, "lab", GPU, SessionState.PREPARING), session(2, "away", OTHER)]
     await world.next("away")
     await world.next("away")
@@ -223,7 +223,7 @@ async def test_where_nobody_runs_nobody_looks(world: World) -> None:
     assert len(world.here.asked) == asked
 
 
-async def test_what_is_seen_while_the_database_is_away_is_told_afterwards(world: World) -> None:
+async def test_snapshots_are_delivered_after_a_database_outage(world: World) -> None:
     await world.next()
     world.fails = StoreUnavailable("away")
     begun = time.monotonic()
@@ -235,7 +235,7 @@ async def test_what_is_seen_while_the_database_is_away_is_told_afterwards(world:
     assert all(any(abs(at - one) < 0.5 for one in told) for at in missed)
 
 
-async def test_a_place_is_looked_at_again_when_that_was_asked_for(world: World) -> None:
+async def test_requested_snapshot_is_taken_early(world: World) -> None:
     """Though the next look by chance is far off."""
     await world.next()
     world.poller._every_s = 10_000.0

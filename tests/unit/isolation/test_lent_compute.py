@@ -12,7 +12,6 @@ import pytest
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, ShareMode
 from fgpuspawner.isolation import lending, limits, native
 from fgpuspawner.isolation.base import Prepared
-from fgpuspawner.isolation.limits import BadLimits
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
 from fgpuspawner.settings import FGPU
@@ -76,14 +75,14 @@ def numbers(prepared: Prepared) -> list[int]:
     return [limit.lending for limit in prepared.limits.devices]
 
 
-def test_sessions_of_a_gpu_have_numbers_and_slots_of_their_own(tmp_path: Path) -> None:
+def test_each_session_of_a_gpu_has_its_own_number_and_slots(tmp_path: Path) -> None:
     found = opened(tmp_path)
     assert [numbers(found.prepare(session(n), [7, 8, 9])) for n in (7, 8, 9)] == [[1], [2], [3]]
     for n in (7, 8, 9):
         assert owners(tmp_path, n) == [1] * 25 + [2] * 25 + [3] * 25 + [0] * 25
 
 
-def test_all_who_share_a_gpu_hear_what_one_of_them_says_and_nobody_else_does(tmp_path: Path) -> None:
+def test_word_is_visible_to_sessions_of_the_same_gpu_only(tmp_path: Path) -> None:
     found = opened(tmp_path)
     live = [7, 8, 9]
     for n, device in ((7, FIRST), (8, FIRST), (9, SECOND)):
@@ -94,7 +93,7 @@ def test_all_who_share_a_gpu_hear_what_one_of_them_says_and_nobody_else_does(tmp
     assert heard(tmp_path, 9) == {1: b"\x09" * 8}
 
 
-def test_who_is_gone_owns_nothing_and_its_number_gets_a_word_that_says_nothing(tmp_path: Path) -> None:
+def test_ended_session_owns_no_slots_and_leaves_no_word(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.prepare(session(7), [7])
     old = (words_of(tmp_path, 7) / "own-0").open("r+b")
@@ -114,7 +113,7 @@ def test_who_is_gone_owns_nothing_and_its_number_gets_a_word_that_says_nothing(t
     assert sorted(left) == ["ledger", "lending", "simulated-lab"]
 
 
-def test_what_a_container_can_write_is_its_own_word_of_each_device(tmp_path: Path) -> None:
+def test_container_can_write_only_its_own_words(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.prepare(session(6), [6])
     prepared = found.prepare(session(7, FIRST, SECOND), [6, 7])
@@ -141,7 +140,7 @@ def test_a_local_session_finds_the_same_in_its_folder(tmp_path: Path) -> None:
         assert len((lent / str(n) / "owners").read_bytes()) == 100
 
 
-def test_who_looks_while_owners_change_finds_the_change_in_all_folders_at_once(tmp_path: Path) -> None:
+def test_all_sessions_see_new_owners_at_once(tmp_path: Path) -> None:
     found = opened(tmp_path)
     for n in (7, 8):
         found.prepare(session(n), [7, 8])
@@ -152,7 +151,7 @@ def test_who_looks_while_owners_change_finds_the_change_in_all_folders_at_once(t
     assert one.stat().st_ino == before, "whoever has it open sees it too"
 
 
-def test_a_word_that_cannot_be_shown_keeps_its_slots_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_unlinkable_word_keeps_its_slots_to_itself(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.prepare(session(7), [7])
     (words_of(tmp_path, 7) / "own-0").unlink()
@@ -213,7 +212,7 @@ def test_a_container_that_was_warm_lends_with_the_word_that_it_had(tmp_path: Pat
     assert owners(tmp_path, 6) == owners(tmp_path, 7) == [1] * 25 + [2] * 25 + [0] * 50
 
 
-def test_a_container_that_waits_hears_nobody_and_leaves_nothing(tmp_path: Path) -> None:
+def test_warm_container_sees_no_words_and_leaves_none(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.prepare(session(6), [6])
     found.make_warm("warm-1", [], words=1)
@@ -224,18 +223,3 @@ def test_a_container_that_waits_hears_nobody_and_leaves_nothing(tmp_path: Path) 
     assert not words_of(tmp_path, "warm-1").exists()
     found.forget_warm()
     assert sorted(path.name for path in words_of(tmp_path, 6).parent.iterdir()) == ["6", "7"]
-
-
-def test_a_word_that_a_session_has_let_grow_is_cut_back(tmp_path: Path) -> None:
-    found = opened(tmp_path)
-    word = found.prepare(session(7), [7]).mounts[-1].source
-    word.write_bytes(bytes(100_000))
-    found.trim_files()
-    assert word.stat().st_size == lending.WORD_BYTES
-
-
-@pytest.mark.parametrize("more", ["lending=1", "lending=x most_percent=50", "most_percent=50"])
-def test_half_a_line_is_no_limit(more: str) -> None:
-    line = "device=GPU-1 memory_mib=1 device_mib=2 context_mib=0 compute_percent=25 mode=memory+compute slots=0-25"
-    with pytest.raises(BadLimits):
-        limits.parse(f"fgpu-limits 1\nsession=1\nmanaged=charge\n{line} {more}\nend\n")

@@ -32,7 +32,7 @@ REFUSES = 'import sys\nfor line in sys.stdin: print(\'{"error": "GPU is lost"}\'
         (REFUSES, "GPU is lost"),
     ],
 )
-async def test_a_library_that_misbehaves_is_unknown_and_holds_up_nobody(
+async def test_misbehaving_library_is_unknown_and_does_not_block(
     program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only of the one that hangs it is waited for: the others have to start first.

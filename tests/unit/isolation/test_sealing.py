@@ -29,7 +29,7 @@ LIMITS = Limits(7, "charge", ())
         "CUDA_VISIBLE_DEVICES",
     ],
 )
-def test_a_knob_is_nobodys_to_set(name: str) -> None:
+def test_users_and_administrators_cannot_set_a_knob(name: str) -> None:
     assert is_knob(name)
     assert without_knobs({name: "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
@@ -41,7 +41,7 @@ def test_what_programs_are_told_otherwise_stays(name: str) -> None:
     assert not is_knob(name)
 
 
-def test_ours_is_over_all_and_an_images_knobs_are_taken_away() -> None:
+def test_session_variables_win_and_image_knobs_are_unset() -> None:
     prepared = Prepared("mps", LIMITS, environment={"CUDA_DEVICE_SM_LIMIT": "25"})
     found = sealed_environment(
         {

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fgpuspawner.meter.disk import (
-    DISK,
     DiskHistory,
     DiskLimit,
     DiskLimits,
-    DiskState,
     DiskUse,
     FolderUse,
     above_words,
@@ -37,7 +33,7 @@ def looks(*seen: tuple[float, DiskUse], limits: DiskLimits = LIMITS) -> list[boo
     return ends
 
 
-def test_who_stays_above_is_ended_after_the_warning_and_not_before() -> None:
+def test_session_above_its_limit_ends_after_the_warning() -> None:
     assert looks((0, use(19)), (60, use(21)), (300, use(21)), (659, use(21)), (660, use(21))) == [
         False,
         False,
@@ -47,18 +43,12 @@ def test_who_stays_above_is_ended_after_the_warning_and_not_before() -> None:
     ]
 
 
-def test_who_made_room_has_the_whole_time_again() -> None:
-    assert not any(looks((0, use(21)), (599, use(21)), (600, use(20)), (601, use(21)), (1200, use(21))))
-
-
 def test_a_session_that_takes_a_quarter_more_than_its_limit_is_ended_before_the_time_is_over() -> None:
     assert looks((0, use(1)), (60, use(21)), (120, use(25)), (180, use(26))) == [False, False, False, True]
 
 
 @pytest.mark.parametrize("many", [use(200), use(1, 500)], ids=["session", "home"])
-def test_one_jump_to_ten_times_the_limit_ends_the_session_at_the_look_after_the_warning(
-    many: DiskUse,
-) -> None:
+def test_large_jump_ends_the_session_at_the_check_after_the_warning(many: DiskUse) -> None:
     assert looks((0, use(1)), (60, many), (120, many)) == [False, False, True]
 
 
@@ -80,7 +70,7 @@ def test_files_count_as_well_and_what_is_unknown_or_has_no_limit_does_not() -> N
     assert not any(looks((0, use(21)), (10**6, use(900)), limits=only_warned))
 
 
-def test_what_its_owner_keeps_from_being_counted_is_a_little_too_much() -> None:
+def test_uncountable_use_is_slightly_above_the_limit() -> None:
     hidden = DiskUse(FolderUse(GIB, 1, uncounted="folders in it are moved while they are counted"))
     assert looks((0, hidden), (599, hidden), (600, hidden)) == [False, False, True]
     assert not any(looks((0, hidden), (600, hidden), limits=DiskLimits(DiskLimit(), DiskLimit(), 600)))
@@ -102,11 +92,3 @@ def test_the_owner_is_told_what_takes_the_room() -> None:
         "this session takes 21.5 of 20 GiB, most in /opt/env (11 GiB), /home/x (9 GiB)"
     )
     assert "1001 of 1000 files" in above_words(use(0, files=1001), LIMITS)
-
-
-def test_what_is_told_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert DISK.read(tmp_path) == DiskState()
-    DISK.write(tmp_path, DiskState({7: "1 of 20 GiB"}))
-    assert DISK.read(tmp_path).sessions == {7: "1 of 20 GiB"}
-    (tmp_path / "disk.json").write_text("{")
-    assert DISK.read(tmp_path) == DiskState()

@@ -37,7 +37,7 @@ def test_what_began_before_the_week_counts_from_its_beginning_on() -> None:
     assert found.week.starts == 0
 
 
-def test_waits_are_those_of_who_started_in_the_span() -> None:
+def test_waits_are_of_sessions_that_started_in_the_span() -> None:
     found = recent_use([spent(HOUR_S, None, waited_s=60), spent(2 * DAY_S, DAY_S, waited_s=600)], NOW_S)
     assert (found.day.starts, found.day.wait_mean_s) == (1, 60)
     assert (found.week.starts, found.week.wait_mean_s, found.week.wait_p95_s) == (2, 330, 600)

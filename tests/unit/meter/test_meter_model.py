@@ -40,7 +40,7 @@ def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path, text: str) -> 
     assert METERS.read(tmp_path) == MeterState()
 
 
-def test_what_a_hub_that_has_ended_saw_becomes_unknown_and_says_since_when() -> None:
+def test_old_readings_become_unknown_with_their_time() -> None:
     told = MeterState(10, {3: live(1000)})
     assert told.of(3, 1060) == live(1000)
     assert told.of(4, 1060) is None

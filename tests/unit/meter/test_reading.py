@@ -49,7 +49,7 @@ def test_what_is_charged_for_contexts_is_not_the_programs(
     assert read(session(1), silent, DEVICES, charged_mib).context_mib is None
 
 
-def test_nobody_computes_with_more_than_a_whole_gpu() -> None:
+def test_session_use_is_at_most_one_gpu() -> None:
     found = read(session(1), {GPU: seen(process(10, 1, 70.0), process(11, 1, 60.0))}, DEVICES)
     assert found.sm_percent == 100
 

@@ -63,10 +63,6 @@ def test_points_are_the_newest_and_at_least_ten_seconds_apart(every_s: int) -> N
     assert len(times) <= KEPT_S // 10 + 2
 
 
-def test_a_clock_that_was_set_back_begins_anew() -> None:
-    assert points_with((Point(5000, 1, 1.0),), Point(100, 2, 2.0)) == (Point(100, 2, 2.0),)
-
-
 # --- Looking ---
 
 
@@ -143,7 +139,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path, session(1))
 
 
-async def test_a_look_tells_what_a_session_holds_beside_what_it_may(world: World) -> None:
+async def test_snapshot_gives_use_and_limit(world: World) -> None:
     assert await world.look() == Meter(1010, 700, 2048, 20.0, 25, 20.0, None)
     # Only sessions that run are measured.
     world.scheduler.sessions = (session(1, state=SessionState.TERMINATING),)
@@ -171,7 +167,7 @@ async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(world: Worl
     assert (kept.samples, kept.peak_mib) == (1, 700)
 
 
-async def test_a_machine_that_nobody_could_look_at_for_long_makes_it_unknown(world: World) -> None:
+async def test_session_is_unknown_after_a_long_gap(world: World) -> None:
     assert (await world.look()) is not None
     world.clock.now += 60
     await world.sampler.publish()
@@ -179,13 +175,6 @@ async def test_a_machine_that_nobody_could_look_at_for_long_makes_it_unknown(wor
     assert told is not None
     assert told.now.memory_used_mib is None
     assert "nothing has been measured since" in str(told.now.trouble)
-
-
-async def test_a_look_at_one_machine_says_nothing_of_another(world: World) -> None:
-    there = session(2, Share(OTHER, 500, 2048, 25))
-    world.scheduler.sessions = (session(1), there)
-    await world.look()
-    assert METERS.read(world.data).of(2, world.clock.now) is None
 
 
 def lending(world: World, *lenders: int) -> None:
@@ -206,7 +195,7 @@ def lending(world: World, *lenders: int) -> None:
         write(folder, Limits(session_id, "charge", (own,)))
 
 
-async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) -> None:
+async def test_lent_compute_is_published_and_saved(world: World) -> None:
     lending(world, 1, 2)
     world.scheduler.sessions = (session(1), session(2), session(3))
     # Session 1 computes, 2 rests, 3 is strict and rests as well.
@@ -234,7 +223,7 @@ async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) ->
     assert mean_lent(kept[3]) is None
 
 
-async def test_what_the_driver_does_not_tell_of_a_neighbour_is_lent_to_nobody(world: World) -> None:
+async def test_lent_compute_is_unknown_with_an_unknown_neighbour(world: World) -> None:
     lending(world, 1)
     world.scheduler.sessions = (session(1), session(2))
     meter = await world.look({GPU: DeviceUse((process(10, 700, 75.0), process(20, 10, None)))})
@@ -340,9 +329,7 @@ async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -
     }
 
 
-async def test_the_meter_goes_on_after_it_could_not_tell(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_meter_continues_after_a_failed_write(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     done = asyncio.Event()
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
-import pytest
-
 from fgpu_scheduler import HeldShares
-from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
+from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, report, starts_at_s
 
 FIRST, LAST = date(2026, 5, 1), date(2026, 5, 3)
 
@@ -70,7 +68,7 @@ def test_what_is_outside_of_the_span_does_not_count_and_what_runs_counts_until_n
     assert short(made(before, by=By.USER)) == []
 
 
-def test_who_is_in_several_groups_counts_in_each_and_once_in_all() -> None:
+def test_user_of_several_groups_counts_in_each_and_once_in_total() -> None:
     none = replace(ONE, session_id=2, hub_groups=())
     found = made(ONE, none, by=By.HUB_GROUP)
     assert short(found) == [("(none)", 1, 1, 1.0), ("class", 1, 1, 1.0), ("staff", 1, 1, 1.0)]
@@ -87,10 +85,3 @@ def test_a_clock_that_was_set_back_makes_no_wait_and_no_use_negative() -> None:
     back = replace(ONE, waits_since_s=BEGIN_S + 2 * HOUR_S, ended_at_s=ONE.scheduled_at_s - 60)
     (line,) = made(back, by=By.USER).lines
     assert (line.wait_mean_s, line.gpu_hours) == (0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "found"), [([], None), ([7], 7), (list(range(1, 21)), 19), (list(range(1, 101)), 95)]
-)
-def test_the_95th_percentile_is_one_of_the_values(values: list[int], found: int | None) -> None:
-    assert p95(values) == found
