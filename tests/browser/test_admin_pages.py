@@ -85,7 +85,7 @@ def users(page: Page) -> list[str]:
     return page.locator("main tbody th > bdi").all_inner_texts()
 
 
-def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_reads_why(
+def test_administrator_prioritizes_a_request_and_ends_a_session_with_a_message(
     world: World, log_in: Callable[..., Person]
 ) -> None:
     world.start("alice", "RUNNING", fgpu=2)
@@ -133,7 +133,7 @@ def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_rea
     world.clear()
 
 
-def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_without_scripts(
+def test_node_quota_and_banner_forms_work_without_scripts(
     world: World, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     page = log_in(world.url, "admin", ADMIN, java_script_enabled=False).page

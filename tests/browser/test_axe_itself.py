@@ -10,7 +10,7 @@ POLICY = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none
 GOOD = "<!doctype html><html lang=en><head>{}<title>t</title></head><body><main><h1>h</h1>{}</main></body></html>"
 
 
-def test_a_field_without_a_label_is_found_and_one_with_a_label_is_not(chromium: Browser) -> None:
+def test_axe_finds_a_missing_label(chromium: Browser) -> None:
     page = chromium.new_page()
     page.set_content(GOOD.format(POLICY, "<input id=a><label for=a>A</label>"))
     check_page(page)

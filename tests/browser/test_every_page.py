@@ -81,7 +81,7 @@ def address(pattern: str, planted: Planted) -> str:
     raise AssertionError(f"{pattern}: say here what stands for {group[0]}")
 
 
-def test_each_entry_of_the_navigation_is_a_page() -> None:
+def test_navigation_entries_are_pages() -> None:
     assert {entry.address for entry in navigation.PAGES} <= {pattern for pattern, _ in routes()}
 
 
@@ -142,7 +142,7 @@ def addresses(who: str, planted: Planted) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("who", [NAME, "admin"], ids=["user", "administrator"])
-def test_a_page_shows_what_people_wrote_as_text_and_everybody_can_use_it(
+def test_pages_escape_user_text_and_are_accessible(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults, who: str
 ) -> None:
     # A local session cannot be saved, and a server that is not running is told with a status.
@@ -165,7 +165,7 @@ def test_a_page_shows_what_people_wrote_as_text_and_everybody_can_use_it(
 
 
 @pytest.mark.parametrize("server", ["", "later"], ids=["default session", "named server"])
-def test_whose_request_an_administrator_cancels_reads_why_as_text(
+def test_cancelled_owner_reads_the_message_as_text(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults, server: str
 ) -> None:
     # What is not running, or not there any more, the Hub tells with a status.

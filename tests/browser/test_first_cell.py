@@ -56,7 +56,7 @@ def expect_it_ran(page: Page) -> None:
     expect(page.locator(".jp-OutputArea-output")).to_contain_text("42", timeout=START_MS)
 
 
-def test_the_keyboard_alone_leads_from_the_log_in_to_a_cell_that_has_run(hub: HubProcess, page: Page) -> None:
+def test_keyboard_alone_leads_to_a_finished_cell(hub: HubProcess, page: Page) -> None:
     page.goto(f"{hub.url}/hub/login")
     go_to(page, page.locator("#username_input"))
     page.keyboard.type("kay")
@@ -79,7 +79,7 @@ def test_the_keyboard_alone_leads_from_the_log_in_to_a_cell_that_has_run(hub: Hu
     expect_it_ran(page)
 
 
-def test_a_few_clicks_lead_from_the_log_in_to_a_cell_that_has_run(hub: HubProcess, page: Page) -> None:
+def test_few_clicks_lead_to_a_finished_cell(hub: HubProcess, page: Page) -> None:
     clicks = 0
 
     def click(what: Locator) -> None:
@@ -110,7 +110,7 @@ def test_a_few_clicks_lead_from_the_log_in_to_a_cell_that_has_run(hub: HubProces
     hub.stop("kay")
 
 
-def test_four_sessions_of_half_an_fgpu_share_an_empty_gpu_with_all_else_as_it_is(
+def test_four_sessions_share_one_gpu_with_default_values(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "finn", "test-password").page

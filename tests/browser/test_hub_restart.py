@@ -29,7 +29,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
 
 
 @pytest.mark.timeout(600)
-def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_in_the_session(
+def test_waiting_page_survives_a_hub_restart(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     for user, fgpu in (("holder", "2"), ("first", "1")):
@@ -74,7 +74,7 @@ def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_i
 
 
 @pytest.mark.timeout(600)
-def test_make_run_starts_a_hub_that_was_killed_again_behind_the_same_proxy(tmp_path: Path) -> None:
+def test_make_run_restarts_a_killed_hub(tmp_path: Path) -> None:
     # That nothing is left at its end, `running` looks.
     with makerun.running(tmp_path) as run:
         proxy, hub = run.proxy(), run.hub()

@@ -84,7 +84,7 @@ def opened(person: Person) -> Page:
 @pytest.mark.parametrize(
     "look", [{}, {"viewport": NARROW, "color_scheme": "dark"}], ids=["wide", "narrow and dark"]
 )
-def test_an_administrator_changes_an_image_and_takes_it_back_without_scripts(
+def test_image_edit_works_without_scripts(
     hub: HubProcess, log_in: Callable[..., Person], look: dict[str, object]
 ) -> None:
     page = opened(log_in(hub.url, "admin", ADMIN, java_script_enabled=False, **look))
@@ -120,7 +120,7 @@ def test_an_administrator_changes_an_image_and_takes_it_back_without_scripts(
     expect(page.locator("table.images tbody tr").first).to_have_id("image-python")
 
 
-def test_with_an_image_the_form_preselects_what_is_recommended_but_keeps_what_was_typed(
+def test_form_preselects_recommended_amounts_and_keeps_input(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "ina", "test-password").page

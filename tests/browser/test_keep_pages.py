@@ -29,9 +29,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
-def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_idle_session_is_warned_and_kept(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     gil = log_in(hub.url, "gil", "test-password")
     page = gil.page
     for server in ("", "gpu-2"):
@@ -65,9 +63,7 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     assert all(session.kept_until_s for session in hub.sessions().values())
 
 
-def test_a_tab_that_is_open_keeps_no_session_and_somebody_who_is_there_does(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_only_activity_keeps_a_session(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     hal = log_in(hub.url, "hal", "test-password")
     start_by(hal.page, hal.link(**LITTLE))
     expect_lab(hal.page, "hal")

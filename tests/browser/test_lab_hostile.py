@@ -29,7 +29,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
-def test_the_panel_shows_what_people_wrote_as_text(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_panel_escapes_user_text(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     hal = log_in(hub.url, "hal", "test-password")
     spawn(hub, "hal")
     hub.reach({"hal/": "RUNNING"}, within_s=START_MS / 1000)

@@ -62,7 +62,7 @@ window.setTimeout = (run, ms, ...rest) => later(run, ms === 60000 ? 2000 : ms, .
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("permission", ["granted", pytest.param("default", marks=pytest.mark.slow)])
-def test_a_hidden_tab_has_the_browser_notify_where_it_may(
+def test_hidden_tab_notifies_if_allowed(
     hub: HubProcess, log_in: Callable[..., Person], permission: str
 ) -> None:
     name, hog = f"gil-{permission}", f"hog-{permission}"
@@ -107,9 +107,7 @@ def test_a_hidden_tab_has_the_browser_notify_where_it_may(
     "seconds",
     [pytest.param(15, id="short"), pytest.param(60, id="minute", marks=pytest.mark.slow)],
 )
-def test_an_open_tab_asks_seldom_and_a_hidden_one_next_to_never(
-    hub: HubProcess, log_in: Callable[..., Person], seconds: int
-) -> None:
+def test_hidden_tab_polls_less_often(hub: HubProcess, log_in: Callable[..., Person], seconds: int) -> None:
     name = f"fay{seconds}"
     fay = log_in(hub.url, name, "test-password")
     spawn(hub, name, fgpu="0.1")

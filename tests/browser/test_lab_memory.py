@@ -30,7 +30,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
-def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
+def test_oom_cell_runs_after_resizing_in_place(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     # What is refused below.
@@ -89,9 +89,7 @@ def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
     hub.reach({})
 
 
-def test_a_cell_that_runs_out_of_memory_says_what_would_help(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_oom_cell_explains_what_would_help(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     # What more it needs is not free on its GPU.
     spawn(hub, "hog", fgpu="1.5")
     hub.reach({"hog/": "RUNNING"}, within_s=START_MS / 1000)
@@ -137,9 +135,7 @@ def test_a_cell_that_runs_out_of_memory_says_what_would_help(
     hub.reach({})
 
 
-def test_it_can_be_dismissed_by_keyboard_and_other_errors_have_none(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_oom_help_is_dismissed_by_keyboard(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     ben = log_in(hub.url, "ben", "test-password")
     spawn(hub, "ben")
     hub.reach({"ben/": "RUNNING"}, within_s=START_MS / 1000)

@@ -25,9 +25,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
-def test_the_panel_shows_my_slice_my_queue_and_what_becomes_of_it(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_panel_shows_slice_queue_and_changes(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     cat = log_in(hub.url, "cat", "test-password")
     spawn(hub, "hog", fgpu="1.5")
     spawn(hub, "cat")
@@ -86,9 +84,7 @@ def test_the_panel_shows_my_slice_my_queue_and_what_becomes_of_it(
     expect(item).to_have_count(0, timeout=60_000)
 
 
-def test_commands_are_in_the_palette_and_say_what_they_take(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_palette_commands_describe_their_arguments(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     dan = log_in(hub.url, "dan", "test-password")
     spawn(hub, "dan", fgpu="0.1")
     hub.reach({"dan/": "RUNNING"}, within_s=START_MS / 1000)

@@ -40,7 +40,7 @@ def lab_of(hub: HubProcess, person: Person, **options: str) -> Page:
     return open_lab(hub, person)
 
 
-def test_the_slice_is_proved_in_the_panel(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_panel_proves_the_slice(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = lab_of(hub, log_in(hub.url, "pia", "test-password"))
     this = open_panel(page).get_by_role("region", name="This session")
     this.get_by_role("button", name="Prove my slice").click()
@@ -60,7 +60,7 @@ def test_the_slice_is_proved_in_the_panel(hub: HubProcess, log_in: Callable[...,
     check_page(page, within=".jp-fgpu-Panel")
 
 
-def test_the_time_limit_is_extended_in_the_panel_and_no_further_than_allowed(
+def test_panel_extends_the_time_limit_within_its_bounds(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = lab_of(hub, log_in(hub.url, "tim", "test-password"), time_limit_s="3600")
@@ -73,19 +73,7 @@ def test_the_time_limit_is_extended_in_the_panel_and_no_further_than_allowed(
     assert hub.sessions()["tim/"].time_limit_s == 7200
 
 
-def test_the_sessions_page_extends_it_too(hub: HubProcess, log_in: Callable[..., Person]) -> None:
-    una = log_in(hub.url, "una", "test-password")
-    hub.add_user("una")
-    assert hub.spawn("una", options={**LITTLE, "time_limit_s": "3600"}).status_code in (201, 202)
-    until(lambda: hub.ready("una"), within_s=START_MS / 1000, what="the server is ready")
-    una.page.goto(f"{hub.url}/services/fgpu/")
-    button = una.page.get_by_role("button", name="Extend by 1 h default session")
-    button.click()
-    expect(button).to_have_count(0)
-    assert hub.sessions()["una/"].time_limit_s == 7200
-
-
-def test_who_ends_the_session_is_told_what_is_lost_and_where_to_go_on(
+def test_ending_in_lab_says_what_is_lost(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(GONE)
@@ -112,7 +100,7 @@ def test_who_ends_the_session_is_told_what_is_lost_and_where_to_go_on(
     page.wait_for_url(re.compile("/services/fgpu/"))
 
 
-def test_lab_says_why_its_session_has_ended_and_not_that_a_server_is_unavailable(
+def test_lab_says_why_its_session_ended(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(GONE)
@@ -143,7 +131,7 @@ def test_lab_says_why_its_session_has_ended_and_not_that_a_server_is_unavailable
     assert [url for url in asked if "/api/" in url and "/api/input" not in url] == []
 
 
-def test_nobody_is_asked_for_official_news(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_lab_does_not_ask_for_news(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     nia = log_in(hub.url, "nia", "test-password")
     page = lab_of(hub, nia)
     setting = page.evaluate(

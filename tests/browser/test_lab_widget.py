@@ -41,9 +41,7 @@ def last_activity(hub: HubProcess, page: Page, user: str) -> datetime:
     return max(datetime.fromisoformat(kernel["last_activity"]) for kernel in kernels)
 
 
-def test_the_widget_follows_and_the_kernel_stays_idle_and_the_file_has_a_table(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_widget_updates_without_the_kernel(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     eve = log_in(hub.url, "eve", "test-password")
     spawn(hub, "eve")
     hub.reach({"eve/": "RUNNING"}, within_s=START_MS / 1000)

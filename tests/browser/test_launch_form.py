@@ -30,7 +30,6 @@ from steps import (
     refused,
     scrolls_sideways,
     start,
-    start_by,
 )
 from watching import Faults
 
@@ -91,9 +90,7 @@ def before_it_asks_again() -> Iterator[None]:
     expect.set_options(timeout=EXPECT_MS)
 
 
-def test_an_image_is_searched_for_and_chosen_with_the_keyboard_alone(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_image_is_found_with_the_keyboard(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "ann", "test-password").page
     assert images(page)[:3] == ["Python 3.11", "PyTorch 2.1", "PyTorch 2.2"]
     assert len(images(page)) == 8
@@ -127,9 +124,7 @@ def test_an_image_is_searched_for_and_chosen_with_the_keyboard_alone(
     expect(page.locator("#fgpu-chosen")).to_have_text("TensorFlow 2.1")
 
 
-def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_forecast_follows_the_slider(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "ben", "test-password").page
     slider, field = page.get_by_role("slider", name="GPU (fGPU)"), page.locator("#fgpu-fgpu")
     expect(forecast(page)).to_contain_text("next in the queue, at the latest ")
@@ -183,7 +178,7 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     expect(page.locator("#fgpu-count")).to_have_value("8")
 
 
-def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_edited(
+def test_cpu_and_memory_follow_the_amount_until_edited(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "amy", "test-password").page
@@ -217,18 +212,7 @@ def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_e
     expect(means).to_have_text("2 GiB of GPU memory, at least 10 % compute")
 
 
-def test_where_cpu_is_short_the_amount_that_starts_now_is_offered(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    page = log_in(hub.url, "abe", "test-password").page
-    page.fill("#fgpu-fgpu", "0.2")
-    more(page).locator("#fgpu-cpu").fill(page.locator("#fgpu-cpu").get_attribute("max") or "none")
-    page.get_by_role("button", name=re.compile("^Take .* cores? and .* GiB: starts now$")).click()
-    expect(forecast(page)).to_have_text("Starts now.")
-    expect(page.locator("#fgpu-fgpu")).to_have_value("0.2")
-
-
-def test_what_decides_stands_on_the_first_screen(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_first_screen_has_the_main_choices(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "uma", "test-password", viewport={"width": 1366, "height": 768}).page
     expect(forecast(page)).to_contain_text("in the queue")
     expect(page.get_by_role("group", name="Presets")).to_be_visible()
@@ -247,28 +231,7 @@ def test_what_decides_stands_on_the_first_screen(hub: HubProcess, log_in: Callab
     assert means["y"] + means["height"] <= foot["y"]
 
 
-def test_what_is_offered_in_place_of_an_amount_is_enough_for_the_image(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    nia = log_in(hub.url, "nia", "test-password")
-    hub.spawn("nia", options={"fgpu": "0.4", "time_limit_s": 1800, **LITTLE})
-    until(lambda: hub.states().get("nia/") == "RUNNING", what="0.1 fGPU is left")
-    page = nia.page
-    page.goto(nia.link("second"))
-    choose_image(page, "torch-3")
-    page.fill("#fgpu-fgpu", "1")
-    # The free 0.1 is too little for it, and so is the smallest amount.
-    page.get_by_role("button", name=re.compile("^Take 0.2 fGPU: starts about ")).click()
-    expect(page.locator("#fgpu-fgpu")).to_have_value("0.2")
-    expect(forecast(page)).to_contain_text("next in the queue, at the latest ")
-    choose_image(page, "torch-1")
-    page.fill("#fgpu-fgpu", "1")
-    expect(page.get_by_role("button", name="Take 0.1 fGPU: starts now")).to_be_visible()
-
-
-def test_all_that_a_link_says_behind_its_hash_is_filled_in(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_link_fragment_fills_in_the_form(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "oda", "test-password").page
     page.goto(f"{hub.url}/hub/spawn/oda/other#fgpu=0.3&count=2&time_limit_s=5400")
     for field, value in (("fgpu", "0.3"), ("count", "2"), ("time", "1:30")):
@@ -276,7 +239,7 @@ def test_all_that_a_link_says_behind_its_hash_is_filled_in(
     expect(forecast(page)).to_be_visible()
 
 
-def test_an_answer_that_comes_late_is_not_shown_and_a_service_that_fails_is_said(
+def test_late_answers_are_dropped_and_failures_shown(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     page = log_in(hub.url, "cid", "test-password").page
@@ -311,7 +274,7 @@ def test_an_answer_that_comes_late_is_not_shown_and_a_service_that_fails_is_said
     expect(page.get_by_role("button", name="Start")).to_be_enabled()
 
 
-def test_start_is_clicked_though_an_answer_comes_while_it_is_pressed(
+def test_answer_during_a_click_does_not_lose_the_start(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "cora", "test-password").page
@@ -328,9 +291,7 @@ def test_start_is_clicked_though_an_answer_comes_while_it_is_pressed(
     expect(place(page)).to_be_visible()
 
 
-def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_presets_and_launches_only_fill_in_the_form(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     dee = log_in(hub.url, "dee", "test-password")
     page = dee.page
     presets = page.get_by_role("group", name="Presets").get_by_role("button")
@@ -367,7 +328,7 @@ def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(
     expect(page.get_by_role("radio", name="PyTorch 2.3")).to_be_checked()
 
 
-def test_an_image_that_is_named_and_one_that_is_chosen_are_never_both_meant(
+def test_named_image_and_chosen_image_exclude_each_other(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "jon", "test-password").page
@@ -394,7 +355,7 @@ def test_an_image_that_is_named_and_one_that_is_chosen_are_never_both_meant(
     assert hub.sessions()["jon/"].request.image == "torch-2"
 
 
-def test_a_form_with_an_old_ticket_takes_a_new_one_and_keeps_what_is_filled_in(
+def test_expired_ticket_is_renewed_and_input_kept(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status|console) .*forecast\S* .*401")
@@ -416,7 +377,7 @@ def test_a_form_with_an_old_ticket_takes_a_new_one_and_keeps_what_is_filled_in(
     )
 
 
-def test_every_refusal_is_at_its_field_and_the_button_stays(
+def test_refusals_are_shown_at_their_fields(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*400")
@@ -443,9 +404,7 @@ def test_every_refusal_is_at_its_field_and_the_button_stays(
     expect(page.get_by_role("button", name="Start")).to_be_enabled()
 
 
-def test_what_was_typed_for_the_other_way_to_ask_for_a_gpu_keeps_nobody_from_starting(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_hidden_gpu_fields_do_not_block_the_start(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "kim", "test-password").page
     sendable = "document.getElementById('spawn_form').checkValidity()"
     by_fgpu, by_memory = (page.locator(f"[name=gpu_by][value={way}]") for way in ("fgpu", "memory"))
@@ -465,7 +424,7 @@ def test_what_was_typed_for_the_other_way_to_ask_for_a_gpu_keeps_nobody_from_sta
     assert hub.sessions()["kim/"].request.gpu_memory_mib is None
 
 
-def test_what_may_not_wait_beside_what_waits_is_said_before_and_after_it_is_sent(
+def test_pending_limit_is_shown_before_and_after_sending(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*409")
@@ -486,9 +445,7 @@ def test_what_may_not_wait_beside_what_waits_is_said_before_and_after_it_is_sent
     expect(page.locator("#fgpu-memory")).to_have_value("0.625")
 
 
-def test_a_refused_link_is_shown_at_the_fields_of_its_own_form_and_of_no_other(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_refused_link_is_shown_in_its_own_form(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     # With scripts the forecast would say it, too.
     mia = log_in(hub.url, "mia", "test-password", java_script_enabled=False)
     page = mia.page
@@ -503,39 +460,10 @@ def test_a_refused_link_is_shown_at_the_fields_of_its_own_form_and_of_no_other(
     expect(page.get_by_role("radio", name="Python 3.11")).to_be_checked()
 
 
-def test_what_is_left_of_the_quota_stands_above_the_forecast(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    ida = log_in(hub.url, "ida", "test-password")
-    page = ida.page
-    left = page.locator("#fgpu-quota")
-    expect(left).to_have_text("0.4 fGPU and 3 sessions left of your quota.")
-    start_by(page, ida.link(fgpu="0.3", **LITTLE))
-    page.wait_for_url("**/user/ida/**", timeout=START_MS)
-    page.goto(ida.link("second"))
-    expect(left).to_have_text("0.1 fGPU and 2 sessions left of your quota.")
-
-
-def test_without_scripts_a_preset_is_a_link_that_fills_the_form_in(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    page = log_in(hub.url, "fay", "test-password", java_script_enabled=False).page
-    expect(page.get_by_role("group", name="Presets")).to_be_hidden()
-    for hidden in ("slider", "searchbox"):
-        expect(page.get_by_role(hidden)).to_have_count(0)  # type: ignore[arg-type]
-    page.get_by_text("Fill in a preset").click()
-    page.get_by_role("link", name="Exercise <b>1</b>").click()
-    start(page)
-    page.wait_for_url("**/fay**")
-    asked = until(lambda: hub.sessions().get("fay/"), what="fay has a session")
-    assert asked is not None
-    assert asked.request.image == "torch-3"
-
-
 @pytest.mark.parametrize(
     ("scheme", "screen"), [("light", None), ("dark", NARROW)], ids=["light", "dark narrow"]
 )
-def test_nothing_keeps_anybody_from_using_the_form(
+def test_form_is_accessible(
     hub: HubProcess, log_in: Callable[..., Person], scheme: str, screen: dict[str, int] | None
 ) -> None:
     # Without motion the page is scrolled at once.
@@ -572,16 +500,3 @@ def _focus_is_never_covered(page: Page) -> None:
             }"""
         ), page.evaluate("document.activeElement.outerHTML")
         page.keyboard.press("Tab")
-
-
-def test_a_long_description_scrolls_on_its_card_with_the_keyboard_too(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    page = log_in(hub.url, "hal", "test-password", viewport=NARROW).page
-    choose_image(page, "flow-2")
-    about = about_image(page, "flow-2")
-    expect(about).to_have_attribute("tabindex", "0")
-    check_page(page, within="#fgpu-images")
-    choose_image(page, "torch-1")
-    expect(about_image(page, "torch-1")).not_to_have_attribute("tabindex", "0")
-    assert not scrolls_sideways(page)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from hubprocess import PATIENT, HubProcess, running, until
-from steps import START_MS, Person, forecast, more, refused, start
+from hubprocess import PATIENT, HubProcess, running
+from steps import START_MS, Person, forecast, more, start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,9 +50,7 @@ def offered(page: Page, at: int) -> list[str]:
     return [one.get_attribute("value") or "" for one in options.all()]
 
 
-def test_models_are_chosen_one_after_the_other_with_the_keyboard(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_models_are_chosen_with_the_keyboard(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = more(log_in(hub.url, "ann", "test-password").page)
     first = page.get_by_role("combobox", name="GPU model")
     others = page.get_by_role("combobox", name="Or, if that is not free")
@@ -88,9 +86,7 @@ def test_models_are_chosen_one_after_the_other_with_the_keyboard(
     assert session.placement.node_id == "a"
 
 
-def test_a_link_and_a_preset_fill_in_the_order_and_a_launch_is_made_again(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_link_preset_and_launch_fill_in_model_order(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     bea = log_in(hub.url, "bea", "test-password")
     page = bea.page
     for link in (
@@ -116,29 +112,3 @@ def test_a_link_and_a_preset_fill_in_the_order_and_a_launch_is_made_again(
     page.goto(bea.link("again"))
     page.get_by_role("group", name="Your last launches").get_by_role("button").first.click()
     assert chosen(more(page)) == [MIDDLE, LARGE, ""]
-
-
-def test_the_form_asks_for_models_without_scripts_too(hub: HubProcess, chromium: Browser) -> None:
-    context = chromium.new_context(java_script_enabled=False)
-    page = context.new_page()
-    try:
-        page.goto(f"{hub.url}/hub/login?next=/hub/spawn")
-        page.fill("#username_input", "dan")
-        page.fill("#password_input", "test-password")
-        page.locator("#login_submit").click()
-        page.locator("#fgpu-more > summary").click()
-        assert chosen(page) == ["", "", ""]
-        page.get_by_label("GPU model").select_option(LARGE)
-        page.get_by_label("Or, if that is not free").first.select_option(LARGE)
-        start(page)
-        # It is refused, and shown as it was filled in.
-        expect(refused(page, "gpu_models")).to_contain_text(f"'{LARGE}' is named twice")
-        assert chosen(page) == [LARGE, LARGE, ""]
-        page.get_by_label("Or, if that is not free").first.select_option(SMALL)
-        start(page)
-        until(lambda: "dan/" in hub.sessions(), what="dan's request is there")
-        assert hub.sessions()["dan/"].request.gpu_models == (LARGE, SMALL)
-    finally:
-        context.close()
-    hub.stop("dan")
-    until(lambda: "dan/" not in hub.sessions(), what="dan's session has ended")

@@ -17,7 +17,7 @@ from makerun import running
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_what_a_killed_run_has_left_is_ended_by_the_next_one(tmp_path: Path) -> None:
+def test_next_run_cleans_up_after_a_killed_one(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         hub, proxy = run.hub(), run.proxy()
         run.kill()
@@ -37,7 +37,7 @@ def test_what_a_killed_run_has_left_is_ended_by_the_next_one(tmp_path: Path) -> 
         assert run.hub().is_running()
 
 
-def test_a_port_of_somebody_elses_is_told_with_its_program(tmp_path: Path) -> None:
+def test_used_port_is_reported_with_its_program(tmp_path: Path) -> None:
     port = free_ports(4)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + 2))

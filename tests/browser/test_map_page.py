@@ -64,7 +64,7 @@ def busy(service: Standing) -> tuple[int, ...]:
     return tuple(session.id for session in found)
 
 
-def test_a_user_sees_their_own_slices_to_scale_and_nothing_of_others_but_sizes(
+def test_map_shows_own_slices_and_only_sizes_of_others(
     service: Standing, open_as: Callable[..., Page]
 ) -> None:
     busy(service)
@@ -92,9 +92,7 @@ def test_a_user_sees_their_own_slices_to_scale_and_nothing_of_others_but_sizes(
     )
 
 
-def test_an_administrator_sees_names_and_the_same_as_a_table(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_administrator_sees_names_and_a_table(service: Standing, open_as: Callable[..., Page]) -> None:
     busy(service)
     page = open_as(service, "root", "map")
     expect(page.locator(".map-queue")).to_contain_text(
@@ -109,9 +107,7 @@ def test_an_administrator_sees_names_and_the_same_as_a_table(
     expect(page.get_by_role("table", name="Queue of default")).to_contain_text("second of ann, 2 fGPU: ")
 
 
-def test_the_map_follows_what_happens_and_a_table_that_is_open_stays_open(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_map_updates_and_keeps_the_table_open(service: Standing, open_as: Callable[..., Page]) -> None:
     ids = busy(service)
     page = open_as(service, "cy", "map")
     page.get_by_text("The same as a table").click()
@@ -127,7 +123,7 @@ def test_the_map_follows_what_happens_and_a_table_that_is_open_stays_open(
     expect(page.locator(".map-machine.cordoned")).to_have_count(1)
 
 
-def test_what_has_not_changed_is_not_drawn_again(service: Standing, open_as: Callable[..., Page]) -> None:
+def test_unchanged_map_is_not_redrawn(service: Standing, open_as: Callable[..., Page]) -> None:
     # Nobody waits: when the first starts is told to the minute, and may become another one.
     found = service.run([asked("ann", "mine", 500), asked("ben", "secret-name", 1500)])
     ids = [session.id for session in found]
@@ -142,9 +138,3 @@ def test_what_has_not_changed_is_not_drawn_again(service: Standing, open_as: Cal
     until(
         lambda: not page.evaluate("document.querySelector('.slices').drawnBefore"), what="it is drawn again"
     )
-
-
-def test_the_map_is_there_without_scripts(service: Standing, open_as: Callable[..., Page]) -> None:
-    busy(service)
-    page = open_as(service, "ann", "map", java_script_enabled=False)
-    expect(page.locator(".gpu rect.mine")).to_have_count(1)

@@ -44,9 +44,7 @@ def header(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("who", ["ann", "admin"])
-def test_pages_of_hub_and_service_have_one_header(
-    hub: HubProcess, log_in: Callable[..., Person], who: str
-) -> None:
+def test_hub_and_service_share_one_header(hub: HubProcess, log_in: Callable[..., Person], who: str) -> None:
     page = log_in(hub.url, who, ADMIN if who == "admin" else "test-password").page
     seen = {}
     for path in (SERVICE, f"{SERVICE}map", "hub/spawn", "hub/token"):
@@ -60,7 +58,7 @@ def test_pages_of_hub_and_service_have_one_header(
     assert ("Hub admin" in words) is ("Queue" in words) is (who == "admin")
 
 
-def test_who_may_not_open_a_page_reads_a_sentence_under_the_same_header(
+def test_forbidden_page_has_the_header_and_one_sentence(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status GET|console) \S+/admin/queue .*403")
@@ -81,9 +79,7 @@ def test_who_may_not_open_a_page_reads_a_sentence_under_the_same_header(
     expect(page.get_by_role("heading", name="Your sessions")).to_be_visible()
 
 
-def test_home_is_the_sessions_page_and_the_theme_and_the_log_out_are_everywhere(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_home_theme_and_log_out_work_on_every_page(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     bea = log_in(hub.url, "bea", "test-password")
     page = bea.new_page()
     page.goto(f"{hub.url}/hub/home")

@@ -50,9 +50,7 @@ def environment_of_server(run: MakeRun, user: str, server: str) -> dict[str, str
     raise AssertionError(f"no process of {user}/{server}")
 
 
-def test_a_link_fills_the_form_in_and_its_one_button_starts_the_session(
-    run: MakeRun, log_in: Callable[..., Person]
-) -> None:
+def test_link_fills_in_the_form_and_the_button_starts(run: MakeRun, log_in: Callable[..., Person]) -> None:
     ben = log_in(run.url, "ben", run.password())
     ben.page.goto(ben.link(fgpu="0.5", cpu="0.5", memory_mib="512"))
     expect(ben.page.locator("#fgpu-by-link")).to_contain_text("Nothing has started yet")
@@ -77,7 +75,7 @@ def test_a_link_fills_the_form_in_and_its_one_button_starts_the_session(
     )
 
 
-def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., Person]) -> None:
+def test_form_works_without_scripts(run: MakeRun, log_in: Callable[..., Person]) -> None:
     dan = log_in(run.url, "dan", run.password(), java_script_enabled=False)
     page = dan.page
     expect(page.get_by_role("note")).to_contain_text("Simulated GPUs")

@@ -42,7 +42,7 @@ def whole(hub: HubProcess) -> Amounts:
     return Amounts(Decimal(fgpu) / 1000, Decimal(node.cpu_milli) / 1000, Decimal(node.memory_mib))
 
 
-def test_a_persons_sessions_from_start_to_receipt(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_session_from_start_to_receipt(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     ivy = log_in(hub.url, "ivy", "test-password")
     page, all_of_it = ivy.page, whole(hub)
     page.goto(f"{hub.url}/services/fgpu/")

@@ -187,7 +187,7 @@ def take(page: Page, name: str, size: dict[str, int], scheme: str, *, whole: boo
     page.screenshot(path=FOLDER / name, animations="disabled", full_page=whole)
 
 
-def test_pictures_of_what_administrators_see_there(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+def test_pictures_of_administrators_pages(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     admin = log_in(hub.url, "admin", ADMIN).page
     admin.goto(f"{hub.url}/services/fgpu/map")
     take(admin, "map.png", WIDE, "light")
@@ -217,7 +217,7 @@ def test_pictures_of_what_administrators_see_there(hub: HubProcess, log_in: Call
         take(admin, f"admin-{page}.png", WIDE, "light")
 
 
-def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: Browser) -> None:
+def test_pictures_of_users_pages(hub: HubProcess, chromium: Browser) -> None:
     page = chromium.new_context(viewport=WIDE, locale="en-GB", timezone_id="Europe/Berlin").new_page()  # type: ignore[arg-type]
     page.goto(hub.url)
     page.fill("#username_input", "ana")

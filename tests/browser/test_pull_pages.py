@@ -50,7 +50,7 @@ def hub(docker_engine: None, registry: ImageRegistry, tmp_path: Path) -> Iterato
         engine.close()
 
 
-def test_an_image_on_its_way_is_shown_to_who_starts_and_to_who_waits_until_both_cancel(
+def test_pull_progress_is_shown_until_cancelled(
     hub: DockerHub, registry: ImageRegistry, log_in: Callable[..., Person]
 ) -> None:
     pat = log_in(hub.url, "pat", "test-password")

@@ -64,7 +64,7 @@ def hub(engine: Engine, tmp_path: Path) -> Iterator[DockerHub]:
                     engine.client.remove_image(name, force=True)
 
 
-def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
+def test_saved_image_has_the_installed_packages(
     hub: DockerHub, engine: Engine, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*400")

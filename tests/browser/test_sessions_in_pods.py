@@ -37,9 +37,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
         yield found
 
 
-def test_of_three_pods_two_run_and_the_third_follows_when_one_ends(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_third_pod_starts_when_one_of_two_ends(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     page = log_in(hub.url, "alice", "test-password").page
     more(page)
     page.get_by_label("Sessions").first.fill("3")

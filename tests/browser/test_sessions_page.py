@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
 from hubprocess import until
-from steps import scrolls_sideways, until_asked
+from steps import until_asked
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -64,9 +64,7 @@ def some(service: Standing) -> tuple[int, ...]:
     return tuple(session.id for session in found)
 
 
-def test_titles_sort_and_the_form_chooses_without_leaving_the_page(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_sorting_and_filters_work_in_place(service: Standing, open_as: Callable[..., Page]) -> None:
     some(service)
     page = open_as(service, "root")
     assert names(page) == ["gamma", "alpha", "beta", "delta"]
@@ -99,7 +97,7 @@ def test_titles_sort_and_the_form_chooses_without_leaving_the_page(
     expect(page.locator("#rows th")).to_have_count(4)
 
 
-def test_sorting_choosing_and_the_file_work_without_scripts(
+def test_sorting_filters_and_file_work_without_scripts(
     service: Standing, open_as: Callable[..., Page]
 ) -> None:
     some(service)
@@ -124,7 +122,7 @@ def test_sorting_choosing_and_the_file_work_without_scripts(
     ]
 
 
-def test_an_end_that_the_hub_refused_is_not_told_as_one(
+def test_refused_end_is_not_shown_as_done(
     service: Standing, open_as: Callable[..., Page], faults: Faults
 ) -> None:
     faults.allow(r"(status DELETE|console) \S+/api/v1/sessions/[0-9]+ .*409")
@@ -162,9 +160,7 @@ def choose_group(page: Page, name: str) -> None:
     expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
 
 
-def test_both_bars_rise_and_fall_by_exactly_what_starts_and_ends(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_bars_rise_and_fall_by_the_exact_amount(service: Standing, open_as: Callable[..., Page]) -> None:
     page = open_as(service, "ann")
     until_asked(page)
 
@@ -191,7 +187,7 @@ def test_both_bars_rise_and_fall_by_exactly_what_starts_and_ends(
     shows(("0 of 4", "0", "0 of 4"), ("0 of 6", "0", "0 of 6"))
 
 
-def test_only_the_line_that_changed_is_made_again(service: Standing, open_as: Callable[..., Page]) -> None:
+def test_only_changed_rows_are_redrawn(service: Standing, open_as: Callable[..., Page]) -> None:
     ids = some(service)
     page = open_as(service, "root")
     page.evaluate("for (const line of document.querySelectorAll('#rows tr')) line.marked = true")
@@ -212,9 +208,7 @@ def test_only_the_line_that_changed_is_made_again(service: Standing, open_as: Ca
     assert page.evaluate(f"document.getElementById('session-{ids[1]}').marked") is True
 
 
-def test_a_line_is_not_made_again_while_its_button_is_pressed(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_row_is_not_redrawn_during_a_click(service: Standing, open_as: Callable[..., Page]) -> None:
     (session,) = service.run([asked("ann", "pressed", 500)])
     page = open_as(service, "ann")
     until_asked(page)
@@ -228,7 +222,7 @@ def test_a_line_is_not_made_again_while_its_button_is_pressed(
     expect(line(page, session.id)).to_contain_text("memory runs out")
 
 
-def test_events_go_on_where_they_were_after_the_service_was_killed(
+def test_events_resume_after_the_service_was_killed(
     service: Standing, open_as: Callable[..., Page], faults: Faults
 ) -> None:
     faults.allow(
@@ -259,9 +253,7 @@ def test_events_go_on_where_they_were_after_the_service_was_killed(
     assert any(int(headers.get("last-event-id", 0)) > 0 for headers in asked_for)
 
 
-def test_a_service_that_stands_still_is_told_of_and_the_page_recovers(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_page_reports_a_stopped_service_and_recovers(service: Standing, open_as: Callable[..., Page]) -> None:
     some(service)
     page = open_as(service, "root")
     assert service.process is not None
@@ -273,9 +265,7 @@ def test_a_service_that_stands_still_is_told_of_and_the_page_recovers(
     expect(page.locator("#rows th")).to_have_text(["alpha", "beta", "delta", "gamma"])
 
 
-def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_use_bars_follow_the_meter_while_visible(service: Standing, open_as: Callable[..., Page]) -> None:
     ids = some(service)
     service.measure({ids[0]: 512, ids[1]: 0})
     page = open_as(service, "root")
@@ -307,35 +297,7 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     expect(page.locator("#rows th").first).to_have_text("gamma")
 
 
-def test_from_when_on_a_session_may_be_interrupted_is_told(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
-    far, near = service.run([asked("ann", "far", 500, resource_group="far"), asked("ann", "near", 500)])
-    page = open_as(service, "ann")
-    words = "A session of higher priority may interrupt it from"
-    expect(line(page, far.id)).to_contain_text(re.compile(rf"{words} .*\d\d?:\d\d.* on"))
-    expect(line(page, near.id)).not_to_contain_text(words)
-
-
-def test_what_somebody_planted_is_shown_as_text(service: Standing, open_as: Callable[..., Page]) -> None:
-    ids = some(service)
-    service.store.warn(ids[0], HOSTILE, now_s=int(time.time()))
-    service.store.warn(ids[1], LONG, now_s=int(time.time()))
-    service.run([asked("x", HOSTILE[:30], 2000), asked("=1+1", "named", 2000)])
-    for viewport in (WIDE, NARROW):
-        page = open_as(service, "root", viewport=viewport)
-        expect(line(page, ids[0])).to_contain_text(HOSTILE)
-        expect(line(page, ids[1])).to_contain_text(LONG.strip())
-        assert not scrolls_sideways(page)
-        # And in what comes later.
-        service.store.warn(ids[0], HOSTILE + str(viewport["width"]), now_s=int(time.time()))
-        expect(line(page, ids[0])).to_contain_text(HOSTILE + str(viewport["width"]))
-        assert page.locator("#rows script").count() == 0
-
-
-def test_the_menu_opens_and_closes_by_keyboard_on_a_phone(
-    service: Standing, open_as: Callable[..., Page]
-) -> None:
+def test_phone_menu_works_with_the_keyboard(service: Standing, open_as: Callable[..., Page]) -> None:
     page = open_as(service, "root", viewport=NARROW)
     menu = page.get_by_role("button", name="Menu")
     site = page.get_by_role("navigation", name="Site")

@@ -46,9 +46,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
-def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_everything_works_across_domains(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     url = f"http://hub.localhost:{hub.port}"
     fay = log_in(url, "fay", "test-password")
     page = fay.page
@@ -84,7 +82,7 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
     sessions_page.wait_for_url(re.compile(rf"^http://fay\.hub\.localhost:{hub.port}/user/fay/"))
 
 
-def test_a_page_of_somebodys_server_cannot_act_as_the_administrator_who_looks_at_it(
+def test_server_page_cannot_act_as_its_visitor(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     # Refusals are what this is about.

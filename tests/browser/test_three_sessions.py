@@ -46,9 +46,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRun]:
         yield found
 
 
-def test_of_three_sessions_two_run_and_the_third_follows_when_one_ends(
-    run: MakeRun, log_in: Callable[..., Person]
-) -> None:
+def test_third_session_starts_when_one_of_two_ends(run: MakeRun, log_in: Callable[..., Person]) -> None:
     amount = {"2": "1", "1": "0.4"}[run.fgpu_per_gpu]
     # Homes in volumes are named by user, and are shared by all installations on this machine.
     name = f"alice{secrets.token_hex(4)}" if run.runtime == "docker" else "alice"

@@ -78,7 +78,7 @@ def held(hub: HubProcess) -> Iterator[HubProcess]:
     until(lambda: "holder/" not in hub.states(), what="the holder's session has ended")
 
 
-def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_says_the_position(
+def test_hidden_page_notifies_of_the_start_and_titles_the_position(
     held: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     # Without motion colours change at once.
@@ -111,9 +111,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     assert page.evaluate("localStorage.getItem('noted')") == "Your session is ready: second has started."
 
 
-def test_what_would_start_now_is_offered_and_the_place_is_given_up_for_nothing_else(
-    hub: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_smaller_amount_is_offered_and_place_kept(hub: HubProcess, log_in: Callable[..., Person]) -> None:
     for user in ("half", "quick"):
         hub.add_user(user)
     holds = {"fgpu": "1.2", "time_limit_s": 3600, **LITTLE}
@@ -151,7 +149,7 @@ def keeping(routes: list[Route]) -> Callable[[Route], None]:
     return lambda route: routes.append(route)
 
 
-def test_whoever_is_sent_elsewhere_after_a_break_is_told_of_a_start_only_where_there_was_one(
+def test_redirect_after_a_break_notifies_only_of_a_real_start(
     held: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(failed|console) \S* ?\S+/progress\S* .*ERR_FAILED")
@@ -185,23 +183,7 @@ def test_whoever_is_sent_elsewhere_after_a_break_is_told_of_a_start_only_where_t
             )
 
 
-def test_a_browser_that_refuses_notifications_is_told_of(
-    held: HubProcess, log_in: Callable[..., Person]
-) -> None:
-    bob = log_in(held.url, "bob", "test-password")
-    page = bob.page
-    page.context.add_init_script(NOTED.replace('"granted"', '"denied"'))
-    start_by(page, bob.link(fgpu="1", **LITTLE))
-    page.get_by_role("button", name="Tell me when it starts").click()
-    expect(page.locator("#fgpu-told")).to_contain_text("Your browser blocks notifications")
-    expect(page.get_by_role("button", name="Tell me when it starts")).to_have_attribute(
-        "aria-pressed", "false"
-    )
-
-
-def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
-    held: HubProcess, log_in: Callable[..., Person]
-) -> None:
+def test_banner_is_text_on_form_and_waiting_page(held: HubProcess, log_in: Callable[..., Person]) -> None:
     cat = log_in(held.url, "cat", "test-password")
     page = cat.page
     expect(page.locator("#fgpu-banner")).to_have_count(0)
@@ -222,7 +204,7 @@ def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
         store.close()
 
 
-def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_as_it_was(
+def test_failed_start_says_why_and_restores_the_form(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status|console) .*\b(400|500)\b")
@@ -258,7 +240,7 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     expect(page.locator("#fgpu-failed-lately")).to_have_count(0)
 
 
-def test_a_request_that_is_cancelled_elsewhere_says_so_and_can_be_asked_for_again(
+def test_request_cancelled_elsewhere_can_be_repeated(
     held: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status|console) .*\b424\b")

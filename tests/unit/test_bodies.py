@@ -62,7 +62,7 @@ async def send(port: int, length: int, *, in_chunks: bool = False, path: str = "
 
 
 @pytest.mark.parametrize("in_chunks", [False, True])
-async def test_what_is_too_large_is_answered_in_words(port: int, in_chunks: bool) -> None:
+async def test_large_body_gets_413_with_a_message(port: int, in_chunks: bool) -> None:
     assert await send(port, MOST_BYTES, in_chunks=in_chunks) == (200, str(MOST_BYTES).encode())
     status, body = await send(port, MOST_BYTES + 1, in_chunks=in_chunks)
     assert status == 413
@@ -71,7 +71,7 @@ async def test_what_is_too_large_is_answered_in_words(port: int, in_chunks: bool
 
 
 @pytest.mark.parametrize("path", ["server", "servers/x", "servers/x?y=1", "tokens", "activity"])
-async def test_what_a_user_has_the_hub_keep_is_smaller(port: int, path: str) -> None:
+async def test_user_options_have_a_smaller_limit(port: int, path: str) -> None:
     path = f"/hub/api/users/mallory/{path}"
     assert (await send(port, MOST_OWN_BYTES, path=path))[0] == 200
     status, body = await send(port, MOST_OWN_BYTES + 1, path=path)
@@ -91,7 +91,7 @@ IN_TEXT = b'["' + b"[" * 1000 + rb"\" \\\" [[{" + b"{" * 100 + b'"]'
     ],
 )
 @pytest.mark.parametrize("piece", [1, 3, 70_000])
-async def test_what_a_user_has_the_hub_keep_is_not_nested_deep(
+async def test_deeply_nested_user_options_are_refused(
     port: int, body: bytes, status: int, piece: int
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -107,7 +107,7 @@ async def test_what_a_user_has_the_hub_keep_is_not_nested_deep(
     assert (b"64 deep in each other" in answer) is (status == 400)
 
 
-async def test_what_is_too_large_is_not_kept(port: int) -> None:
+async def test_large_body_is_dropped_while_it_arrives(port: int) -> None:
     tracemalloc.start()
     try:
         answers = await asyncio.gather(*(send(port, 50_000_000) for _ in range(4)))
@@ -122,9 +122,7 @@ async def test_what_is_too_large_is_not_kept(port: int) -> None:
     "said",
     [b"", b"POST / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234"],
 )
-async def test_who_sends_nothing_more_is_let_go(
-    port: int, said: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_client_is_disconnected(port: int, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SLOWEST_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(said)
@@ -132,7 +130,7 @@ async def test_who_sends_nothing_more_is_let_go(
     writer.close()
 
 
-async def test_hundreds_of_requests_of_one_address_are_behind_one_of_another(port: int) -> None:
+async def test_requests_start_in_turn_by_address(port: int) -> None:
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(301)]
     mallory = ["10.0.0.1", "203.0.113.7, 10.0.0.1"]
     for number, (_, writer) in enumerate(connections):
@@ -146,7 +144,7 @@ async def test_hundreds_of_requests_of_one_address_are_behind_one_of_another(por
     assert len(BEGUN) == 301
 
 
-async def test_a_request_whose_sender_has_gone_is_not_begun(port: int) -> None:
+async def test_request_of_a_gone_client_is_not_started(port: int) -> None:
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
     for _, writer in connections:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n")
@@ -169,9 +167,7 @@ async def test_a_request_whose_sender_has_gone_is_not_begun(port: int) -> None:
         ("172.17.0.9", None, "172.17.0.9"),
     ],
 )
-def test_only_a_proxy_of_this_machine_says_whose_a_request_is(
-    peer: str, said: str | None, address: str
-) -> None:
+def test_only_a_local_proxy_sets_the_client_address(peer: str, said: str | None, address: str) -> None:
     context = SimpleNamespace(address=(peer, 4711), trusted_downstream={"10.9.9.9"})
     stream = SimpleNamespace(socket=SimpleNamespace(getsockname=lambda: ("172.17.0.1", 8081)))
     connection = cast(HTTPConnection, SimpleNamespace(context=context, stream=stream))

@@ -23,7 +23,7 @@ from fgpuspawner.images.model import Image
 RUN = Run("torch", 1000, 4096, 1331, 50, 20)
 
 
-def test_five_runs_with_a_small_peak_would_have_had_enough_with_less() -> None:
+def test_small_peaks_give_advice() -> None:
     runs = [RUN, replace(RUN, peak_mib=600), *[replace(RUN, peak_mib=900)] * 5]
     advice = advise(runs, step_milli=100)
     assert advice is not None
@@ -31,7 +31,7 @@ def test_five_runs_with_a_small_peak_would_have_had_enough_with_less() -> None:
     assert (advice.runs, advice.asked_milli, advice.enough_milli) == (5, 1000, 500)
 
 
-def test_a_run_that_ran_out_of_memory_would_not_have_had_enough_with_less() -> None:
+def test_oom_run_gives_no_advice() -> None:
     assert advise([RUN, RUN, replace(RUN, ran_out=True)], step_milli=100) is None
     smaller = replace(RUN, fgpu_milli=700, peak_mib=300, ran_out=True)
     advice = advise([RUN, RUN, smaller], step_milli=100)
@@ -39,7 +39,7 @@ def test_a_run_that_ran_out_of_memory_would_not_have_had_enough_with_less() -> N
     assert advice.enough_milli == 700
 
 
-def test_three_runs_are_enough_to_say_so_and_two_are_not() -> None:
+def test_advice_needs_three_runs() -> None:
     advice = advise([replace(RUN, peak_mib=300, sm_p95_percent=1)] * 3, step_milli=100)
     assert advice is not None
     assert advice.text == "your last three runs peaked at 300 MiB: 0.1 fGPU would have been enough"
@@ -57,11 +57,11 @@ def test_three_runs_are_enough_to_say_so_and_two_are_not() -> None:
         ),
     ],
 )
-def test_no_advice_where_less_would_not_do(run: Run, why: str) -> None:
+def test_no_advice_without_a_smaller_sufficient_amount(run: Run, why: str) -> None:
     assert advise([run] * 5, step_milli=100) is None, why
 
 
-def test_one_run_that_needed_more_is_what_counts() -> None:
+def test_advice_covers_the_largest_run() -> None:
     small = replace(RUN, peak_mib=100, sm_p95_percent=0)
     advice = advise([small, small, replace(small, peak_mib=2000), small, small], step_milli=100)
     assert advice is not None
@@ -72,14 +72,14 @@ def test_one_run_that_needed_more_is_what_counts() -> None:
     assert advice.enough_milli == 100
 
 
-def test_compute_that_is_not_known_or_not_shared_is_not_advised_about() -> None:
+def test_unknown_or_unshared_compute_is_ignored() -> None:
     for run in (replace(RUN, sm_p95_percent=None), replace(RUN, compute_percent=0, sm_p95_percent=100)):
         advice = advise([run] * 3, step_milli=100)
         assert advice is not None
         assert advice.enough_milli == 500
 
 
-def test_the_images_own_minimum_is_not_gone_below() -> None:
+def test_advice_respects_the_image_minimum() -> None:
     run = replace(RUN, peak_mib=100, sm_p95_percent=0)
     advice = advise([run] * 3, step_milli=100, least_milli=350)
     assert advice is not None
@@ -95,7 +95,7 @@ def past(session_id: int, *shares: Share, samples: int = 5, peak_mib: int | None
     )
 
 
-def test_what_was_not_measured_or_ran_on_several_gpus_does_not_count() -> None:
+def test_unmeasured_and_multi_gpu_runs_do_not_count() -> None:
     one = Share("GPU-1", 500, 2048, 25)
     wholes = (Share("GPU-1", 1000, 8192, 100), Share("GPU-2", 1000, 8192, 100))
     found = runs_of(
@@ -112,7 +112,7 @@ def test_what_was_not_measured_or_ran_on_several_gpus_does_not_count() -> None:
     assert [run.ran_out for run in runs_of([full, past(5, one)])["torch"]] == [True, False]
 
 
-def test_what_is_advised_is_enough_on_every_gpu_that_may_be_given() -> None:
+def test_advice_is_enough_on_every_possible_gpu() -> None:
     runs = [replace(RUN, peak_mib=900)] * 3
     here = Device("GPU-a", "n", 0, "Big", 8192, 2000)
     small = Device("GPU-b", "n", 1, "Small", 4096, 2000)
@@ -124,7 +124,7 @@ def test_what_is_advised_is_enough_on_every_gpu_that_may_be_given() -> None:
     assert advise(runs, step_milli=100, devices=[here, tiny]) is None
 
 
-def test_the_least_of_an_image_counts_as_it_does_when_it_is_started() -> None:
+def test_image_minimum_counts_as_at_launch() -> None:
     ran = [past(n, Share("GPU-1", 1000, 4096, 50), peak_mib=100) for n in (3, 2, 1)]
     image = Image("torch", "torch", "any", "any", "any", "any", min_gpu_memory_mib=1024)
     devices = [Device("GPU-a", "n", 0, "Big", 8192, 2000)]

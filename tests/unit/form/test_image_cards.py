@@ -35,7 +35,7 @@ NEW = image("tf-2", "TensorFlow 2.21", "TensorFlow", version="2.21", description
 MINE = image("ann/more:1", "ann/more:1", "tensorflow", owner="ann")
 
 
-def test_images_of_one_framework_are_one_card_and_private_ones_are_the_last() -> None:
+def test_one_card_per_framework_with_private_images_last() -> None:
     found = cards(offer(MINE, OLD, PYTHON, NEW), {})
     told = {card["title"]: [i["short"] for i in card["images"]] for card in found}
     assert list(told.items()) == [
@@ -45,12 +45,12 @@ def test_images_of_one_framework_are_one_card_and_private_ones_are_the_last() ->
     ]
 
 
-def test_a_name_that_does_not_begin_with_its_framework_is_shown_whole_on_its_card() -> None:
+def test_card_shows_whole_name_without_framework_prefix() -> None:
     (card,) = cards(offer(OLD, image("course", "Course of 2026", "tensorflow")), {})
     assert [i["short"] for i in card["images"]] == ["TensorFlow 1.15", "Course of 2026"]
 
 
-def test_a_radio_is_announced_with_the_whole_name_and_described() -> None:
+def test_radio_has_the_whole_name_and_a_description() -> None:
     page = BeautifulSoup(
         form.render(offer(PYTHON, OLD, NEW), hub_prefix="/hub/", ticket="t", given={"image": "tf-2"}),
         "html.parser",
@@ -63,13 +63,13 @@ def test_a_radio_is_announced_with_the_whole_name_and_described() -> None:
     assert "With CUDA 12" in about.text
 
 
-def test_names_versions_and_descriptions_can_be_searched() -> None:
+def test_search_covers_names_versions_and_descriptions() -> None:
     (card,) = cards(offer(NEW), {})
     for word in ("tensorflow", "2.21", "cuda 12", "python 3.11"):
         assert word in card["images"][0]["search"]
 
 
-def test_what_an_image_needs_and_what_is_recommended_is_marked() -> None:
+def test_minimum_and_recommended_amounts_are_marked() -> None:
     needs = replace(NEW, min_gpu_memory_mib=3000, min_cpu_milli=500, recommended_fgpu_milli=1500)
     told = amounts(offer(PYTHON, needs), {})["tf-2"]
     # 0.8 of 2 fGPU is 3200 MiB of 8192; 0.7 is too little.
@@ -80,13 +80,13 @@ def test_what_an_image_needs_and_what_is_recommended_is_marked() -> None:
     assert plain["least"]["default"] == {"fgpu": None, "cpu": None, "memory_gib": None}
 
 
-def test_the_exact_memory_that_is_filled_in_is_one_that_can_be_asked_for() -> None:
+def test_preselected_exact_memory_is_valid() -> None:
     for recommended_mib, filled_in in ((0, None), (3000, 3072), (3072, 3072), (24576, 8192)):
         wants = replace(NEW, recommended_gpu_memory_mib=recommended_mib)
         assert amounts(offer(PYTHON, wants), {})["tf-2"]["gpu_memory_mib"] == {"default": filled_in}
 
 
-def test_what_the_last_runs_needed_is_said_on_the_card_and_marked() -> None:
+def test_advice_is_on_the_card() -> None:
     advice = {"tf-2": Advice("tf-2", 5, 1000, 300, 1331)}
     page = BeautifulSoup(
         form.render(offer(PYTHON, NEW), hub_prefix="/hub/", ticket="t", given={}, advice=advice),

@@ -24,13 +24,11 @@ ODD = replace(T4, uuid="GPU-2", index=2, model="H100", memory_mib=81559)
         (8000, "2 GPUs: 16 GiB GPU memory each"),
     ],
 )
-def test_an_amount_is_told_as_a_part_of_a_gpu_with_its_memory_and_compute(
-    fgpu_milli: int, words: str
-) -> None:
+def test_amount_is_described_as_part_of_a_gpu(fgpu_milli: int, words: str) -> None:
     assert meaning(fgpu_milli, [T4, replace(T4, uuid="GPU-9", index=9)]) == {"T4": words}
 
 
-def test_each_model_has_its_own_words_and_those_without_such_an_amount_have_none() -> None:
+def test_each_model_has_its_own_description() -> None:
     assert meaning(2000, [T4, A100, ODD]) == {
         "T4": "1/2 GPU: 8 GiB GPU memory, 50 % compute",
         "A100": "1/2 GPU: 20 GiB GPU memory, 50 % compute",
@@ -40,7 +38,7 @@ def test_each_model_has_its_own_words_and_those_without_such_an_amount_have_none
     assert meaning(1000, []) == {}
 
 
-def test_where_idle_compute_is_lent_the_share_is_what_one_has_at_least() -> None:
+def test_lent_compute_reads_at_least() -> None:
     strict = replace(T4, uuid="GPU-4", node_id="n2")
     least = "1/4 GPU: 4 GiB GPU memory, at least 25 % compute"
     assert meaning(1000, [T4], {"n1"}) == {"T4": least}
@@ -50,6 +48,6 @@ def test_where_idle_compute_is_lent_the_share_is_what_one_has_at_least() -> None
     assert meaning(4000, [T4, strict], {"n1"}) == {"T4": "1 GPU: 16 GiB GPU memory"}
 
 
-def test_a_model_of_two_sizes_is_told_with_both() -> None:
+def test_model_with_two_sizes_shows_both() -> None:
     larger = replace(A100, uuid="GPU-3", memory_mib=81920)
     assert meaning(4000, [A100, larger]) == {"A100": "1 GPU: 40 GiB GPU memory or 1 GPU: 80 GiB GPU memory"}

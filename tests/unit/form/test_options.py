@@ -80,33 +80,20 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     # Edges, input, and of the one refusal: field, code, message.
     (TEXTS, {"fgpu": "half"}, "fgpu", "bad_amount", f"fgpu: 'half' {NUMBER}"),
     (TEXTS, {"fgpu": "NaN"}, "fgpu", "bad_amount", f"fgpu: 'NaN' {NUMBER}"),
-    (TEXTS, {"fgpu": "Infinity"}, "fgpu", "bad_amount", f"fgpu: 'Infinity' {NUMBER}"),
-    (TEXTS, {"fgpu": "-Infinity"}, "fgpu", "bad_amount", f"fgpu: '-Infinity' {NUMBER}"),
     (TEXTS, {"fgpu": "1e9"}, "fgpu", "bad_amount", "fgpu: 1e9 is too large; at most 1000000 is possible"),
     (TEXTS, {"fgpu": "5e-4"}, "fgpu", "bad_amount", "fgpu: 5e-4 has more than three decimals"),
-    (TEXTS, {"fgpu": "1e999999999"}, "fgpu", "bad_amount",
-     "fgpu: 1e999999999 is too large; at most 1000000 is possible"),
     (TEXTS, {"fgpu": "-0.5"}, "fgpu", "bad_amount", "fgpu: -0.5 is negative; it must be above 0"),
     (TEXTS, {"fgpu": "0"}, "fgpu", "too_small", "fgpu: 0 is too small; choose at least 0.1"),
     (TEXTS, {"fgpu": "0.5001"}, "fgpu", "bad_amount", "fgpu: 0.5001 has more than three decimals"),
-    (TEXTS, {"fgpu": "0,5"}, "fgpu", "bad_amount", f"fgpu: '0,5' {NUMBER}"),
-    (TEXTS, {"fgpu": "0x10"}, "fgpu", "bad_amount", f"fgpu: '0x10' {NUMBER}"),
     (TEXTS, {"fgpu": "0.55"}, "fgpu", "not_a_step",
      "fgpu: 0.55 isn't possible; choose 0.5 or 0.6 (in steps of 0.1)"),
     (TEXTS, {"fgpu": "2.5"}, "fgpu", "straddles",
      "fgpu: 2.5 isn't possible; choose 2 or 4 (above one GPU, 2 fGPU, only whole GPUs)"),
     (TEXTS, {"fgpu": "6"}, "fgpu", "never_fits", "fgpu: 6 is more than any machine has; choose at most 4"),
-    (TEXTS, {"fgpu": "4", "group": "class"}, "fgpu", "never_fits",
-     "fgpu: 4 is more than any machine has; choose at most 2"),
     (TEXTS, {"fgpu": LONG}, "fgpu", "bad_amount",
      f"fgpu: {'9' * 40}... is too large; at most 1000000 is possible"),
-    (TEXTS, {"fgpu": MARKUP}, "fgpu", "bad_amount", f"fgpu: '{MARKUP}' {NUMBER}"),
     (TEXTS, {"memory_gib": "lots"}, "memory_gib", "not_a_number",
      "memory_gib: 'lots' is not a number of GiB such as 4 or 0.5"),
-    (TEXTS, {"memory_gib": "0.12345"}, "memory_gib", "not_a_number",
-     "memory_gib: '0.12345' is not a number of GiB such as 4 or 0.5"),
-    (TEXTS, {"memory_gib": "-1"}, "memory_gib", "not_a_number",
-     "memory_gib: '-1' is not a number of GiB such as 4 or 0.5"),
     (TEXTS, {"memory_gib": "0.1"}, "memory_gib", "too_small",
      "memory_gib: 0.1 is too small; choose at least 0.125"),
     (TEXTS, {"memory_gib": "16.1"}, "memory_gib", "never_fits",
@@ -114,37 +101,18 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"memory_gib": "1", "memory_mib": "1024"}, "memory_gib", "given_twice",
      "memory_gib: given in GiB, and in MiB as memory_mib; give one of them"),
     (TEXTS, {"cpu": "0"}, "cpu", "too_small", "cpu: 0 is too small; choose at least 0.01"),
-    (TEXTS, {"cpu": "0.001"}, "cpu", "too_small", "cpu: 0.001 is too small; choose at least 0.01"),
-    # Digits of other scripts are no digits, in amounts and in whole numbers alike.
     (TEXTS, {"cpu": "\u0661"}, "cpu", "bad_amount", "cpu: '\u0661' is not a number such as 0.5"),
     (TEXTS, {"fgpu": "\uff10.\uff15"}, "fgpu", "bad_amount", "fgpu: '\uff10.\uff15' is not a number such as 0.5"),
-    (TEXTS, {"cpu": "1_0"}, "cpu", "bad_amount", "cpu: '1_0' is not a number such as 0.5"),
     (TEXTS, {"count": "\uff11"}, "count", "not_a_number", "count: '\uff11' is not a whole number such as 1"),
-    (TEXTS, {"cpu": "-1"}, "cpu", "bad_amount", "cpu: -1 is negative; it must be above 0"),
     (TEXTS, {"cpu": "8.001"}, "cpu", "never_fits", "cpu: 8.001 is more than any machine has; choose at most 8"),
-    (TEXTS, {"cpu": "many"}, "cpu", "bad_amount", f"cpu: 'many' {NUMBER}"),
     (TEXTS, {"memory_mib": "127"}, "memory_mib", "too_small", "memory_mib: 127 is too small; choose at least 128"),
     (TEXTS, {"memory_mib": "16385"}, "memory_mib", "never_fits",
      "memory_mib: 16385 is more than any machine has; choose at most 16384"),
     (TEXTS, {"memory_mib": "1024.5"}, "memory_mib", "not_a_number",
      "memory_mib: '1024.5' is not a whole number such as 4096"),
-    (TEXTS, {"memory_mib": "2 GiB"}, "memory_mib", "not_a_number",
-     "memory_mib: '2 GiB' is not a whole number such as 4096"),
-    (TEXTS, {"memory_mib": LONG}, "memory_mib", "not_a_number",
-     f"memory_mib: '{'9' * 56}... is not a whole number such as 4096"),
     (TEXTS, {"count": "0"}, "count", "out_of_range", "count: 0 isn't possible; choose 1 to 8 sessions"),
-    (TEXTS, {"count": "9"}, "count", "out_of_range", "count: 9 isn't possible; choose 1 to 8 sessions"),
     (TEXTS, {"count": "-1"}, "count", "not_a_number", "count: '-1' is not a whole number such as 1"),
-    (TEXTS, {"count": "1e0"}, "count", "not_a_number", "count: '1e0' is not a whole number such as 1"),
-    (TEXTS, {"count": "\N{ARABIC-INDIC DIGIT ONE}"}, "count", "not_a_number",
-     "count: '\N{ARABIC-INDIC DIGIT ONE}' is not a whole number such as 1"),
     (TEXTS, {"image": "none"}, "image", "unknown_choice", "image: there is no 'none'; choose one of python, torch"),
-    (TEXTS, {"image": "Python"}, "image", "unknown_choice",
-     "image: there is no 'Python'; choose one of python, torch"),
-    (TEXTS, {"image": MARKUP}, "image", "unknown_choice",
-     f"image: there is no '{MARKUP}'; choose one of python, torch"),
-    (TEXTS, {"image": "a" * 4000}, "image", "unknown_choice",
-     f"image: there is no '{'a' * 56}...; choose one of python, torch"),
     (TEXTS, {"group": "staff"}, "group", "unknown_choice",
      "group: there is no 'staff'; choose one of default, class, none"),
     (TEXTS, {"group": "none"}, "group", "no_devices", "group: resource group 'none' has no GPU; choose another"),
@@ -152,16 +120,10 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
      "gpu_model: there is no 'T4'; choose one of Simulated GPU 8192 MiB"),
     (TEXTS, {"gpu_models": "Simulated GPU 8192 MiB, T4"}, "gpu_models", "unknown_choice",
      "gpu_models: there is no 'T4'; choose one of Simulated GPU 8192 MiB"),
-    (JSON, {"gpu_models": ["Simulated GPU 8192 MiB", ""]}, "gpu_models", "unknown_choice",
-     "gpu_models: there is no ''; choose one of Simulated GPU 8192 MiB"),
     (TEXTS, {"gpu_models": "Simulated GPU 8192 MiB,Simulated GPU 8192 MiB"}, "gpu_models", "named_twice",
      "gpu_models: 'Simulated GPU 8192 MiB' is named twice; name each model once: Simulated GPU 8192 MiB"),
     (JSON, {"gpu_models": {"T4": 1}}, "gpu_models", "not_a_text",
      "gpu_models: {'T4': 1} is no name of a GPU model, nor a list of them"),
-    (JSON, {"gpu_models": {}}, "gpu_models", "not_a_text",
-     "gpu_models: {} is no name of a GPU model, nor a list of them"),
-    (JSON, {"gpu_models": [["T4"]]}, "gpu_models", "not_a_text",
-     "gpu_models: [['T4']] is no name of a GPU model, nor a list of them"),
     (TEXTS, {"gpu_models": "T4", "gpu_model": "T4"}, "gpu_models", "given_twice",
      "gpu_models: given, and one as gpu_model; give one of them"),
     (TEXTS, {"gpu_memory_mib": "4 GiB"}, "gpu_memory_mib", "not_a_number",
@@ -183,10 +145,6 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"gpu_memory_mib": "4096", "compute_percent": "101"}, "compute_percent", "out_of_range",
      "compute_percent: 101 isn't possible; choose 5 to 100"),
     (TEXTS, {"time_limit": "2h"}, "time_limit", "bad_time", "time_limit: '2h' is not hours:minutes such as 2:30"),
-    (TEXTS, {"time_limit": "90"}, "time_limit", "bad_time", "time_limit: '90' is not hours:minutes such as 2:30"),
-    (TEXTS, {"time_limit": "1:60"}, "time_limit", "bad_time", "time_limit: '1:60' is not hours:minutes such as 2:30"),
-    (TEXTS, {"time_limit": LONG}, "time_limit", "bad_time",
-     f"time_limit: '{'9' * 56}... is not hours:minutes such as 2:30"),
     (TEXTS, {"time_limit": "10000:01"}, "time_limit", "above_cap",
      "time_limit: 10000:01 is too long; choose at most 10000:00"),
     (TEXTS, {"time_limit_s": "59"}, "time_limit_s", "too_small", "time_limit_s: 59 is too short; choose at least 60"),
@@ -200,29 +158,14 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (JSON, {"time_limit": 7200}, "time_limit", "bad_time", "time_limit: 7200 is not hours:minutes such as 2:30"),
     (TEXTS, {"gpu": "1"}, "options", "unknown_option", f"'gpu': no such option; {OPTIONS}"),
     (TEXTS, {MARKUP: "1"}, "options", "unknown_option", f"'{MARKUP}': no such option; {OPTIONS}"),
-    (TEXTS, {"FGPU": "1"}, "options", "unknown_option", f"'FGPU': no such option; {OPTIONS}"),
-    # What only JSON can say.
     (JSON, {"fgpu": True}, "fgpu", "not_a_number", f"fgpu: True {NUMBER}"),
-    (JSON, {"fgpu": [1]}, "fgpu", "not_a_number", f"fgpu: [1] {NUMBER}"),
     (JSON, {"fgpu": {"a": 1}}, "fgpu", "not_a_number", f"fgpu: {{'a': 1}} {NUMBER}"),
-    (JSON, {"fgpu": ["x" * 4000]}, "fgpu", "not_a_number", f"fgpu: ['{'x' * 55}... {NUMBER}"),
     (JSON, {"fgpu": float("nan")}, "fgpu", "bad_amount", f"fgpu: 'nan' {NUMBER}"),
-    (JSON, {"fgpu": float("inf")}, "fgpu", "bad_amount", f"fgpu: 'inf' {NUMBER}"),
     (JSON, {"fgpu": 0.1 + 0.2}, "fgpu", "bad_amount", "fgpu: 0.30000000000000004 has more than three decimals"),
-    (JSON, {"fgpu": ""}, "fgpu", "bad_amount", f"fgpu: '' {NUMBER}"),
-    (JSON, {"cpu": False}, "cpu", "not_a_number", f"cpu: False {NUMBER}"),
-    (JSON, {"memory_mib": 1024.5}, "memory_mib", "not_a_number",
-     "memory_mib: 1024.5 is not a whole number such as 4096"),
     (JSON, {"memory_mib": True}, "memory_mib", "not_a_number",
      "memory_mib: True is not a whole number such as 4096"),
-    (JSON, {"count": []}, "count", "not_a_number", "count: [] is not a whole number such as 1"),
     (JSON, {"count": -3}, "count", "not_a_number", "count: -3 is not a whole number such as 1"),
     (JSON, {"image": None}, "image", "unknown_choice", "image: there is no None; choose one of python, torch"),
-    (JSON, {"image": ["python"]}, "image", "unknown_choice",
-     "image: there is no ['python']; choose one of python, torch"),
-    (JSON, {"group": {}}, "group", "unknown_choice",
-     "group: there is no {}; choose one of default, class, none"),
-    (JSON, {"image": 1}, "image", "unknown_choice", "image: there is no 1; choose one of python, torch"),
 ]  # fmt: skip
 
 
@@ -234,7 +177,7 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
         for edge in edges
     ],
 )
-def test_bad_input_is_refused_in_the_same_words_at_every_edge(
+def test_bad_input_gets_the_same_message_from_form_link_and_api(
     edge: str, raw: dict[str, object], field: str, code: str, message: str
 ) -> None:
     with pytest.raises(Refused) as caught:
@@ -321,7 +264,7 @@ def test_bad_input_is_refused_in_the_same_words_at_every_edge(
     ],
 )
 @pytest.mark.parametrize("edge", TEXTS)
-def test_what_is_above_a_limit_is_refused_with_the_limit_and_what_would_do(
+def test_over_limit_request_is_refused_with_the_limit(
     edge: str, given: dict[str, Any], raw: dict[str, object], refusal: Refusal
 ) -> None:
     with pytest.raises(Refused) as caught:
@@ -372,7 +315,7 @@ def offer_to(user: str, *hub_groups: str) -> Offer:
     ],
 )
 @pytest.mark.parametrize("edge", TEXTS)
-def test_what_could_never_start_under_a_quota_is_refused_at_once(
+def test_request_above_a_quota_is_refused(
     edge: str, user: str, hub_groups: tuple[str, ...], raw: dict[str, object], refusal: Refusal
 ) -> None:
     with pytest.raises(Refused) as caught:
@@ -380,7 +323,7 @@ def test_what_could_never_start_under_a_quota_is_refused_at_once(
     assert caught.value.refusals == (refusal,)
 
 
-def test_only_amounts_inside_ones_quotas_are_offered_and_preselected() -> None:
+def test_offered_amounts_are_within_quotas() -> None:
     assert offer_to("alice").amounts("default")[-1] == 1500
     assert offer_to("alice", "ml101").amounts("class")[-1] == 1000
     bob = offer_to("bob")
@@ -392,7 +335,7 @@ def test_only_amounts_inside_ones_quotas_are_offered_and_preselected() -> None:
     assert parse({}, offered) == offered.default
 
 
-def test_a_field_that_is_sent_as_a_file_is_refused() -> None:
+def test_file_in_a_field_is_refused() -> None:
     # What the Hub makes of a part of a form that has a file name.
     file: Any = [{"filename": "x", "body": b"python"}]
     with pytest.raises(Refused, match=r"^'image_file': a file was sent; send a text$"):
@@ -408,22 +351,20 @@ def test_a_field_that_is_sent_as_a_file_is_refused() -> None:
         ("x" * 4000, ["1", "1"], "options", f"'{'x' * 56}...: given 2 times; give it once"),
     ],
 )
-def test_a_field_that_is_given_twice_is_refused(
-    edge: str, name: str, values: list[str], field: str, message: str
-) -> None:
+def test_repeated_field_is_refused(edge: str, name: str, values: list[str], field: str, message: str) -> None:
     with pytest.raises(Refused) as caught:
         read_fields({name: values})
     assert caught.value.refusals == (Refusal(field, "given_twice", message),)
 
 
-def test_of_a_hundred_thousand_options_that_there_are_not_a_few_are_named() -> None:
+def test_only_a_few_unknown_options_are_named() -> None:
     with pytest.raises(Refused) as caught:
         parse({f"{n}": 1 for n in range(100_000)}, offer())
     assert {r.code for r in caught.value.refusals} == {"unknown_option"}
     assert len(str(caught.value)) < 2000
 
 
-def test_every_reason_is_told_at_once() -> None:
+def test_all_reasons_are_listed() -> None:
     with pytest.raises(Refused) as caught:
         parse({"image": "none", "fgpu": "x", "cpu": "y", "color": "red"}, offer())
     assert [(r.field, r.code) for r in caught.value.refusals] == [
@@ -445,15 +386,13 @@ def test_every_reason_is_told_at_once() -> None:
         ({"cpu": "y"}, ["cpu"]),
     ],
 )
-def test_what_cannot_be_read_hides_no_reason_of_other_fields(
-    raw: dict[str, object], fields: list[str]
-) -> None:
+def test_unreadable_field_hides_no_other_reason(raw: dict[str, object], fields: list[str]) -> None:
     with pytest.raises(Refused) as caught:
         parse(raw, offer())
     assert [r.field for r in caught.value.refusals] == fields
 
 
-def test_amounts_that_no_node_has_together_are_refused() -> None:
+def test_amounts_no_node_has_together_are_refused() -> None:
     own = settings(
         groups={},
         nodes=[
@@ -466,15 +405,6 @@ def test_amounts_that_no_node_has_together_are_refused() -> None:
     (refused,) = caught.value.refusals
     assert (refused.field, refused.code) == ("fgpu", "never_fits_together")
     assert refused.message.startswith("fgpu: no machine has 4 fGPU together with 16 CPU and ")
-
-
-def test_markup_in_a_refusal_is_shown_as_text() -> None:
-    with pytest.raises(Refused) as caught:
-        parse({"image": MARKUP}, offer())
-    assert form.refusal_html(caught.value) == (
-        "<ul class='fgpu-refusals mb-0 ps-3'><li>Image: there is no &#39;&lt;script&gt;alert(1)&lt;/script&gt;&#39;; "
-        "choose one of python, torch</li></ul>"
-    )
 
 
 # --- Good input ---
@@ -518,34 +448,10 @@ DEFAULT = LaunchRequest("", "", "python", "default", fgpu_milli=1000, cpu_milli=
     ],
     ids=str,
 )  # fmt: skip
-def test_good_input_means_the_same_at_every_edge(
+def test_good_input_means_the_same_from_form_link_and_api(
     edge: str, raw: dict[str, object], changes: dict[str, Any]
 ) -> None:
     assert parse(EDGES[edge](raw), offer()) == replace(DEFAULT, **changes)
-
-
-@pytest.mark.parametrize("edge", ["form", "link"])
-def test_an_empty_field_takes_the_default(edge: str) -> None:
-    empty = {"fgpu": "", "cpu": "  ", "memory_mib": "", "count": "", "image": "", "group": ""}
-    assert parse(EDGES[edge](empty), offer()) == DEFAULT
-
-
-def test_null_in_json_takes_the_default_of_an_amount() -> None:
-    assert parse({"fgpu": None, "cpu": None, "memory_mib": None, "count": None}, offer()) == DEFAULT
-
-
-def test_options_are_read_again_as_what_they_were_written_from() -> None:
-    wanted = replace(DEFAULT, image="torch", fgpu_milli=700, cpu_milli=1250, count=3)
-    assert wanted.as_options() == {
-        "image": "torch",
-        "group": "default",
-        "fgpu": "0.7",
-        "cpu": "1.25",
-        "memory_mib": 4096,
-        "count": 3,
-        "time_limit_s": 0,
-    }
-    assert parse(wanted.as_options(), offer()) == wanted
 
 
 @pytest.mark.parametrize(
@@ -561,7 +467,7 @@ def test_options_are_read_again_as_what_they_were_written_from() -> None:
     ],
     ids=str,
 )
-def test_every_kind_of_request_survives_the_way_through_its_options(
+def test_requests_survive_the_round_trip_through_options(
     given: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     wanted = replace(DEFAULT, **changes)
@@ -578,13 +484,11 @@ def test_every_kind_of_request_survives_the_way_through_its_options(
         ({"default_time_limit_s": 3600, "max_time_limit_s": 7200}, 3600),
     ],
 )
-def test_a_request_without_a_time_limit_gets_the_usual_one(
-    given: dict[str, int], expected_s: int | None
-) -> None:
+def test_default_time_limit_applies(given: dict[str, int], expected_s: int | None) -> None:
     assert parse({}, offer(**given)).time_limit_s == expected_s
 
 
-def test_a_time_limit_that_is_emptied_in_the_form_is_none_and_a_link_without_one_takes_the_default() -> None:
+def test_emptied_time_limit_in_the_form_means_none() -> None:
     usual = offer(default_time_limit_s=7200)
     page = shown(form.render(usual, hub_prefix="/hub/", ticket="t", given={}))
     assert [field["value"] for field in page.select("[name=time_limit]")] == ["2:00"]
@@ -605,7 +509,7 @@ def test_a_time_limit_that_is_emptied_in_the_form_is_none_and_a_link_without_one
     ("by", "left"),
     [("fgpu", {"fgpu": "1"}), ("memory", {"gpu_memory_mib": "4096", "compute_percent": "25"})],
 )
-def test_of_the_forms_two_ways_to_ask_for_a_gpu_the_other_is_not_meant(by: str, left: dict[str, str]) -> None:
+def test_unused_gpu_fields_of_the_form_are_ignored(by: str, left: dict[str, str]) -> None:
     typed = {"gpu_by": by, "fgpu": "1", "gpu_memory_mib": "4096", "compute_percent": "25"}
     assert by_form(typed) == left
 
@@ -620,19 +524,12 @@ def test_of_the_forms_two_ways_to_ask_for_a_gpu_the_other_is_not_meant(by: str, 
         ({"compute_percent": 5}, False),
     ],
 )
-def test_a_request_that_is_made_again_is_known_by_what_it_asks_for(
-    changes: dict[str, Any], same: bool
-) -> None:
+def test_repeated_request_is_recognized(changes: dict[str, Any], same: bool) -> None:
     before = replace(DEFAULT, user="alice", groups=("ml101",)).for_server("")
     assert asks_the_same(before, replace(before, **changes)) is same
 
 
-def test_another_time_limit_than_before_is_another_request() -> None:
-    before = replace(DEFAULT, time_limit_s=3600).for_server("")
-    assert not asks_the_same(before, replace(before, time_limit_s=7200))
-
-
-def test_only_members_of_a_group_may_ask_for_its_priority() -> None:
+def test_priority_is_limited_by_group() -> None:
     own = settings(max_priority={"staff": 10, "*": 1})
     nodes = own.discover_nodes()
     assert make_offer(own, nodes, (PYTHON,), ("default",)).max_priority == 1
@@ -643,7 +540,7 @@ def shown(page: str) -> BeautifulSoup:
     return BeautifulSoup(page, "html.parser")
 
 
-def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
+def test_form_shows_refusals_at_fields_and_keeps_input() -> None:
     typed = {
         "gpu_by": "memory",
         "gpu_memory_mib": "4 GiB",
@@ -682,7 +579,7 @@ def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
     }
 
 
-def test_a_name_as_long_as_a_private_image_may_have_is_shown_again_whole() -> None:
+def test_longest_image_name_is_kept_whole() -> None:
     longest = "u" * 100 + "/" + "n" * (form.FIELD_MAX_LENGTH - 101)
     page = shown(
         form.render(
@@ -703,14 +600,14 @@ def test_a_name_as_long_as_a_private_image_may_have_is_shown_again_whole() -> No
         ({"gpu_memory_mib": "4096", "fgpu": "1"}, "fgpu", ""),
     ],
 )
-def test_the_form_shows_what_a_link_asked_for(given: dict[str, str], by: str, time_limit: str) -> None:
+def test_form_shows_the_links_values(given: dict[str, str], by: str, time_limit: str) -> None:
     page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given=given))
     assert [radio["value"] for radio in page.select("[name=gpu_by][checked]")] == [by]
     (field,) = page.select("[name=time_limit]")
     assert field["value"] == time_limit
 
 
-def test_the_form_asks_for_priority_and_model_only_where_there_is_a_choice() -> None:
+def test_priority_and_model_fields_need_a_choice() -> None:
     plain = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={}))
     assert not plain.select("[name=priority], [name=gpu_models], [for^=fgpu-model], #fgpu-model-hint")
     some = offer(max_priority={"*": 3})
@@ -737,7 +634,7 @@ def several_models() -> Offer:
     return replace(some, nodes=(replace(some.nodes[0], devices=devices), *some.nodes[1:]))
 
 
-def test_a_form_a_link_and_the_api_name_several_models_in_order() -> None:
+def test_models_keep_their_order_from_form_link_and_api() -> None:
     a100_t4 = replace(DEFAULT, gpu_models=("NVIDIA A100", "Tesla T4"))
     # The first field that is empty ends the list of the form.
     for fields in (["NVIDIA A100", "Tesla T4", ""], ["NVIDIA A100, Tesla T4"], ["NVIDIA A100,Tesla T4"]):
@@ -755,7 +652,7 @@ def test_a_form_a_link_and_the_api_name_several_models_in_order() -> None:
         parse(read_fields({"gpu_models": ["Tesla T4", "NVIDIA A100", "Tesla T4"]}), several_models())
 
 
-def test_the_form_has_a_field_for_each_model_and_shows_what_was_chosen() -> None:
+def test_form_has_a_field_per_model() -> None:
     for given in (
         {"gpu_models": "NVIDIA A100, Tesla T4"},
         form.first_of({"gpu_models": ["NVIDIA A100", "Tesla T4", ""]}),
@@ -777,12 +674,6 @@ def test_the_form_has_a_field_for_each_model_and_shows_what_was_chosen() -> None
     ]
 
 
-def test_a_request_names_the_server_it_is_for() -> None:
-    request = replace(DEFAULT, user="alice").for_server("gpu-2")
-    assert (request.user, request.server_name, request.resource_group) == ("alice", "gpu-2", "default")
-    assert (request.fgpu_milli, request.cpu_milli, request.memory_mib) == (1000, 2000, 4096)
-
-
 # --- What is preselected ---
 
 
@@ -802,7 +693,7 @@ def test_a_request_names_the_server_it_is_for() -> None:
     ],
     ids=str,
 )
-def test_half_a_gpu_and_the_part_of_the_node_that_goes_with_it_are_preselected(
+def test_half_a_gpu_and_its_part_of_the_node_are_preselected(
     given: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     default = offer(**given).default
@@ -811,14 +702,14 @@ def test_half_a_gpu_and_the_part_of_the_node_that_goes_with_it_are_preselected(
     assert parse({}, offer(**given)) == default
 
 
-def test_every_mib_has_its_own_number_of_gib() -> None:
+def test_mib_to_gib_is_exact() -> None:
     for amount_mib in (*range(128, 5000), 24_105, 999_999):
         given = Given({"memory_gib": in_gib(amount_mib)})
         assert (given.memory_mib(0), given.refusals) == (amount_mib, [])
 
 
 @pytest.mark.parametrize(("fgpu", "sessions"), [("0.1", 40), ("0.3", 13), ("0.5", 8), ("1", 4), ("2", 2)])
-def test_as_many_sessions_as_the_gpus_hold_have_cpu_and_memory_by_default(fgpu: str, sessions: int) -> None:
+def test_default_cpu_and_memory_fill_the_node_evenly(fgpu: str, sessions: int) -> None:
     found = parse({"fgpu": fgpu, "group": "default"}, offer())
     assert found.cpu_milli * sessions <= 8000
     assert found.memory_mib * sessions <= 16384
@@ -826,13 +717,13 @@ def test_as_many_sessions_as_the_gpus_hold_have_cpu_and_memory_by_default(fgpu: 
     assert (found.cpu_milli + 100) * sessions > 8000 * 0.9
 
 
-def test_of_unlike_nodes_the_one_with_the_least_beside_its_gpus_counts() -> None:
+def test_smallest_node_sets_the_default_cpu_and_memory() -> None:
     poor = {"name": "poor", "cpu": 2, "memory_mib": 65536, "gpus": {"simulated": 2, "memory_mib": 8192}}
     found = parse({"fgpu": "1"}, offer(nodes=[DUO, poor, SOLO, EMPTY]))
     assert (found.cpu_milli, found.memory_mib) == (500, 4096)
 
 
-def test_the_form_shows_what_goes_with_what_a_link_gives() -> None:
+def test_form_completes_the_links_values() -> None:
     page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5"}, by_link=True))
     values = {name: page.select_one(f"[name={name}]")["value"] for name in ("fgpu", "cpu", "memory_gib")}
     assert values == {"fgpu": "0.5", "cpu": "1", "memory_gib": "2"}
@@ -845,7 +736,7 @@ def test_the_form_shows_what_goes_with_what_a_link_gives() -> None:
     assert known["given"] == ["fgpu", "memory_gib"]
 
 
-def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -> None:
+def test_first_group_and_default_image_are_preselected() -> None:
     own = settings()
     nodes: tuple[Node, ...] = own.discover_nodes()
     assert make_offer(own, nodes, (TORCH,), ("class",)).default.image == "torch"
@@ -853,7 +744,7 @@ def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -
     assert make_offer(own, nodes, (TORCH, PYTHON), ("class", "default")).default.resource_group == "class"
 
 
-def test_only_nodes_of_ones_own_groups_are_offered() -> None:
+def test_only_nodes_of_own_groups_are_offered() -> None:
     assert [n.id for n in offer(("class",)).nodes] == ["solo"]
     with pytest.raises(Refused, match=r"^group: there is no 'default'; choose one of class$"):
         parse({"group": "default"}, offer(("class",)))
@@ -866,7 +757,7 @@ def test_only_nodes_of_ones_own_groups_are_offered() -> None:
         ((), ("default",), "image: you may use no image; ask an administrator"),
     ],
 )
-def test_who_may_use_nothing_is_told_so(
+def test_users_without_group_or_image_are_refused(
     images: tuple[Image, ...], groups: tuple[str, ...], message: str
 ) -> None:
     own = settings()
@@ -894,7 +785,7 @@ def offered(*images: Image, user: str = "bob") -> Offer:
 
 @pytest.mark.parametrize("accept", [None, "", "yes", True, "sha256:abd", ["sha256:abc"]])
 @pytest.mark.parametrize("path", [by_form, by_link, by_api])
-def test_somebody_elses_image_is_not_started_before_it_is_accepted_by_its_digest(
+def test_other_users_image_must_be_accepted_by_digest(
     path: Callable[[Mapping[str, object]], dict[str, object]], accept: object
 ) -> None:
     raw = path({"image": SHARED.slug} | ({} if accept is None else {"accept_image": accept}))
@@ -908,7 +799,7 @@ def test_somebody_elses_image_is_not_started_before_it_is_accepted_by_its_digest
     )
 
 
-def test_who_accepts_it_is_not_asked_again_until_it_is_another_image() -> None:
+def test_accepted_image_is_not_asked_again_until_it_changes() -> None:
     wanted, accepted = parse_to_start({"image": SHARED.slug, "accept_image": "sha256:abc"}, offered(SHARED))
     assert (wanted.image, accepted) == (SHARED.slug, "sha256:abc")
     # Nothing of it stays in the options, with which a server may be started again.
@@ -925,12 +816,12 @@ def test_who_accepts_it_is_not_asked_again_until_it_is_another_image() -> None:
                 parse_to_start({"image": SHARED.slug, "accept_image": accept}, offered(other))
 
 
-def test_ones_own_image_and_the_catalogues_are_not_asked_about() -> None:
+def test_own_and_catalogue_images_need_no_acceptance() -> None:
     assert parse_to_start({"image": SHARED.slug}, offered(SHARED, user="alice"))[1] == ""
     assert parse_to_start({"image": "python", "accept_image": "sha256:abc"}, offered(SHARED))[1] == ""
 
 
-def test_the_form_lists_what_was_accepted_and_asks_about_the_rest_with_a_box_that_nothing_ticks() -> None:
+def test_form_asks_to_accept_other_users_images() -> None:
     known = replace(SHARED, slug="alice/known:1", accepted_by=("bob",))
     declined = replace(SHARED, slug="alice/no:1", declined_by=("bob",))
     choice = offered(SHARED, known, declined)

@@ -76,18 +76,16 @@ def session(number: int, wanted: LaunchRequest = LAST, server: str = "") -> Sess
     ],
     ids=str,
 )
-def test_a_preset_that_cannot_work_stops_the_hub_with_its_name_and_what_would(
-    presets: list[dict[str, object]], message: str
-) -> None:
+def test_invalid_preset_stops_the_hub_with_a_hint(presets: list[dict[str, object]], message: str) -> None:
     with pytest.raises(BadSettings, match=rf"^c\.FGPU\.{message}"):
         settings(presets=presets)
 
 
-def test_presets_of_the_example_are_taken() -> None:
+def test_example_presets_are_valid() -> None:
     assert settings(presets=[SMALL, EXACT]).presets == [SMALL, EXACT]
 
 
-def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None:
+def test_preset_fields_and_link_agree() -> None:
     small, exact = one_click(offer(), [SMALL, EXACT], ())["presets"]
     assert (small["title"], small["words"]) == ("Small", "Python 3.11, 0.2 fGPU, 1 CPU, 2 GiB, 2:30 hours")
     assert json.loads(small["fields"]) == {
@@ -119,15 +117,11 @@ def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None
     ],
     ids=["an image of others", "above the quota", "above every GPU"],
 )
-def test_a_preset_that_somebody_may_not_start_is_not_shown_to_them(
-    preset: dict[str, object], given: dict[str, Any]
-) -> None:
+def test_forbidden_preset_is_not_shown(preset: dict[str, object], given: dict[str, Any]) -> None:
     assert one_click(offer(**given), [preset], ())["presets"] == []
 
 
-def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_with_it_as_its_link_does() -> (
-    None
-):
+def test_image_only_preset_takes_the_images_amounts() -> None:
     (alone,) = one_click(offer(), [{"name": "Course", "image": "python"}], ())["presets"]
     assert alone["words"] == "Python 3.11"
     # With an image that is shown its amounts are the form's to choose; of a hidden one it knows nothing.
@@ -157,7 +151,7 @@ def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_wit
     )
 
 
-def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still() -> None:
+def test_last_launches_are_the_newest_five_distinct_startable_ones() -> None:
     amounts = [replace(LAST, fgpu_milli=100 * n) for n in range(1, 8)]
     gone = replace(LAST, image="gone")
     sessions = [session(n, wanted) for n, wanted in enumerate([*amounts, gone, amounts[0]], start=1)]
@@ -168,7 +162,7 @@ def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still(
     assert {launch["title"] for launch in shown} == {"Python 3.11"}
 
 
-def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() -> None:
+def test_launch_fills_in_or_empties_every_field() -> None:
     wanted = replace(LAST, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25, time_limit_s=5400)
     (launch,) = one_click(offer(), (), [session(1, wanted)])["launches"]
     assert launch["words"] == "2 GiB + 25 %, 1 CPU, 2 GiB, 1:30"
@@ -190,7 +184,7 @@ def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() ->
     assert parse(read_fields({name: [value] for name, value in fields.items()}), offer()) == wanted
 
 
-def test_hostile_names_are_text_in_the_form() -> None:
+def test_hostile_names_are_escaped_in_the_form() -> None:
     hostile = "<script>alert(1)</script>\"'\N{RIGHT-TO-LEFT OVERRIDE}"
     page = form.render(
         offer(),
@@ -209,7 +203,7 @@ def test_hostile_names_are_text_in_the_form() -> None:
     assert links[0].text == hostile
 
 
-def test_a_preset_whose_image_is_unknown_is_told_to_the_administrator() -> None:
+def test_preset_with_unknown_image_is_reported() -> None:
     presets = [SMALL, SMALL | {"name": "Typo", "image": "pyhton"}, {"name": "Own", "image": "ann/torch:2"}]
     (line,) = with_unknown_image(presets, [], {"python"})
     assert line.startswith("c.FGPU.presets: 'Typo' has the image 'pyhton', which is not in the catalogue")

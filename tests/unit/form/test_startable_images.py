@@ -41,7 +41,7 @@ def refused(choice: Offer, **raw: object) -> str:
     return str(found.value)
 
 
-def test_an_image_that_can_start_nowhere_is_not_offered_and_refused_with_the_reason() -> None:
+def test_unstartable_image_is_hidden_and_refused_with_its_reason() -> None:
     choice = offer(PYTHON, OLD, tf_1=(BUILD, BUILD))
     assert choice.shown_images == (PYTHON,)
     said = "TensorFlow 1.15 can't start: nothing has built it; choose another image, or ask an administrator"
@@ -51,12 +51,12 @@ def test_an_image_that_can_start_nowhere_is_not_offered_and_refused_with_the_rea
     assert [one["title"] for one in one_click(choice, presets, ())["presets"]] == ["Plain"]
 
 
-def test_what_is_not_known_or_holds_of_some_machines_only_is_offered() -> None:
+def test_image_startable_on_some_node_is_offered() -> None:
     assert offer(PYTHON, OLD).shown_images == (PYTHON, OLD)
     assert offer(PYTHON, OLD, tf_1=(UNKNOWN, BUILD)).shown_images == (PYTHON, OLD)
 
 
-def test_an_image_that_starts_in_another_group_is_refused_in_this_one() -> None:
+def test_image_of_another_group_is_refused() -> None:
     choice = offer(PYTHON, OLD, tf_1=(BUILD, HERE))
     assert parse({"image": "tf-1", "group": "class"}, choice).image == "tf-1"
     assert "image: TensorFlow 1.15 in default can't start: nothing has built it" in refused(
@@ -64,7 +64,7 @@ def test_an_image_that_starts_in_another_group_is_refused_in_this_one() -> None:
     )
 
 
-def test_the_preselected_image_can_start_in_the_preselected_group() -> None:
+def test_preselected_image_starts_in_preselected_group() -> None:
     both = {"python": (BUILD, HERE), "tf_1": (HERE, HERE)}
     cases: list[dict[str, tuple[Availability, Availability]]] = [{}, both, both | {"tf_1": (BUILD, HERE)}]
     defaults = [offer(OLD, PYTHON, **where).default for where in cases]
@@ -75,7 +75,7 @@ def test_the_preselected_image_can_start_in_the_preselected_group() -> None:
     ]
 
 
-def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidden_ones() -> None:
+def test_without_startable_images_each_reason_is_listed() -> None:
     with pytest.raises(Refused) as found:
         offer(PYTHON, replace(OLD, hidden=True), python=(BUILD, BUILD), tf_1=(BUILD, BUILD))
     assert [refusal.message.partition(":")[2].strip() for refusal in found.value.refusals] == [
@@ -85,7 +85,7 @@ def test_without_any_image_that_can_start_each_is_told_with_its_reason_but_hidde
         offer(replace(OLD, hidden=True), tf_1=(BUILD, BUILD))
 
 
-def test_what_waits_already_keeps_its_place_while_its_image_cannot_start() -> None:
+def test_waiting_request_keeps_its_place_without_its_image() -> None:
     """As after a restart of the Hub, while the registry does not answer."""
     asked = parse({"image": "tf-1"}, offer(PYTHON, OLD))
     waiting, now = asked.for_server(""), offer(PYTHON, OLD, tf_1=(BUILD, BUILD))

@@ -16,5 +16,5 @@ from fgpuspawner.service.admin.banner import read_until
         ("2026-05-01T20:00+02:00", 1777658400),
     ],
 )
-def test_a_banners_end_is_in_utc_unless_it_names_another_zone(text: str, at_s: int | None) -> None:
+def test_banner_end_is_utc_unless_it_names_a_zone(text: str, at_s: int | None) -> None:
     assert read_until(text) == at_s

@@ -35,7 +35,7 @@ def levels(found: Page) -> list[tuple[str, str, list[str], str | None]]:
     ]
 
 
-def test_bars_are_mine_others_and_free_in_the_group_and_in_all() -> None:
+def test_gauges_show_own_others_and_free_parts_per_group_and_overall() -> None:
     world = Build(node(), node("n2", "class")).running("bob", 500).running("alice", 1000).world()
     assert levels(shown(world, BOB, group="default")) == [
         ("In default", "1.5 of 2 fGPU", ["0.5 yours", "1 others'", "0.5 free"], "0.5 of 1 fGPU"),
@@ -53,13 +53,7 @@ def test_bars_are_mine_others_and_free_in_the_group_and_in_all() -> None:
     ]
 
 
-def test_a_full_cluster_has_full_bars_also_for_who_holds_nothing() -> None:
-    world = Build().running("alice", 2000).world()
-    assert levels(shown(world, CY))[0] == ("", "2 of 2 fGPU", ["2 others'", "0 free"], "")
-    assert [part.width for part in shown(world, CY).gauges[0].levels[0].parts] == ["100.0", "0"]
-
-
-def test_an_administrator_sees_the_clusters_use() -> None:
+def test_administrators_see_use_and_free_capacity() -> None:
     world = Build().running("alice", 500).world()
     assert levels(shown(world, ADMIN, everybody=True))[0] == (
         "",
@@ -71,35 +65,19 @@ def test_an_administrator_sees_the_clusters_use() -> None:
     assert own == ("", "0.5 of 2 fGPU", ["0.5 others'", "1.5 free"], "0 of 1.5 fGPU")
 
 
-def test_what_is_neither_held_nor_free_is_unavailable() -> None:
+def test_capacity_of_cordoned_nodes_is_unavailable() -> None:
     world = Build(node(state=NodeState.CORDONED)).running("alice", 500).world()
     assert levels(shown(world, ALICE))[0][2] == ["0.5 yours", "0 free", "1.5 unavailable"]
 
 
-def test_bars_rise_by_the_exact_amount_and_fall_back_after_the_end() -> None:
-    before = Build().running("alice", 300).world()
-    during = (
-        Build()
-        .running("alice", 300)
-        .running("alice", 300, server="b")
-        .running("alice", 300, server="c")
-        .world()
-    )
-    assert mine_in(before, ALICE, "default") == Amounts(300, 1500, 1024)
-    assert mine_in(during, ALICE, "default").fgpu_milli == 900
-    assert allocatable_in(during, ALICE, "default").fgpu_milli == 1100
-    assert used_of(during, "default") == Amounts(900, 4500, 3072)
-    assert used_of(before, "default") == Amounts(300, 1500, 1024)
-
-
-def test_what_waits_or_has_ended_holds_nothing() -> None:
+def test_waiting_and_ended_sessions_hold_nothing() -> None:
     world = Build().pending("alice", 1000).running("alice", 500, server="b", state=S.TERMINATED).world()
     assert mine_in(world, ALICE, "default") == Amounts()
     ending = Build().running("alice", 500, state=S.TERMINATING).world()
     assert mine_in(ending, ALICE, "default").fgpu_milli == 500
 
 
-def test_no_more_is_allocatable_than_ones_quotas_leave() -> None:
+def test_allocatable_capacity_stays_within_quotas() -> None:
     world = Build(node(), node("n2", "class")).running("bob", 500).running("alice", 300).world()
     quotas = (
         Quota(QuotaScope.USER, "*", max_fgpu_milli=2500),
@@ -115,7 +93,7 @@ def test_no_more_is_allocatable_than_ones_quotas_leave() -> None:
     assert allocatable_in(limited, member, "class").fgpu_milli == 0
 
 
-def test_nothing_is_allocatable_where_nothing_may_or_can_start() -> None:
+def test_nothing_is_allocatable_in_closed_groups_and_nodes() -> None:
     world = Build(node(state=NodeState.CORDONED), node("n2", "class")).world()
     assert allocatable_in(world, ALICE, "default") == Amounts()
     assert allocatable_in(world, ALICE, "class") == Amounts()
@@ -123,7 +101,7 @@ def test_nothing_is_allocatable_where_nothing_may_or_can_start() -> None:
     assert total_of(world, "default") == Amounts(2000, 8000, 16384)
 
 
-def test_a_node_that_was_made_smaller_than_what_runs_never_gives_negative_amounts() -> None:
+def test_shrunk_node_never_gives_negative_amounts() -> None:
     big = Build(node("n1", "default", gpu("n1", milli=2000))).running("alice", 1500)
     small = Build(Node("n1", "default", 1000, 512, (gpu("n1", milli=1000),)))
     small.sessions = big.sessions
@@ -133,14 +111,14 @@ def test_a_node_that_was_made_smaller_than_what_runs_never_gives_negative_amount
     assert [part.width for part in shown(world, ALICE).gauges[0].levels[0].parts] == ["100.0", "0"]
 
 
-def test_a_gpu_shared_by_as_many_as_may_share_it_has_nothing_to_give() -> None:
+def test_gpu_at_its_share_limit_has_no_allocatable_capacity() -> None:
     build = Build()
     for number in range(20):
         build.running("bob", 10, server=str(number))
     assert allocatable_in(build.world(), ALICE, "default").fgpu_milli == 0
 
 
-def test_a_session_in_a_group_that_its_owner_lost_is_still_counted() -> None:
+def test_session_in_a_group_its_owner_left_still_counts() -> None:
     world = Build(node(), node("n2", "class")).running("alice", 500, at="n2").world()
     found = capacity_object(world, ALICE, fgpu_step_milli=100)
     assert [g["name"] for g in found["groups"]] == ["default", "class"]

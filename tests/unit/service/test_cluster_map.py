@@ -81,7 +81,7 @@ def slices(group: Group, at: int = 0) -> list[tuple[str, str, str, str]]:
     return [(s.kind, s.x, s.width, s.who) for s in machine.gpus[at].slices]
 
 
-def test_slices_are_to_scale_and_others_are_anonymous_to_users() -> None:
+def test_slices_are_to_scale_and_hide_other_users() -> None:
     one = gpu(0)
     world = ((node(one),), runs(1, "ann", 500, one, "train"), runs(2, "ben", 1000, one))
     assert slices(seen(ANN, *world)) == [
@@ -96,7 +96,7 @@ def test_slices_are_to_scale_and_others_are_anonymous_to_users() -> None:
     assert "ben" not in repr(seen(ANN, *world))
 
 
-def test_the_sum_of_a_gpus_slices_is_the_gpu_also_when_it_holds_more_than_its_unit() -> None:
+def test_slices_of_an_overfull_gpu_add_up_to_the_gpu() -> None:
     one = gpu(0)
     small = replace(one, capacity_milli=1000)
     group = seen(ROOT, (node(small),), runs(1, "ann", 800, one), runs(2, "ben", 700, one))
@@ -106,7 +106,7 @@ def test_the_sum_of_a_gpus_slices_is_the_gpu_also_when_it_holds_more_than_its_un
     ]
 
 
-def test_what_nobody_can_have_is_drawn_with_its_reason() -> None:
+def test_unavailable_slices_show_their_reason() -> None:
     one = gpu(0)
     little = seen(ANN, (node(one),), runs(1, "ben", 1950, one))
     assert slices(little)[-1] == ("unusable", "97.5", "2.5", "too little for a session")
@@ -126,7 +126,7 @@ def test_what_nobody_can_have_is_drawn_with_its_reason() -> None:
     )
 
 
-def test_a_cordoned_gpu_is_drawn_with_its_reason_for_administrators_alone() -> None:
+def test_only_administrators_see_why_a_gpu_is_cordoned() -> None:
     one = replace(gpu(0), cordon_reason="the fan is broken")
     world = ((node(one, gpu(1)),), runs(1, "ben", 500, one))
     assert slices(seen(ANN, *world))[1:] == [
@@ -137,7 +137,7 @@ def test_a_cordoned_gpu_is_drawn_with_its_reason_for_administrators_alone() -> N
     assert "fan" not in repr(seen(ANN, *world))
 
 
-def test_the_pieces_that_are_free_are_told_with_the_largest() -> None:
+def test_free_pieces_are_counted_with_the_largest() -> None:
     one, two = gpu(0), gpu(1)
     nodes = (node(one, two),)
     pieces = seen(ANN, nodes, runs(1, "ben", 1500, one), runs(2, "ben", 1250, two, "b")).pieces
@@ -150,7 +150,7 @@ def test_the_pieces_that_are_free_are_told_with_the_largest() -> None:
     )
 
 
-def test_a_machine_that_takes_no_sessions_says_so() -> None:
+def test_lost_machine_shows_its_state() -> None:
     machines = seen(ANN, (node(), node(name="n2", state=NodeState.LOST))).machines
     assert [(m.name, m.state, m.words) for m in machines] == [
         ("n1", "READY", ""),
@@ -158,7 +158,7 @@ def test_a_machine_that_takes_no_sessions_says_so() -> None:
     ]
 
 
-def test_the_queue_is_in_its_order_with_sizes_and_bounded() -> None:
+def test_queue_blocks_are_ordered_sized_and_limited() -> None:
     one = gpu(0)
     many = [waits(n + 10, f"user{n}", 500) for n in range(MOST_WAITING + 5)]
     group = seen(
@@ -181,7 +181,7 @@ def test_the_queue_is_in_its_order_with_sizes_and_bounded() -> None:
     assert "user0" not in repr(group)
 
 
-def test_which_end_would_start_the_head_is_told_with_names_to_those_who_may_know_them() -> None:
+def test_ends_that_start_the_head_are_named_only_to_allowed_viewers() -> None:
     one, two = gpu(0), gpu(1)
     world = (
         (node(one, two),),
@@ -203,7 +203,7 @@ def test_which_end_would_start_the_head_is_told_with_names_to_those_who_may_know
     assert own.startswith("Your request, 1 fGPU, starts at once if one of these ends: a session with 1 fGPU")
 
 
-def test_who_is_expected_to_end_comes_first_and_whose_end_alone_would_do_after_it() -> None:
+def test_expected_end_comes_before_other_sufficient_ends() -> None:
     one, two = gpu(0), gpu(1)
     ann, cy = runs(1, "ann", 1500, one), runs(2, "cy", 1500, two)
     dora = waits(4, "dora", 1000, "big")
@@ -215,7 +215,7 @@ def test_who_is_expected_to_end_comes_first_and_whose_end_alone_would_do_after_i
     )
 
 
-def test_of_many_who_would_start_the_head_three_are_named() -> None:
+def test_at_most_three_sufficient_ends_are_named() -> None:
     gpus = [gpu(n) for n in range(5)]
     full = [runs(n, f"user{n}", 2000, one) for n, one in enumerate(gpus, 1)]
     waiting = waits(9, "dora", 2000)
@@ -225,7 +225,7 @@ def test_of_many_who_would_start_the_head_three_are_named() -> None:
     assert four.endswith("default session of user3 (2 fGPU on GPU 2 of n1), or another one.")
 
 
-def test_where_no_single_end_is_enough_that_is_said() -> None:
+def test_map_says_when_no_single_end_is_enough() -> None:
     one, two = gpu(0), gpu(1)
     world = ((node(one, two),), runs(1, "ben", 500, one), runs(2, "cy", 500, two), waits(3, "dora", 4000))
     assert told(ANN, *world) == (
@@ -242,7 +242,7 @@ def test_where_no_single_end_is_enough_that_is_said() -> None:
     )
 
 
-def test_the_map_the_queue_the_sessions_and_the_waiting_page_tell_one_story() -> None:
+def test_map_queue_sessions_and_waiting_page_agree() -> None:
     """Who has to end, and when, of one state: the same words and the same instant wherever they are shown."""
     one, two = gpu(0), gpu(1)
     limited = [
@@ -280,7 +280,7 @@ def test_the_map_the_queue_the_sessions_and_the_waiting_page_tell_one_story() ->
     assert group.head.expected_at_s == 4080, "the same minute"
 
 
-def test_what_its_machines_cpu_or_memory_keeps_from_people_is_drawn_as_blocked() -> None:
+def test_gpu_parts_without_cpu_or_memory_are_blocked() -> None:
     one, two = gpu(0), gpu(1)
     greedy = replace(runs(1, "ben", 500, one), request=replace(request("ben", 500), cpu_milli=64_000))
     group = seen(ANN, (node(one, two),), greedy)
@@ -300,7 +300,7 @@ def test_what_its_machines_cpu_or_memory_keeps_from_people_is_drawn_as_blocked()
     )
 
 
-def test_a_label_has_room_in_its_slice_and_mine_has_the_amount_where_its_name_has_none() -> None:
+def test_labels_fit_their_slices() -> None:
     one = gpu(0)
     long = "a-very-long-name-of-a-server"
 

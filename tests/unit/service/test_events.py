@@ -53,7 +53,7 @@ class Watcher:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_stream_ends_with_its_token_also_where_something_happens_all_the_time(
+def test_stream_ends_with_its_token_during_constant_events(
     busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEEPALIVE_S", 0.5)

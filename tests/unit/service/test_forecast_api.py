@@ -30,7 +30,7 @@ def session(session_id: int, user: str) -> Session:
 WORLD = World(Snapshot(0, 1, (), (session(1, "alice"), session(2, "bob"))))
 
 
-def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> None:
+def test_forecast_offers_the_soonest_amount_and_names_who_is_ahead() -> None:
     world = Build().running("bob", 2000).world()
     found = RequestForecast(
         0,
@@ -65,13 +65,13 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
         (3, 0, "all 3 wait: why"),
     ],
 )
-def test_a_forecast_is_one_sentence(count: int, startable: int, text: str) -> None:
+def test_forecast_text_is_one_sentence(count: int, startable: int, text: str) -> None:
     found = RequestForecast(startable, None if count == startable else 2, None, "basis", "why", 300)
     told = forecast_object(found, Build().world(), ALICE, count=count, simulated=False)
     assert (told["text"], told["starts_now"], told["largest_now"]) == (text, count == startable, "0.3")
 
 
-def test_a_refused_request_carries_every_reason() -> None:
+def test_refused_forecast_lists_every_reason() -> None:
     reasons = [
         Refusal("fgpu", "above_cap", "fgpu: too much", "2", "2"),
         Refusal("cpu", "too_small", "cpu: none"),
@@ -87,7 +87,7 @@ def test_a_refused_request_carries_every_reason() -> None:
     }
 
 
-def test_only_that_session_is_left_out_and_the_world_itself_stays() -> None:
+def test_instead_of_leaves_out_only_that_session() -> None:
     left = without_session(WORLD, "alice", "1")
     assert [s.id for s in left.snapshot.sessions] == [2]
     assert left.session(1) is None
@@ -96,7 +96,7 @@ def test_only_that_session_is_left_out_and_the_world_itself_stays() -> None:
 
 
 @pytest.mark.parametrize("bad", ["2", "3", "", "-1", "x", "1.0", "٣", "9" * 40])
-def test_anothers_and_none_are_told_alike(bad: str) -> None:
+def test_instead_of_refuses_other_users_and_unknown_sessions_alike(bad: str) -> None:
     with pytest.raises(Problem) as told:
         without_session(WORLD, "alice", bad)
     assert (told.value.status, told.value.field) == (404, "instead_of")

@@ -21,13 +21,11 @@ from fgpuspawner.service.handler import MAX_ADDRESS_LENGTH, LogIns, server_of
         ([], None),
     ],
 )
-def test_the_calling_server_is_told_by_the_one_server_that_its_token_opens(
-    scopes: list[str], server: str | None
-) -> None:
+def test_server_of_a_token_is_the_one_it_opens(scopes: list[str], server: str | None) -> None:
     assert server_of("alice", scopes) == server
 
 
-def test_log_ins_that_nobody_goes_on_with_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_log_ins_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for a page without a cookie begins one: nobody has to be known for that."""
     monkeypatch.setattr(handler, "MAX_LOG_INS", 100)
     auth = LogIns(api_token="-", oauth_client_id="service-fgpu")

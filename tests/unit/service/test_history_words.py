@@ -39,7 +39,7 @@ RECEIPT = Receipt(
 )
 
 
-def test_a_receipt_says_what_was_held_and_used() -> None:
+def test_history_line_shows_amount_and_use() -> None:
     found = line(RECEIPT)
     assert (found.name, found.waited, found.ran, found.gpu_hours) == (
         "default session",
@@ -53,7 +53,7 @@ def test_a_receipt_says_what_was_held_and_used() -> None:
     assert (found.state, found.why) == ("TERMINATED", "ended because it was idle")
 
 
-def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
+def test_unmeasured_use_is_not_shown_as_zero() -> None:
     unknown = dict.fromkeys(("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"))
     found = line(RECEIPT.model_copy(update=unknown))
     assert (found.memory, found.usual, found.energy) == (None, "", "")
@@ -62,7 +62,7 @@ def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
     assert line(RECEIPT.model_copy(update={"sm_p95_percent": 0})).usual == "p95 400 MiB, 0 % of the GPU"
 
 
-def test_what_was_lent_is_said_where_compute_was_lent() -> None:
+def test_lent_compute_is_shown_where_it_was_lent() -> None:
     assert line(RECEIPT).lent == ""
     lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
     assert line(RECEIPT.model_copy(update=lent)).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
@@ -70,14 +70,14 @@ def test_what_was_lent_is_said_where_compute_was_lent() -> None:
     assert line(RECEIPT.model_copy(update=only)).lent == "mean 12 of 25 % share; others used 3 % of it"
 
 
-def test_an_energy_that_is_estimated_says_so() -> None:
+def test_estimated_energy_says_about() -> None:
     assert (
         line(RECEIPT.model_copy(update={"energy_wh": 1234.0, "energy_estimated": True})).energy
         == "about 1.23 kWh"
     )
 
 
-def test_one_that_never_ran_was_cancelled_and_one_that_failed_says_why() -> None:
+def test_ended_sessions_show_cancelled_or_the_error() -> None:
     never = line(
         RECEIPT.model_copy(
             update={"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None}
@@ -88,7 +88,7 @@ def test_one_that_never_ran_was_cancelled_and_one_that_failed_says_why() -> None
     assert (failed.state, failed.why) == ("ERROR", "it ran out of memory: killed")
 
 
-def test_totals_are_of_what_is_known() -> None:
+def test_totals_skip_unknown_values() -> None:
     others = [RECEIPT, RECEIPT.model_copy(update={"energy_wh": None, "gpu_hours": 1.25, "wait_s": 180})]
     waits = RECEIPT.model_copy(
         update={"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
@@ -104,5 +104,5 @@ def test_totals_are_of_what_is_known() -> None:
     assert (totals([waits], more=False).waited, totals([waits], more=False).energy) == ("", "")
 
 
-def test_little_is_not_shown_as_nothing() -> None:
+def test_small_gpu_hours_are_not_shown_as_zero() -> None:
     assert [hours(amount) for amount in (0, 0.001, 0.005, 12.345)] == ["0.00", "below 0.01", "0.01", "12.35"]

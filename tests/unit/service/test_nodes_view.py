@@ -13,7 +13,7 @@ from fgpuspawner.isolation.choice import MOST_PROBLEMS, MOST_TEXT, VERDICTS, not
 from fgpuspawner.service.admin.nodes import nodes_object
 
 
-def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:
+def test_node_lists_its_sessions_per_gpu_and_its_actions() -> None:
     two = node("n1", "default", gpu("n1"), gpu("n1", 1))
     world = Build(two, node("n2", state=NodeState.LOST)).running("alice", 500).running("bob", 1000).world()
     first, second = nodes_object(world, [])["nodes"]
@@ -22,7 +22,7 @@ def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:
     assert (second["actions"], second["can_drain"], second["verified"]) == (["gone"], False, None)
 
 
-def test_a_cordoned_gpu_keeps_its_sessions_and_says_why_it_takes_no_more() -> None:
+def test_cordoned_gpu_keeps_sessions_and_shows_its_reason() -> None:
     broken = replace(gpu("n1", 1), cordon_reason="the fan")
     world = Build(node("n1", "default", gpu("n1"), broken)).world()
     ((one, two),) = [n["devices"] for n in nodes_object(world, [])["nodes"]]
@@ -31,7 +31,7 @@ def test_a_cordoned_gpu_keeps_its_sessions_and_says_why_it_takes_no_more() -> No
     assert (two["fgpu_used"], two["fgpu_total"]) == ("0", "2")
 
 
-def test_every_state_of_a_node_has_its_own_actions() -> None:
+def test_node_actions_depend_on_its_state() -> None:
     assert {state: node_actions_of(replace(node("n1"), state=state)) for state in NodeState} == {
         NodeState.READY: (NodeAction.CORDON,),
         NodeState.CORDONED: (NodeAction.UNCORDON,),
@@ -40,7 +40,7 @@ def test_every_state_of_a_node_has_its_own_actions() -> None:
     }
 
 
-def test_a_node_that_its_cluster_has_closed_says_so_and_is_not_opened_here() -> None:
+def test_node_closed_by_its_cluster_cannot_be_uncordoned() -> None:
     closed = replace(node("n1"), state=NodeState.CORDONED, closed=True)
     (shown,) = nodes_object(Build(closed).world(), [])["nodes"]
     assert (shown["state"], shown["closed"], shown["actions"]) == ("CORDONED", True, [])
@@ -49,7 +49,7 @@ def test_a_node_that_its_cluster_has_closed_says_so_and_is_not_opened_here() -> 
     assert node_actions_of(lost) == (NodeAction.GONE,)
 
 
-def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
+def test_newest_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
     build = Build(node("n1"), node("n2")).running("alice", 500).running("bob", 500, at="n2")
     alice, bob = build.sessions
     note_verdict(tmp_path, alice, "interposer", ["x" * 1000] * 99)
@@ -69,6 +69,6 @@ def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[", "{}", '[{"node_id": 1}]', '[{"node_id": "n", "at_s": "soon"}]', "[7]"]
 )
-def test_a_file_of_verdicts_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+def test_unreadable_verdicts_are_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / VERDICTS.name).write_text(text)
     assert VERDICTS.read(tmp_path) == ()

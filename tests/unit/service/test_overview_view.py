@@ -28,26 +28,26 @@ def told(*found: Trouble) -> list[tuple[str, str, str | None]]:
     return [(one["level"], one["text"], one["link"]) for one in found]
 
 
-def test_an_empty_cluster_is_well() -> None:
+def test_empty_cluster_has_no_problems() -> None:
     found = seen(Build(node()).world())
     assert (found["problems"], found["idle"], found["running"]) == ([], [], 0)
     assert found["queues"][0]["length"] == 0
 
 
-def test_use_is_in_percent_of_the_gpus_and_never_above_all() -> None:
+def test_use_is_a_percentage_of_the_gpus_up_to_100() -> None:
     use = seen(Build(node("n1", "default", gpu("n1"), gpu("n1", 1))).world())["use"]
     assert (use["gpus"], use["day"]["percent"], use["hours_percent"]) == (2, 50, [0, 50, 100])
     assert seen(Build().world(), lately=None)["use"] is None
 
 
-def test_without_a_gpu_the_use_is_unknown_and_not_zero() -> None:
+def test_use_without_gpus_is_unknown() -> None:
     world = Build().world()
     bare = replace(world, snapshot=replace(world.snapshot, nodes=()))
     use = seen(bare)["use"]
     assert (use["day"]["percent"], use["days_percent"]) == (None, [None])
 
 
-def test_what_is_wrong_leads_to_where_it_is_mended() -> None:
+def test_problems_link_to_the_page_that_fixes_them() -> None:
     broken = replace(gpu("n2", 1), cordon_reason="the fan")
     build = Build(node("n1", state=NodeState.LOST), node("n2", "default", gpu("n2"), broken)).running(
         "ann", 500, at="n2"
@@ -71,7 +71,7 @@ def test_what_is_wrong_leads_to_where_it_is_mended() -> None:
     ]
 
 
-def test_a_queue_tells_when_its_last_starts_and_of_how_many_that_is_not_known() -> None:
+def test_queue_summary_has_last_start_and_unknown_count() -> None:
     world = (
         Build(node())
         .running("bob", 2000)
@@ -87,7 +87,7 @@ def test_a_queue_tells_when_its_last_starts_and_of_how_many_that_is_not_known() 
     assert (queue["last_start_at_s"], queue["without_estimate"]) == (None, 1)
 
 
-def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_while() -> None:
+def test_idle_sessions_come_from_the_rule_or_the_gpu_meter() -> None:
     build = Build(node()).running("ann", 500).running("bob", 500).running("cy", 500).running("dan", 500)
     build.running("eve", 0)
     build.sessions[0] = replace(build.sessions[0], idle_since_s=700)
@@ -104,7 +104,7 @@ def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_whil
     assert [(one["user"], one["idle_since_s"]) for one in found] == [("bob", now_s - 400), ("ann", 700)]
 
 
-def test_how_good_forecasts_were_is_told_in_percent_and_seconds() -> None:
+def test_forecast_accuracy_is_in_percent_and_seconds() -> None:
     world = Build().world()
     found = seen(world, foretold=ForecastAccuracy(40, 0.8, 0.125, 0.075, 3600.4, 4000.0))
     assert found.model_dump()["forecasts"] == {

@@ -24,7 +24,7 @@ def queue_of(world: World, waited_s: int, **more: Any) -> WaitingQueue:
 @pytest.mark.parametrize(
     ("waited_s", "mark"), [(STUCK_AFTER_S - 1, None), (STUCK_AFTER_S, "stuck"), (LONG_WAIT_S, "stuck")]
 )
-def test_who_waits_without_a_start_in_sight_is_marked_sooner(waited_s: int, mark: str | None) -> None:
+def test_requests_without_a_forecast_are_marked_stuck_sooner(waited_s: int, mark: str | None) -> None:
     world = Build(node(state=NodeState.CORDONED)).pending("alice", 1000).world()
     queue = queue_of(world, waited_s)
     assert [entry["mark"] for entry in queue["entries"]] == [mark]
@@ -32,14 +32,14 @@ def test_who_waits_without_a_start_in_sight_is_marked_sooner(waited_s: int, mark
 
 
 @pytest.mark.parametrize(("waited_s", "mark"), [(LONG_WAIT_S - 1, None), (LONG_WAIT_S, "long")])
-def test_who_waits_for_long_with_a_start_in_sight_is_marked(waited_s: int, mark: str | None) -> None:
+def test_long_waits_are_marked(waited_s: int, mark: str | None) -> None:
     world = Build().running("bob", 2000).pending("alice", 1000).world(typical_length_s=7200)
     (entry,) = queue_of(world, waited_s)["entries"]
     assert entry["expected_start_at_s"] is not None
     assert entry["mark"] == mark
 
 
-def test_a_queue_that_is_cut_counts_and_marks_all_who_wait() -> None:
+def test_shortened_queue_still_counts_all_requests() -> None:
     build = Build(node(state=NodeState.CORDONED))
     for n in range(3):
         build.pending(f"user{n}", 1000)
@@ -47,7 +47,7 @@ def test_a_queue_that_is_cut_counts_and_marks_all_who_wait() -> None:
     assert (len(queue["entries"]), queue["length"], queue["marked"]) == (1, 3, 3)
 
 
-def test_an_entry_tells_the_priority_that_was_asked_for_beside_the_one_that_counts() -> None:
+def test_entry_has_requested_and_current_priority() -> None:
     build = Build().running("bob", 2000).pending("alice", 1000)
     waits = build.sessions[-1]
     build.sessions[-1] = replace(waits, request=replace(waits.request, priority=9), asked_priority=0)

@@ -16,7 +16,7 @@ from fgpuspawner.settings.queue import quota_of
 EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=1000)
 
 
-def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
+def test_quota_use_is_counted_per_holder() -> None:
     world = Build().running("alice", 500).running("bob", 1500).pending("alice", 1000).world()
     together = Quota(QuotaScope.ALL, "*", "default", max_sessions=2)
     absent = Quota(QuotaScope.USER, "carol", None, max_sessions=1)
@@ -29,7 +29,7 @@ def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
     )
 
 
-def test_a_quota_that_is_used_up_says_so_and_one_that_is_removed_counts_nobody() -> None:
+def test_full_quota_is_marked_and_removed_quota_counts_nothing() -> None:
     world = Build().running("alice", 500).running("bob", 1000).world()
     (found,) = quotas_object([EACH], [], world)["quotas"]
     assert {who["name"]: who["full"] for who in found["held"]} == {"bob": True, "alice": False}
@@ -45,7 +45,7 @@ def test_a_quota_that_is_used_up_says_so_and_one_that_is_removed_counts_nobody()
         Quota(QuotaScope.ALL, "*", "lab", max_sessions=3),
     ],
 )
-def test_the_object_of_a_quota_is_read_as_the_same_quota(quota: Quota) -> None:
+def test_quota_object_is_read_back_as_the_same_quota(quota: Quota) -> None:
     assert quota_of(spec_of(quota), "quota") == quota
     assert quota_of({**key_of(quota), "max_sessions": 7}, "quota").name == quota.name
 
@@ -66,7 +66,7 @@ def quota(scope: QuotaScope, name: str = "*", **limits: int) -> Quota:
     ],
     ids=["none", "of all", "of Hub groups", "not of each Hub group", "of another amount", "of another group"],
 )
-def test_who_administers_a_group_gives_a_member_at_most_what_the_group_has(
+def test_group_administrators_set_quotas_within_the_groups_limits(
     others: tuple[Quota, ...], most: int | None
 ) -> None:
     tina = Viewer("tina", administers=("class",))

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from traitlets.config import Config
@@ -21,7 +20,6 @@ from fgpu_scheduler import (
     Outlook,
     Request,
     RequestForecast,
-    Snapshot,
     Store,
     StoreUnavailable,
     SystemClock,
@@ -69,7 +67,7 @@ async def reader(store: Store, reader_of: Callable[[Store], Reader]) -> AsyncIte
     await found.close()
 
 
-async def test_whoever_asks_before_the_database_is_there_is_answered_as_soon_as_it_is(
+async def test_reads_work_once_the_database_is_there(
     settings: FGPU, reader_of: Callable[[Store], Reader]
 ) -> None:
     reader = reader_of(Store(settings.database_url()))
@@ -87,7 +85,7 @@ async def test_whoever_asks_before_the_database_is_there_is_answered_as_soon_as_
         await reader.close()
 
 
-async def test_what_was_written_during_a_reading_is_read_again(
+async def test_write_during_a_reading_is_read_again(
     store: Store, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -113,7 +111,7 @@ async def test_what_was_written_during_a_reading_is_read_again(
         go_on.set()
 
 
-async def test_all_who_wait_for_a_reading_share_the_next_one(
+async def test_waiting_callers_share_one_reading(
     store: Store, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = 0
@@ -135,7 +133,7 @@ async def test_all_who_wait_for_a_reading_share_the_next_one(
     assert together <= 2, "the first had begun when most of them asked"
 
 
-async def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
+async def test_long_reports_block_no_reads_and_time_out(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -160,7 +158,7 @@ async def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
         go_on.set()
 
 
-async def test_every_page_names_the_same_largest_amount_that_starts_now(reader: Reader) -> None:
+async def test_largest_amount_agrees_between_pages_and_forecast(reader: Reader) -> None:
     # One core is left: a whole GPU would have 1.2, and half of one 0.6.
     world = Build(replace(node(), cpu_milli=2500)).running("bob", 1500).world()
     offer = reader._any_offer(world.snapshot, "default")
@@ -175,7 +173,7 @@ def of(user: str) -> tuple[LaunchRequest, Offer]:
     return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted)
 
 
-async def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
+async def test_many_forecasts_of_one_user_do_not_block_others(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thought_of: list[str] = []
@@ -202,7 +200,7 @@ async def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
         go_on.set()
 
 
-async def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
+async def test_slow_forecast_is_not_a_database_failure(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -220,26 +218,3 @@ async def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
         assert (found.value.status, found.value.code) == (503, "forecast_takes_long")
     finally:
         go_on.set()
-
-
-async def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed: list[bool] = []
-    while_timed, in_thread, outlook = [0], reader._in_thread, reader._queue.outlook
-
-    async def with_limit(function: Callable[..., Any], *args: Any) -> Any:
-        while_timed[0] += 1
-        try:
-            return await in_thread(function, *args)
-        finally:
-            while_timed[0] -= 1
-
-    def looked(snapshot: Snapshot) -> Outlook:
-        timed.append(while_timed[0] > 0)
-        return outlook(snapshot)
-
-    monkeypatch.setattr(reader, "_in_thread", with_limit)
-    monkeypatch.setattr(reader._queue, "outlook", looked)
-    await reader.world()
-    assert timed == [False]

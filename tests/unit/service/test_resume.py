@@ -69,7 +69,7 @@ class BusyHub(SlowHub):
         await self.is_through.wait()
 
 
-async def test_a_hub_that_is_busy_is_asked_for_one_after_the_other(monkeypatch: Any) -> None:
+async def test_busy_hub_gets_one_start_at_a_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(resume, "EVERY_S", 0.01)
     monkeypatch.setattr(resume, "ANSWER_WAIT_S", 0.0001)
     hub = BusyHub()
@@ -87,7 +87,7 @@ async def test_a_hub_that_is_busy_is_asked_for_one_after_the_other(monkeypatch: 
         await resumer.close()
 
 
-async def test_a_hub_that_is_slow_is_not_asked_for_more(monkeypatch: Any) -> None:
+async def test_slow_hub_gets_a_limited_number_of_starts(monkeypatch: Any) -> None:
     monkeypatch.setattr(resume, "EVERY_S", 0.01)
     monkeypatch.setattr(resume, "ANSWER_WAIT_S", 0.0001)
     reader, hub = Reader(), SlowHub()

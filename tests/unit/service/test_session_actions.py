@@ -88,7 +88,7 @@ def written(store: Store) -> tuple[list[str], list[str]]:
         (Problem(403, "forbidden", "not you"), 0, []),
     ],
 )
-def test_words_are_kept_where_the_hub_may_yet_end_the_session(
+def test_message_stays_if_the_hub_may_still_end_the_session(
     store: Store, failure: Exception, kept: int, details: list[str]
 ) -> None:
     async def end() -> None:
@@ -101,7 +101,7 @@ def test_words_are_kept_where_the_hub_may_yet_end_the_session(
     assert (len(words), lines) == (kept, details)
 
 
-def test_a_hub_that_was_asked_and_is_silent_is_told_from_one_that_is_not_there() -> None:
+def test_silent_hub_differs_from_unreachable_hub() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
@@ -132,7 +132,7 @@ def test_a_hub_that_was_asked_and_is_silent_is_told_from_one_that_is_not_there()
         (Viewer("carol"), {403: "no_such_session", 404: "no_such_session"}),
     ],
 )
-def test_an_end_that_the_hub_refused_is_told_so_to_whoever_may_see_the_session(
+def test_refused_end_is_explained_only_to_viewers_of_the_session(
     store: Store, viewer: Viewer, codes: dict[int, str], status: int
 ) -> None:
     async def refuse(*_: Any, session_id: int, token: str) -> Answer:
@@ -152,7 +152,7 @@ def test_an_end_that_the_hub_refused_is_told_so_to_whoever_may_see_the_session(
         (Viewer("carol"), "no_such_session"),
     ],
 )
-def test_nobody_learns_that_the_session_of_another_has_ended(store: Store, viewer: Viewer, code: str) -> None:
+def test_ended_sessions_of_others_stay_unknown(store: Store, viewer: Viewer, code: str) -> None:
     with pytest.raises(Problem) as refused:
         asyncio.run(end_session(asking(store, viewer), str(PAST.id)))
     assert refused.value.code == code
@@ -166,9 +166,7 @@ def test_nobody_learns_that_the_session_of_another_has_ended(store: Store, viewe
         (Viewer("carol"), "no_such_session"),
     ],
 )
-def test_the_next_session_of_a_server_is_not_ended_in_place_of_one_that_has_just_ended(
-    store: Store, viewer: Viewer, code: str
-) -> None:
+def test_end_never_hits_the_servers_next_session(store: Store, viewer: Viewer, code: str) -> None:
     asked = []
 
     async def stop(*server: str, session_id: int, token: str) -> Answer:
@@ -189,7 +187,7 @@ def test_the_next_session_of_a_server_is_not_ended_in_place_of_one_that_has_just
     assert written(store) == ([], [])
 
 
-def test_a_drain_goes_on_after_one_end_failed_and_tells_of_it(
+def test_drain_continues_after_one_failed_end_and_reports_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -208,9 +206,7 @@ def test_a_drain_goes_on_after_one_end_failed_and_tells_of_it(
     assert "secret" not in failed["message"]
 
 
-def test_a_drain_that_takes_long_is_answered_and_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_drain_is_answered_and_continues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drain() -> None:
         ended, go_on, all_ended = [], asyncio.Event(), asyncio.Event()
 
@@ -233,7 +229,7 @@ def test_a_drain_that_takes_long_is_answered_and_goes_on(
     assert written(store)[1] == ["3 sessions: repair"]
 
 
-def test_what_could_not_be_written_into_the_audit_log_is_said_and_logged(
+def test_failed_audit_write_is_reported_and_logged(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(*_: Any, **__: Any) -> None:
@@ -248,15 +244,6 @@ def test_what_could_not_be_written_into_the_audit_log_is_said_and_logged(
     # It is being ended: its owner is told why.
     assert len(written(store)[0]) == 1
     assert f"session.end by root of session {BOBS.id}" in caplog.text
-
-
-def test_the_service_has_one_word_for_an_end_that_cannot_be_asked_for(store: Store) -> None:
-    async def away(*_: Any, session_id: int, token: str) -> Answer:
-        raise HubUnreachable("it is not there")
-
-    with pytest.raises(Problem) as refused:
-        asyncio.run(end_session(asking(store, stop_server=away), str(BOBS.id)))
-    assert (refused.value.status, refused.value.code) == (503, "hub_unavailable")
 
 
 def saved_as(state: ImageState) -> PrivateImage:
@@ -281,7 +268,7 @@ def saved_as(state: ImageState) -> PrivateImage:
 @pytest.mark.parametrize(
     ("then", "ended"), [(ImageState.READY, ["bob"]), (ImageState.FAILED, []), (None, [])], ids=str
 )
-def test_a_session_is_ended_once_its_image_is_made_and_goes_on_where_that_failed(
+def test_session_ends_only_after_its_image_is_made(
     store: Store, monkeypatch: pytest.MonkeyPatch, then: ImageState | None, ended: list[str]
 ) -> None:
     monkeypatch.setattr(private_images, "SAVED_LOOK_S", 0.0)

@@ -66,11 +66,11 @@ def names(choice: Choice, sessions: list[SessionObject] = SOME) -> list[str]:
     return [s["display_name"] for s in chosen(sessions, choice)]
 
 
-def test_without_a_choice_all_are_shown_in_order_of_submission() -> None:
+def test_default_order_is_by_submission() -> None:
     assert names(Choice()) == ["Zeta", "alpha", "beta", "default session"]
 
 
-def test_each_column_sorts_both_ways_and_what_has_no_value_stays_last() -> None:
+def test_columns_sort_both_ways_with_missing_values_last() -> None:
     assert names(Choice("name")) == ["alpha", "beta", "default session", "Zeta"]
     assert names(Choice("amount")) == ["default session", "beta", "Zeta", "alpha"]
     assert names(Choice("amount", descending=True)) == ["alpha", "Zeta", "beta", "default session"]
@@ -80,7 +80,7 @@ def test_each_column_sorts_both_ways_and_what_has_no_value_stays_last() -> None:
     assert names(Choice("started", descending=True)) == ["Zeta", "alpha", "default session", "beta"]
 
 
-def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> None:
+def test_use_sorts_by_meter_with_unmeasured_last() -> None:
     measured = [
         s.model_copy(update={"meter": replace(METER, memory_used_mib=used)})
         for s, used in zip(SOME, (30, None, 20, 10), strict=True)
@@ -88,7 +88,7 @@ def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> N
     assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default session", "alpha"]
 
 
-def test_sessions_are_chosen_by_status_user_and_any_part_of_what_is_shown() -> None:
+def test_filters_by_state_user_and_text() -> None:
     assert names(Choice(state="running")) == ["Zeta", "alpha"]
     assert names(Choice(state="waiting")) == ["beta"]
     assert names(Choice(user="bob")) == ["Zeta", "default session"]
@@ -98,7 +98,7 @@ def test_sessions_are_chosen_by_status_user_and_any_part_of_what_is_shown() -> N
     assert names(Choice(text="none of these")) == []
 
 
-def test_a_column_title_leads_from_ascending_to_descending_and_back_to_none() -> None:
+def test_column_title_cycles_through_the_sort_orders() -> None:
     first = Choice(text="a b")
     assert first.turned("name") == "sort=name&q=a+b"
     assert replace(first, sort="name").turned("name") == "sort=name&q=a+b&order=descending"
@@ -120,18 +120,18 @@ def test_a_column_title_leads_from_ascending_to_descending_and_back_to_none() ->
         ({"q": "x" * 201}, "q"),
     ],
 )
-def test_a_choice_that_is_not_there_is_refused_by_its_name(given: dict[str, str], field: str) -> None:
+def test_unknown_filter_is_refused_with_its_field(given: dict[str, str], field: str) -> None:
     with pytest.raises(Problem) as refused:
         read_choice(lambda name: given.get(name, ""), admin=True)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
-def test_only_who_sees_everybody_chooses_a_user() -> None:
+def test_user_filter_is_for_administrators() -> None:
     assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=False) == Choice()
     assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=True) == Choice(user="bob")
 
 
-def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
+def test_csv_file_has_every_column_and_no_formula() -> None:
     hostile = SOME[0].model_copy(
         update={
             "display_name": '=HYPERLINK("http://x","y")',
@@ -150,7 +150,7 @@ def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
     assert (line["fgpu"], line["started"], line["ends"]) == ("0.5", "1970-01-01 00:03:19", "")
 
 
-def test_a_line_is_made_again_when_what_it_shows_has_changed_and_not_when_only_the_meter_has() -> None:
+def test_row_digest_ignores_the_meter() -> None:
     (one,) = objects(session(1, "bob", "a", 500))
     assert row(one).digest == row(one.model_copy(update={"meter": METER})).digest
     assert row(one).digest != row(one.model_copy(update={"message": "low on memory"})).digest
@@ -161,7 +161,7 @@ def test_a_line_is_made_again_when_what_it_shows_has_changed_and_not_when_only_t
     assert row(early).digest == row(late).digest
 
 
-def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
+def test_meter_bars_are_relative_to_the_slice() -> None:
     found = use(METER)
     assert found is not None
     assert found.memory is not None
@@ -175,14 +175,14 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
 
 
 @pytest.mark.parametrize(("sm", "said"), [(12.4, "12"), (12.5, "13"), (13.5, "14"), (0.5, "1"), (0.4, "0")])
-def test_half_percents_are_rounded_as_the_pages_script_rounds_them(sm: float, said: str) -> None:
+def test_half_percents_round_as_in_the_script(sm: float, said: str) -> None:
     found = use(replace(METER, sm_percent=sm))
     assert found is not None
     assert found.compute is not None
     assert found.compute.text == f"{said} of 50 %"
 
 
-def test_what_is_computed_beyond_the_share_adds_up_with_it() -> None:
+def test_borrowed_compute_adds_up_with_the_share() -> None:
     for sm, lent, said in (
         (92.4, 0.0, ("92 %", "50 % share + 42 % borrowed")),
         (92.4, None, ("92 %", "")),
@@ -196,7 +196,7 @@ def test_what_is_computed_beyond_the_share_adds_up_with_it() -> None:
         assert (found.compute.text, found.lent) == said
 
 
-def test_what_is_not_measured_has_no_bar_but_its_reason() -> None:
+def test_unmeasured_use_shows_its_reason() -> None:
     found = use(replace(METER, memory_used_mib=None, sm_percent=None, trouble="the GPU does not answer"))
     assert found is not None
     assert (found.memory, found.compute, found.trouble) == (None, None, "the GPU does not answer")

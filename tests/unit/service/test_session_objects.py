@@ -30,7 +30,7 @@ from fgpuspawner.service.model import Site, Viewer
 from fgpuspawner.service.pages.session_rows import row
 
 
-def test_a_session_object_has_exactly_the_documented_fields() -> None:
+def test_session_object_has_the_documented_fields() -> None:
     world = Build().running("alice", 500, server="gpu-1").world()
     found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
     assert found.model_dump(mode="json") == {
@@ -103,7 +103,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
     }
 
 
-def test_a_session_of_exact_amounts_is_told_how_much_memory_is_free_for_it() -> None:
+def test_exact_amount_session_shows_free_memory() -> None:
     built = Build().running("alice", 500, server="gpu-1").running("bob", 1000).world()
     snapshot = built.snapshot
     exact = replace(snapshot.sessions[0].request, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25)
@@ -130,7 +130,7 @@ def test_positions_count_from_one_in_each_group() -> None:
     assert queue_object("class", world, ADMIN)["length"] == 1
 
 
-def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
+def test_sessions_ahead_are_named_only_to_allowed_viewers() -> None:
     world = (
         Build(node(), node("n2"))
         .running("bob", 1500)
@@ -159,7 +159,7 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
         (None, None, 600, 110 + 600),
     ],
 )
-def test_a_running_session_ends_at_the_shortest_of_its_limits(
+def test_running_session_ends_at_its_shortest_limit(
     time_limit_s: int | None, lifetime_s: int | None, quota_s: int | None, ends_at_s: int | None
 ) -> None:
     world = Build().running("alice", 500).world()
@@ -184,7 +184,7 @@ def test_a_running_session_ends_at_the_shortest_of_its_limits(
     ],
     ids=["off", "at once", "later"],
 )
-def test_from_when_on_a_session_may_be_pre_empted_is_told(rules: Rules, from_s: int | None) -> None:
+def test_preemptible_time_is_shown(rules: Rules, from_s: int | None) -> None:
     world = replace(Build().running("alice", 500).world(), rules=AllRules(rules))
     (session,) = world.snapshot.sessions
     told = session_object(session, world, ALICE, SITE)
@@ -194,7 +194,7 @@ def test_from_when_on_a_session_may_be_pre_empted_is_told(rules: Rules, from_s: 
     assert row(session_object(warned, world, ALICE, SITE)).interrupted_from_s is None
 
 
-def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
+def test_quota_wait_names_no_session_of_others() -> None:
     build = (
         Build(node(), node("n2")).running("bob", 2000).running("alice", 500, at="n2").pending("alice", 2000)
     )
@@ -205,20 +205,20 @@ def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
     assert found.expected_start_at_s is not None
 
 
-def test_a_held_request_says_that_the_hub_restarted() -> None:
+def test_held_request_mentions_the_hub_restart() -> None:
     world = Build().pending("alice", 500, held=True).world()
     found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
     assert (found["wait_reason"], "restarted" in found["wait_text"]) == (WaitReason.HELD, True)
 
 
-def test_addresses_are_escaped_as_the_hub_does_and_below_its_base_url() -> None:
+def test_urls_are_escaped_below_the_base_url() -> None:
     world = Build().pending("a b/c@x", 500, server="ü?").world()
     found = session_object(world.snapshot.sessions[0], world, ALICE, Site("/hub-one/"))
     assert found["url"] == "/hub-one/user/a%20b%2Fc@x/%C3%BC%3F/"
     assert found["pending_url"] == "/hub-one/hub/spawn-pending/a%20b%2Fc@x/%C3%BC%3F"
 
 
-def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
+def test_simulated_follows_the_sessions_gpus() -> None:
     real, fake = node("n1", "default", gpu("n1", simulated=False)), node("n2", "class")
     world = Build(real, fake).running("alice", 500).running("bob", 500, at="n2").world()
     first, second = (session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions)
@@ -234,7 +234,7 @@ def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
     assert (shown_gone["simulated"], shown_gone["gpus"][0]["model"]) == (True, None)
 
 
-def test_how_far_its_image_is_is_told_until_a_session_runs() -> None:
+def test_pull_progress_is_shown_until_the_session_runs() -> None:
     build = Build(node("n1", "default", gpu("n1", milli=500)))
     world = build.running("alice", 500, server="up").pending("alice", 500, server="waits").world()
     state = PullState(Phase.FETCHING, Progress(1, 2, 45 << 20, 200 << 20, 12))

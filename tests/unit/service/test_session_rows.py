@@ -16,23 +16,23 @@ from fgpuspawner.service.pages.session_rows import Row, ahead_words
 from fgpuspawner.text.sessions import END_WORDS, ordinal
 
 
-def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
+def test_running_sessions_message_is_shown() -> None:
     build = Build().running("alice", 500)
     build.sessions = [replace(build.sessions[0], message="this session holds 3000 MiB")]
     assert shown(build.world(), ALICE).rows[0].why == "this session holds 3000 MiB"
 
 
-def test_every_state_and_every_end_has_words() -> None:
+def test_every_state_and_end_cause_has_text() -> None:
     assert set(rows.STATE_WORDS) == {s.value for s in S}
     assert set(END_WORDS) == {c.value for c in EndCause}
 
 
-def test_a_place_in_the_queue_is_said_in_words() -> None:
+def test_queue_position_text() -> None:
     assert [ahead_words(n) for n in (0, 1, 12)] == ["No request is ahead", "1 is ahead", "12 are ahead"]
     assert [ordinal(n) for n in (3, 4, 11, 21, 112)] == ["3rd", "4th", "11th", "21st", "112th"]
 
 
-def test_a_row_offers_what_can_be_done_now() -> None:
+def test_row_offers_the_possible_actions() -> None:
     build = Build(node("n1", "default", gpu("n1", milli=9000)))
     for number, state in enumerate((S.RUNNING, S.SCHEDULED, S.PULLING, S.TERMINATING)):
         build.running("alice", 100, server=f"s{number}", state=state)
@@ -51,7 +51,7 @@ def test_a_row_offers_what_can_be_done_now() -> None:
     assert rows["p"].unexpected == "no estimate yet: too few sessions have ended"
 
 
-def test_a_start_that_is_not_certain_is_a_range_to_five_minutes() -> None:
+def test_uncertain_start_is_a_five_minute_range() -> None:
     world = Build().running("bob", 1000).pending("alice", 1000).world(typical_length_s=7200)
     (only,) = world.forecasts.values()
     at_s = only.expected_start_at_s

@@ -38,7 +38,7 @@ from fgpuspawner.service.pages.sessions_view import new_session_url
         ),
     ],
 )
-def test_everybody_is_told_of_machines_that_do_not_answer(states: list[str], words: str) -> None:
+def test_users_are_told_of_lost_machines(states: list[str], words: str) -> None:
     nodes = [replace(node(f"n{i}"), state=NodeState(state)) for i, state in enumerate(states)]
     world = Build(*nodes).world()
     assert shown(world, ALICE).lost == words
@@ -46,7 +46,7 @@ def test_everybody_is_told_of_machines_that_do_not_answer(states: list[str], wor
     assert group["nodes_lost"] == sum(state in ("LOST", "GONE") for state in states)
 
 
-def test_a_new_session_takes_the_first_server_that_is_free() -> None:
+def test_new_session_takes_the_first_free_server() -> None:
     def url(*servers: str) -> str | None:
         build = Build()
         for server in servers:

@@ -6,7 +6,7 @@ from fgpuspawner.service.reader import Changes
 from fgpuspawner.service.stream import MAX_BEHIND, Listener
 
 
-async def test_a_listener_that_is_too_far_behind_gets_what_it_has_and_then_the_end() -> None:
+async def test_slow_listener_gets_its_queue_then_ends() -> None:
     listener = Listener("alice")
     for number in range(MAX_BEHIND + 1):
         listener.tell(Changes(number, ()))

@@ -66,7 +66,7 @@ async def status(connection: Connection) -> int:
     return int(head.split()[1])
 
 
-async def test_nobody_waits_behind_the_many_of_another_and_too_many_are_refused(port: int) -> None:
+async def test_one_users_requests_do_not_delay_others_and_are_limited(port: int) -> None:
     many = [await ask(port, "mallory") for _ in range(20)]
     assert await status(await ask(port, "alice")) == 200
     assert WORKED_ON.count("mallory") == CONCURRENT_REQUESTS
@@ -76,13 +76,13 @@ async def test_nobody_waits_behind_the_many_of_another_and_too_many_are_refused(
     assert WORKED_ON.count("mallory") == 20
 
 
-async def test_a_request_that_fails_gives_its_turn_back(port: int) -> None:
+async def test_failed_request_releases_its_turn(port: int) -> None:
     assert [await status(await ask(port, "fails")) for _ in range(CONCURRENT_REQUESTS + 1)] == [500] * (
         CONCURRENT_REQUESTS + 1
     )
 
 
-async def test_what_its_sender_has_left_is_not_worked_on(port: int) -> None:
+async def test_abandoned_requests_are_not_run(port: int) -> None:
     many = [await ask(port, "mallory") for _ in range(19)]
     assert await status(await ask(port, "alice")) == 200
     for _, writer in many[CONCURRENT_REQUESTS:]:

@@ -11,11 +11,11 @@ from fgpuspawner.service.admin.usage import HEIGHT, number, plot, round_up
 @pytest.mark.parametrize(
     ("value", "found"), [(0, 1), (0.003, 0.005), (1, 1), (1.2, 2), (3, 5), (7, 10), (10, 10), (99, 100)]
 )
-def test_the_scale_ends_at_a_round_number(value: float, found: float) -> None:
+def test_plot_scale_ends_at_a_round_number(value: float, found: float) -> None:
     assert round_up(value) == found
 
 
-def test_the_highest_bar_is_inside_of_the_plot_and_every_day_has_one() -> None:
+def test_every_day_has_a_bar_inside_the_plot() -> None:
     lines = [Line(f"2026-05-{n:02}", 1, 1, float(n), 0, None, None) for n in range(1, 31)]
     found = plot(lines)
     assert len(found.bars) == 30
@@ -38,5 +38,5 @@ def test_the_highest_bar_is_inside_of_the_plot_and_every_day_has_one() -> None:
         (1_095_000.0, "1,095,000"),
     ],
 )
-def test_a_large_sum_keeps_its_digits(value: float, text: str) -> None:
+def test_large_sums_keep_their_digits(value: float, text: str) -> None:
     assert number(value) == text

@@ -20,11 +20,11 @@ from fgpuspawner.text.times import clock, duration, seconds_of
         (200000, "2 d 7 h"),
     ],
 )
-def test_durations_are_as_exact_as_it_matters(seconds: int, words: str) -> None:
+def test_duration_text_has_two_units(seconds: int, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_lengths_of_time_are_in_the_units_that_people_use() -> None:
+def test_durations_use_common_units() -> None:
     told = [duration(s) for s in (0, 59, 60, 3599, 3600, 47 * 3600 + 300, 48 * 3600, 100 * 3600)]
     assert told == ["0 s", "59 s", "1 min", "59 min", "1 h", "47 h 05 min", "2 d", "4 d 4 h"]
 
@@ -33,11 +33,11 @@ def test_lengths_of_time_are_in_the_units_that_people_use() -> None:
     ("text", "seconds"),
     [("0:01", 60), ("2:30", 9000), ("0:01:30", 90), ("24:00", 86400), ("10000:00", 36_000_000)],
 )
-def test_hours_and_minutes_are_read_and_written_alike(text: str, seconds: int) -> None:
+def test_hours_and_minutes_round_trip(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
     assert clock(seconds) == text
 
 
 @pytest.mark.parametrize("text", ["", "90", "2:3", "2:60", "2:30:60", "-1:00", "2h", "100000:00"])
-def test_what_is_no_time_is_not_read(text: str) -> None:
+def test_invalid_times_are_not_read(text: str) -> None:
     assert seconds_of(text) is None
