@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import assert_never
 
 from fgpu_scheduler import (
     ENDED,
@@ -187,26 +186,19 @@ async def extend_session(handler: Handler, session_id: str) -> Session:
 
 def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:
     """Return why a time limit stays, for the session's owner."""
-    match why:
-        case NotExtended.OFF:
-            return "Time limits can't be extended here."
-        case NotExtended.NOT_RUNNING:
-            return "Only a running session can be extended."
-        case NotExtended.NO_LIMIT:
-            return "This session has no time limit of its own."
-        case NotExtended.PREEMPTED:
-            return "A session of higher priority needs this place."
-        case NotExtended.USED_UP:
-            return (
-                f"You have extended this session by {duration(session.extended_s)} already. That is the most."
-            )
-        case NotExtended.LONGEST:
-            longest = duration(allowed.longest_s or 0)
-            return f"Sessions may run for {longest} here. One more extension would pass that."
-        case NotExtended.PROMISED:
-            return "Another user was promised a start that this would delay."
-        case _:
-            assert_never(why)
+    extended, longest = duration(session.extended_s), duration(allowed.longest_s or 0)
+    return NOT_EXTENDED[why].format(extended=extended, longest=longest)
+
+
+NOT_EXTENDED = {
+    NotExtended.OFF: "Time limits can't be extended here.",
+    NotExtended.NOT_RUNNING: "Only a running session can be extended.",
+    NotExtended.NO_LIMIT: "This session has no time limit of its own.",
+    NotExtended.PREEMPTED: "A session of higher priority needs this place.",
+    NotExtended.USED_UP: "You have extended this session by {extended} already. That is the most.",
+    NotExtended.LONGEST: "Sessions may run for {longest} here. One more extension would pass that.",
+    NotExtended.PROMISED: "Another user was promised a start that this would delay.",
+}
 
 
 def _is_others(session: Session, viewer: Viewer) -> bool:

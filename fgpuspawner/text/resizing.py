@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from fgpu_scheduler import (
     MEMORY_GRAIN_MIB,
     Amount,
     NotResized,
     Session,
-    Share,
     Snapshot,
     available_to,
     format_milli,
@@ -30,14 +27,8 @@ def amounts(world: Snapshot, session: Session, step_milli: int, *, used_mib: int
     if left is None or session.request.gpu_memory_mib is not None or step_milli <= 0:
         return ()
     candidates = range(step_milli, left.device.capacity_milli + 1, step_milli)
-    found = [a for a in candidates if _holds(resized(world, session, Amount(a)), used_mib)]
-    return tuple(found)
-
-
-def _holds(found: Session | NotResized, used_mib: int) -> bool:
-    if isinstance(found, NotResized) or found.placement is None:
-        return False
-    return found.placement.shares[0].memory_mib >= used_mib
+    found = ((milli, resized(world, session, Amount(milli))) for milli in candidates)
+    return tuple(milli for milli, s in found if isinstance(s, Session) and _memory_mib(s) >= used_mib)
 
 
 def most_memory_mib(world: Snapshot, session: Session) -> int | None:
@@ -70,46 +61,35 @@ def not_resized_words(
 ) -> str:
     """Return why a session keeps its amount, in one line for its owner, with what would work."""
     most = most_words(world, session, step_milli)
-    choose = f"choose at most {most}" if most else "end something, or ask again later"
-    match why:
-        case NotResized.NOT_RUNNING:
-            return "Only a running session can be resized."
-        case NotResized.NO_GPU:
-            return "This session has no GPU. Start a new one to get one."
-        case NotResized.SEVERAL_GPUS:
-            return "This session has several whole GPUs, which stay as they are. Start a new one for another number."
-        case NotResized.WHOLE_GPU:
-            return "This session has a whole GPU, which can't be made smaller while it runs. Start a new one."
-        case NotResized.GPU_GONE:
-            return "This session's GPU was removed from the configuration, so its amount stays."
-        case NotResized.OTHER_KIND:
-            return (
-                f"This session was asked for as {amount_words(session.request)}: resize it in the same terms."
-            )
-        case NotResized.BOTH_WAYS:
-            return "Make memory and compute both larger or both smaller; for one of each ask twice."
-        case NotResized.IMPOSSIBLE:
-            return f"This amount isn't possible on the session's GPU; {choose}."
-        case NotResized.TOO_OFTEN:
-            return "This session was resized too often. Start a new one."
-        case NotResized.CORDONED:
-            return (
-                "The session's machine or GPU takes no new work now, so a session there can only get smaller."
-            )
-        case NotResized.NO_ROOM:
-            return f"{_free_words(world, session)} free on this GPU: {choose}."
-        case NotResized.QUOTA:
-            return f"Your quota doesn't allow that: {choose}."
-        case NotResized.PROMISED:
-            return "Another user waits for what is free on this GPU. Choose less, or try again later."
-        case _:
-            assert_never(why)
+    return NOT_RESIZED[why].format(
+        choose=f"choose at most {most}" if most else "end something, or ask again later",
+        amount=amount_words(session.request),
+        free=_free_words(world, session),
+    )
+
+
+NOT_RESIZED = {
+    NotResized.NOT_RUNNING: "Only a running session can be resized.",
+    NotResized.NO_GPU: "This session has no GPU. Start a new one to get one.",
+    NotResized.SEVERAL_GPUS: "This session's whole GPUs stay as they are. Start a new one for another number.",
+    NotResized.WHOLE_GPU: "A whole GPU can't be made smaller while its session runs. Start a new one.",
+    NotResized.GPU_GONE: "This session's GPU was removed from the configuration, so its amount stays.",
+    NotResized.OTHER_KIND: "This session was requested as {amount}: resize it in the same terms.",
+    NotResized.BOTH_WAYS: "Make memory and compute both larger or both smaller; for one of each ask twice.",
+    NotResized.IMPOSSIBLE: "This amount isn't possible on the session's GPU; {choose}.",
+    NotResized.TOO_OFTEN: "This session was resized too often. Start a new one.",
+    NotResized.CORDONED: "The session's machine or GPU takes no new work now, so it can only get smaller.",
+    NotResized.NO_ROOM: "{free} free on this GPU: {choose}.",
+    NotResized.QUOTA: "Your quota doesn't allow that: {choose}.",
+    NotResized.PROMISED: "Another user waits for what is free on this GPU. Choose less, or try again later.",
+}
 
 
 def _free_words(world: Snapshot, session: Session) -> str:
-    left, share = available_to(world, session), _share(session)
-    if left is None or share is None:
+    left = available_to(world, session)
+    if left is None or session.placement is None:
         return "Nothing is"
+    share = session.placement.shares[0]
     if session.request.gpu_memory_mib is None:
         free = max(0, left.fgpu_milli - share.fgpu_milli)
         return f"{format_milli(free)} fGPU {'is' if free == 1000 else 'are'}"
@@ -119,8 +99,8 @@ def _free_words(world: Snapshot, session: Session) -> str:
     return f"{memory} of GPU memory and {max(0, left.compute_percent - share.compute_percent)} % are"
 
 
-def _share(session: Session) -> Share | None:
-    return session.placement.shares[0] if session.placement and session.placement.shares else None
+def _memory_mib(session: Session) -> int:
+    return session.placement.shares[0].memory_mib if session.placement else 0
 
 
 def in_use_words(session: Session, world: Snapshot, used_mib: int, *, step_milli: int) -> str:

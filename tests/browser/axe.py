@@ -1,4 +1,4 @@
-"""What axe-core finds on a page that keeps somebody from using it."""
+"""Accessibility problems that axe-core finds on a page."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def docker_engine() -> None:
 
 @pytest.fixture
 def faults() -> Faults:
-    """What goes wrong in this test's pages; it fails if there is anything that nobody allowed."""
+    """Collects errors of this test's pages; the test fails on any that it did not allow."""
     return Faults()
 
 

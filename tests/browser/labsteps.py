@@ -13,7 +13,7 @@ BUILD = (
     "c.Spawner.environment = {n: os.environ[n] for n in ('JUPYTER_PATH', 'PYTHONPATH') if n in os.environ}\n"
     "c.LocalFGPUSpawner.args = ['--FGPUStatus.timeout_s=30']"
 )
-"""Lines for a Hub whose Labs are patient with the service, and may be of a build that is not installed."""
+"""Return settings of a Hub with long timeouts in Lab, and perhaps with an uninstalled build of the extension."""
 
 TAKE = """
 import ctypes

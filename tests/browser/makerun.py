@@ -141,7 +141,7 @@ class MakeRun:
         return found[1]
 
     def has_home(self, user: str) -> None:
-        """Note that this user's volume is to be removed afterwards."""
+        """Remove this user's volume after the test."""
         self._homes.add(user)
 
     def kill(self) -> None:

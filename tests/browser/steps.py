@@ -42,7 +42,7 @@ async () => {
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who is logged in, and the page that they look at."""
+    """A logged-in user and their page."""
 
     name: str
     url: str
@@ -137,7 +137,7 @@ def asked_for(page: Page) -> Amounts:
 
 
 def whole_group(page: Page) -> Amounts:
-    """Return what the first resource group has, as the service says to whoever looks at its page."""
+    """Return the first resource group's capacity, as the service shows it to the page's user."""
     total = page.evaluate(WHOLE_GROUP)
     return Amounts(*(Decimal(total[name]) for name in ("fgpu", "cpu", "memory_mib")))
 
@@ -153,7 +153,7 @@ class Sessions:
 
     @property
     def none(self) -> Locator:
-        """What is shown to somebody who has no session."""
+        """The text for a user without sessions."""
         return self.page.get_by_text("You have no session.")
 
     def row(self, name: str) -> Locator:
@@ -197,7 +197,7 @@ class Sessions:
 
     @contextmanager
     def without_reload(self) -> Iterator[None]:
-        """Look that the page stays the same document meanwhile."""
+        """Check that the page is not reloaded inside of this block."""
         self.page.evaluate("window.sameDocument = true")
         yield
         assert self.page.evaluate("window.sameDocument") is True, "the page was loaded again"
@@ -257,5 +257,5 @@ ASKED = "performance.getEntriesByType('resource').filter((r) => r.name.includes(
 
 
 def until_asked(page: Page, times: int = 1) -> None:
-    """Wait until a page that keeps itself up to date has asked so often: the first time when its events begin."""
+    """Wait until a page has asked for its parts this many times; the first time is when its events begin."""
     until(lambda: page.evaluate(ASKED) >= times, what="the page asks what has changed")

@@ -91,7 +91,7 @@ def look_at(page: Page, where: str, shown: Iterable[str]) -> list[str]:
     page.goto(where)
     for size, scheme in product((WIDE, NARROW), ("light", "dark")):
         page.set_viewport_size(size)  # type: ignore[arg-type]
-        # Without motion: what fades from one colour to another has neither's contrast meanwhile.
+        # Without motion: a fading colour has the contrast of neither end.
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
         try:
             check_page(page)
@@ -168,7 +168,7 @@ def test_pages_escape_user_text_and_are_accessible(
 def test_cancelled_owner_reads_the_message_as_text(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults, server: str
 ) -> None:
-    # What is not running, or not there any more, the Hub tells with a status.
+    # The Hub answers with an error status for servers that do not run or no longer exist.
     faults.allow(r"(status GET|console) \S+/hub/spawn-pending/\S+ .*(404|424|500)")
     plant(hub)
     page, dialogs = log_in(hub.url, "ida", "test-password").page, list[str]()

@@ -1,4 +1,4 @@
-"""The history in a real browser: receipts in pages, totals, advice, a file, and nobody else's."""
+"""The history in a real browser: receipts in pages, totals, advice, and the file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_administrator_filters_by_user_and_downloads_the_file(
     page.get_by_role("button", name="Show").click()
     rows = page.locator(".history tbody tr")
     expect(rows).to_have_count(1)
-    # What somebody planted is shown as text.
+    # Hostile names are shown as text.
     expect(rows).to_contain_text("<script>alert('x')</script>")
     assert page.locator("main script").count() == 0
     file = page.get_by_role("link", name="CSV").get_attribute("href") or ""

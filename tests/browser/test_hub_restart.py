@@ -23,7 +23,7 @@ LITTLE = {"cpu": "0.1", "memory_mib": 256}
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A Hub whose sessions start at once, with one simulated GPU of 2 fGPU."""
+    """A Hub with immediate starts and one simulated GPU of 2 fGPU."""
     with running(tmp_path, after=f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n") as found:
         yield found
 
@@ -41,7 +41,7 @@ def test_waiting_page_survives_a_hub_restart(
     start_by(page, iris.link(fgpu="1", **LITTLE))
     expect(place(page)).to_have_text("2nd in the queue")
 
-    # So does one whose request ends while the Hub is gone.
+    # The page of a request that ends while the Hub is away also recovers.
     jane = log_in(hub.url, "jane", "test-password")
     other = jane.page
     start_by(other, jane.link(fgpu="1", **LITTLE))

@@ -35,7 +35,7 @@ def test_idle_session_is_warned_and_kept(hub: HubProcess, log_in: Callable[..., 
     for server in ("", "gpu-2"):
         start_by(page, gil.link(server, **LITTLE))
         page.wait_for_url(re.compile(f"/user/gil/{server}"), timeout=START_MS, wait_until="commit")
-    # Nobody looks at either of them from here on: they have nothing to do.
+    # Both sessions are idle from here on.
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
     first, second = sessions.row("default session"), sessions.row("gpu-2")

@@ -88,7 +88,7 @@ def test_hidden_tab_notifies_if_allowed(
             what="a notification of the browser",
         )
     else:
-        # Nobody would see what came: it does not even ask.
+        # A hidden tab does not ask at all.
         page.wait_for_timeout(5000)
         assert asked == []
     # Who comes back finds it in Lab, too.

@@ -143,7 +143,7 @@ def test_oom_help_is_dismissed_by_keyboard(hub: HubProcess, log_in: Callable[...
     new_notebook(page)
     failing = run_last_cell(page, TAKE + "take(4000)")
     notice = failing.locator(".jp-fgpu-OutOfMemory")
-    # The kernel holds nothing yet, so nobody is named.
+    # The kernel holds no GPU memory yet, so no process is named.
     expect(notice).to_contain_text("The program asked for 4000 MiB more.")
     dismiss = notice.get_by_role("button", name="Dismiss")
     dismiss.focus()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 GONE = r"(status|console|failed) .*/user/(eve|ann)/.*"
 """A page asks on for a while when its server has ended, and the Hub or the proxy refuses in its place."""
 ASKS_WITHIN_MS = 12_000
-"""So often an open JupyterLab asks for something."""
+"""Seconds between two requests of an open JupyterLab."""
 LITTLE = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 512}
 
 
@@ -104,7 +104,7 @@ def test_lab_says_why_its_session_ended(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(GONE)
-    # Nobody was on the service's pages with this browser.
+    # This browser has not been on the service's pages.
     page = lab_of(hub, log_in(hub.url, "ann", "test-password"))
     session = hub.sessions()["ann/"]
     answer = requests.delete(
@@ -119,7 +119,7 @@ def test_lab_says_why_its_session_ended(
     expect(dialog).to_contain_text("repair at 15:00.")
     expect(page.get_by_text("Server unavailable or unreachable")).to_have_count(0)
     check_page(page, within=".jp-Dialog")
-    # It asks no more, and what was asked for is in the form.
+    # It stops polling, and the form has the same request.
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     with page.context.expect_page() as opened:

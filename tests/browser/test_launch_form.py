@@ -1,4 +1,4 @@
-"""The launch form as somebody uses it: cards, search, sliders, the forecast, presets, last launches, refusals."""
+"""The launch form in a browser: cards, search, sliders, the forecast, presets, last launches, refusals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def catalogue() -> str:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub with one GPU of 2 fGPU of which somebody holds 1.5 until an hour from now, or a little sooner."""
+    """A Hub with one GPU of 2 fGPU; another user holds 1.5 for about an hour."""
     folder = tmp_path_factory.mktemp("form")
     (folder / "catalogue.toml").write_text(catalogue())
     after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
@@ -84,7 +84,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 @pytest.fixture(autouse=True)
 def before_it_asks_again() -> Iterator[None]:
-    """The form asks each twenty seconds, whatever one does there: what is seen before that came of what one did."""
+    """The form refreshes every 20 s. A shorter wait shows that a change came from the user's action."""
     expect.set_options(timeout=15_000)
     yield
     expect.set_options(timeout=EXPECT_MS)
@@ -361,7 +361,7 @@ def test_expired_ticket_is_renewed_and_input_kept(
     faults.allow(r"(status|console) .*forecast\S* .*401")
     page = log_in(hub.url, "kim", "test-password").page
     expect(forecast(page)).to_contain_text("in the queue")
-    # As after a restart of the Hub: its tickets of before are no more.
+    # As after a restart of the Hub, which makes earlier tickets invalid.
     page.evaluate("document.querySelector('.fgpu-form').dataset.ticket = 'W10=.' + '0'.repeat(64)")
     page.fill("#fgpu-fgpu", "0.3")
     expect(forecast(page)).to_have_text("Starts now.")

@@ -21,7 +21,7 @@ PRESETS = [{"name": "Large first", "fgpu": "1", "gpu_models": [LARGE, SMALL]}]
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub with three models of GPU, one each; somebody holds the middle one."""
+    """A Hub with one GPU of each of three models; another user holds the middle one."""
     nodes = [
         {"name": name, "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 1, "memory_mib": mib}}
         for name, mib in (("a", 4096), ("b", 8192), ("c", 16384))
@@ -72,7 +72,7 @@ def test_models_are_chosen_with_the_keyboard(hub: HubProcess, log_in: Callable[.
     expect(page.locator("#fgpu-more-now")).to_contain_text(f"{MIDDLE} or {SMALL}")
     expect(others).to_have_count(2)
     assert offered(page, 2) == ["", LARGE]
-    # Whoever takes any model has no second choice.
+    # A request for any model has no second choice.
     first.select_option("")
     assert chosen(page) == [""]
     first.select_option(MIDDLE)

@@ -1,4 +1,4 @@
-"""`make run` that was killed, or whose ports are somebody else's."""
+"""`make run` after it was killed, and with ports in use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_next_run_cleans_up_after_a_killed_one(tmp_path: Path) -> None:
         psutil.wait_procs([hub, proxy], timeout=30)
         assert not hub.is_running()
         assert not proxy.is_running()
-        # A second one beside it is refused, and harms nobody.
+        # A second run beside it is refused and does no harm.
         env = {**os.environ, "PORT": str(run.port), "FGPU_DATA": str(run.data)}
         second = subprocess.run(
             [sys.executable, "scripts/run.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False

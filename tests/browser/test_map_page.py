@@ -70,7 +70,7 @@ def test_map_shows_own_slices_and_only_sizes_of_others(
     busy(service)
     page = open_as(service, "ann", "map")
     expect(page.get_by_role("link", name="Cluster map")).to_have_attribute("aria-current", "page")
-    # Which GPU is whose is the planner's choice.
+    # The planner chooses each session's GPU.
     full, other = (
         ("GPU 0", "GPU 1") if card(page, "GPU 0").locator("rect.mine").count() else ("GPU 1", "GPU 0")
     )
@@ -124,7 +124,7 @@ def test_map_updates_and_keeps_the_table_open(service: Standing, open_as: Callab
 
 
 def test_unchanged_map_is_not_redrawn(service: Standing, open_as: Callable[..., Page]) -> None:
-    # Nobody waits: when the first starts is told to the minute, and may become another one.
+    # Without waiting requests: a shown start time could change with the minute.
     found = service.run([asked("ann", "mine", 500), asked("ben", "secret-name", 1500)])
     ids = [session.id for session in found]
     page = open_as(service, "ben", "map")

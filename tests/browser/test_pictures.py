@@ -191,7 +191,7 @@ def test_pictures_of_administrators_pages(hub: HubProcess, log_in: Callable[...,
     admin = log_in(hub.url, "admin", ADMIN).page
     admin.goto(f"{hub.url}/services/fgpu/map")
     take(admin, "map.png", WIDE, "light")
-    # One on which somebody is: the session stays.
+    # An active tab keeps the session.
     admin.goto(f"{hub.url}/services/fgpu/admin/nodes")
     admin.get_by_label("Reason").last.fill("the fan is loud")
     admin.get_by_role("button", name="Cordon GPU 3 of local").click()

@@ -102,7 +102,7 @@ def test_saved_image_has_the_installed_packages(
     expect_lab(page, amy.name)
     run_in_notebook(page, USE, "it is 42 ['at-home.txt']")
 
-    # Nobody else sees it, and who types its name is told the same as of one that is not there.
+    # Other users do not see it; typing its name gives the same answer as an unknown image.
     bob = log_in(hub.url, f"bob{secrets.token_hex(3)}", "test-password")
     page = bob.page
     page.goto(f"{hub.url}/services/fgpu/private-images")

@@ -87,7 +87,7 @@ def test_sorting_and_filters_work_in_place(service: Standing, open_as: Callable[
     page.get_by_role("searchbox", name="Search").fill("nobody has this")
     expect(page.get_by_text("No session fits.")).to_be_visible()
     assert page.evaluate("document.body.dataset.same") == "yes"
-    # The address says it all: whoever gets it sees the same.
+    # The address holds all choices, so a shared link shows the same.
     assert "user=ben" in page.url
     assert "state=waiting" in page.url
     assert "order=descending" in page.url
@@ -144,7 +144,7 @@ def test_refused_end_is_not_shown_as_done(
 def bars(page: Page) -> list[tuple[str, str, str]]:
     """Return of both bars of fGPU, in the group and in all, what is in use, how long mine is, and what is mine."""
     gauge = page.locator(".gauge").filter(has=page.get_by_role("heading", name="GPU", exact=True))
-    # At once: an element that is found first is gone where another page has come meanwhile.
+    # In one step: an element found earlier is gone after a page change.
     found: list[tuple[str, str, str]] = gauge.evaluate(
         """(gauge) => Array.from(gauge.querySelectorAll(".bar"), (bar, at) => [
           bar.querySelector(".bar-text").textContent,
@@ -173,7 +173,7 @@ def test_bars_rise_and_fall_by_the_exact_amount(service: Standing, open_as: Call
     shows(("0.7 of 4", "17.5", "0.7 of 4"), ("0.7 of 6", "11.6", "0.7 of 6"))
     (there,) = service.run([asked("ann", "there", 1100, resource_group="far")])
     shows(("0.7 of 4", "17.5", "0.7 of 4"), ("1.8 of 6", "30.0", "1.8 of 6"))
-    # Somebody else's leaves less to have, and is no part of mine.
+    # Another user's session lowers the free part and leaves the viewer's own.
     (others,) = service.run([asked("ben", "", 1000)])
     shows(("1.7 of 4", "17.5", "0.7 of 3"), ("2.8 of 6", "30.0", "1.8 of 5"))
     choose_group(page, "far")
@@ -241,7 +241,7 @@ def test_events_resume_after_the_service_was_killed(
     asked_for: list[dict[str, str]] = []
     page.on("request", lambda r: asked_for.append(r.all_headers()) if "/events" in r.url else None)
     service.kill()
-    # It is told while nobody can hear it, of somebody of whom no other event tells.
+    # This event happens while no client listens, and no later event repeats it.
     service.store.warn(ids[1], "in between", now_s=int(time.time()))
     expect(page.locator("#offline")).to_be_visible(timeout=60_000)
     service.start()

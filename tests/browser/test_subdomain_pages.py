@@ -1,4 +1,4 @@
-"""Each server on a domain of its own, in a real browser: everything is found, and nobody's page acts as somebody else."""
+"""Each server on its own domain, in a real browser: links work, and a server's page cannot act for its visitor."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ KINDS = [
 
 @pytest.fixture(params=KINDS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRun]:
-    """`make run` for processes or containers, with one GPU of so many fGPU."""
+    """`make run` for processes or containers, with one GPU of the given fGPU."""
     runtime, fgpu_per_gpu = request.param
     if runtime == "docker":
         request.getfixturevalue("docker_engine")

@@ -54,7 +54,7 @@ window.Notification = class {
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """A Hub with one GPU, whose sessions start at once; those of one image never do."""
+    """A Hub with one GPU. Sessions start at once, except those of one image, which never start."""
     folder = tmp_path_factory.mktemp("waiting")
     program = folder / "bin/python"
     program.parent.mkdir()
@@ -68,7 +68,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 @pytest.fixture
 def held(hub: HubProcess) -> Iterator[HubProcess]:
-    """The same, while somebody holds the whole GPU for an hour."""
+    """The same Hub while another user holds the whole GPU for an hour."""
     hub.add_user("holder")
     holds = {"fgpu": "2", "time_limit_s": 3600, **LITTLE}
     assert hub.spawn("holder", options=holds).status_code in (201, 202)

@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import BrowserContext, ConsoleMessage, Request, Response
 
-# Faults of others' code, each with whose: a regular expression of "kind address text".
+# Known faults of other projects' code, with the project: a regular expression of "kind address text".
 ALLOWED = (
     # A request, or an event stream, that was cut because its page was left or closed it. Not a fault.
     r"failed .* net::ERR_ABORTED$",
@@ -46,5 +46,5 @@ class Faults:
             self.found.append(f"status {response.request.method} {response.url} {response.status}")
 
     def unexpected(self) -> list[str]:
-        """Return what nobody allowed."""
+        """Return the faults that the test did not allow."""
         return [f for f in self.found if not any(a.match(f) for a in self._allowed)]

@@ -412,7 +412,7 @@ def test_amounts_no_node_has_together_are_refused() -> None:
 HALF = {"fgpu_milli": 500, "cpu_milli": 1000, "memory_mib": 2048}
 """What goes with half an fGPU: as much of the node as of its GPUs."""
 BESIDE = {"cpu_milli": 2500, "memory_mib": 5120}
-"""The same of 5 GiB of a GPU of 8, of which there are two."""
+"""The same for 5 GiB of one of two GPUs with 8 GiB."""
 DEFAULT = LaunchRequest("", "", "python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mib=4096)
 
 

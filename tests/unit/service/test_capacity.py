@@ -1,4 +1,4 @@
-"""What is had and what could be had: bars and sums over worlds built here."""
+"""Capacity: gauges, sums and each node's state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fgpu_scheduler import (
     Quota,
     QuotaScope,
 )
+from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.service.api.capacity import (
     Amounts,
     allocatable_in,
@@ -20,10 +21,23 @@ from fgpuspawner.service.api.capacity import (
     total_of,
     used_of,
 )
-from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages.sessions_view import Page
 
-CY = Viewer("cy", groups=("default",))
+
+def test_only_administrators_see_the_state_of_each_node() -> None:
+    chosen = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
+    world = replace(Build().world(), isolation=chosen)
+    (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
+    assert told.model_dump() == {
+        "name": "n1",
+        "group": "default",
+        "state": "READY",
+        "isolation": "interposer",
+        "reason": "libfgpu holds memory and compute",
+    }
+    assert "nodes" not in capacity_object(world, ALICE, fgpu_step_milli=100).model_dump()
+    assert shown(world, ADMIN).machines == ((told, "takes sessions"),)
+    assert shown(world, ALICE).machines == ()
 
 
 def levels(found: Page) -> list[tuple[str, str, list[str], str | None]]:

@@ -1,4 +1,4 @@
-"""The cluster map: what is drawn of each GPU, who is named to whom, and what would start the head of the queue."""
+"""The cluster map: slices of each GPU, names for allowed viewers, and the ends that would start the head of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event stream ends with the right to listen, whatever happens meanwhile."""
+"""An event stream ends when its token is revoked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fgpuspawner.service.stream import Listener
 
 
 class Revoked(Events):
-    """Of somebody who was let in, and whose token is not good any more."""
+    """A stream of a user with a token that has been revoked."""
 
     async def prepare(self) -> None:
         self.current_user = {"name": "alice"}

@@ -97,7 +97,7 @@ async def test_slow_hub_gets_a_limited_number_of_starts(monkeypatch: Any) -> Non
     try:
         async with asyncio.timeout(30):
             await hub.full.wait()
-            # Further rounds ask for no more.
+            # Further rounds start nothing.
             await asyncio.sleep(0.1)
             assert hub.waiting == MOST_IN_FLIGHT
             hub.go_on.set()

@@ -15,7 +15,7 @@ from fgpuspawner.service.model import World
 
 
 def queue_of(world: World, waited_s: int, **more: Any) -> WaitingQueue:
-    """Return the one queue of a world, so long after everybody in it has asked."""
+    """Return the only queue of a world, this many seconds after its requests were submitted."""
     submitted_at_s = max(s.submitted_at_s for s in world.snapshot.sessions)
     (queue,) = queues_object(world, ADMIN, SITE, now_s=submitted_at_s + waited_s, **more)["queues"]
     return queue
