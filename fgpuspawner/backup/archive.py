@@ -69,11 +69,7 @@ def pack(folder: Path, manifest: Manifest, to: Path) -> Manifest:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Unpack a backup into a temporary folder, and check every file's digest and every database.
-
-    Raises:
-        BackupFailed: it is not a backup, is damaged, or its database has another schema.
-    """
+    """Unpack a backup into a temporary folder, and check every file's digest and every database."""
     with tempfile.TemporaryDirectory(prefix="fgpu-backup-") as name:
         folder = Path(name)
         try:

@@ -23,11 +23,7 @@ class BackupFailed(FGPUError):
 
 
 def kind_of(url: str, setting: str) -> str:
-    """Return "sqlite" or "postgresql".
-
-    Raises:
-        BadSettings: the database is of another kind, or in memory; the message names ``setting``.
-    """
+    """Return "sqlite" or "postgresql"."""
     try:
         found = make_url(url)
         kind = found.get_backend_name()
@@ -41,11 +37,7 @@ def kind_of(url: str, setting: str) -> str:
 
 
 def dump(url: str, to: Path, *, setting: str) -> None:
-    """Write a consistent copy of a database into a new file; writers can continue.
-
-    Raises:
-        BackupFailed: it could not be read; one line, without the password.
-    """
+    """Write a consistent copy of a database into a new file; writers can continue."""
     if kind_of(url, setting) == POSTGRESQL:
         _tool("pg_dump", make_url(url), "--format=custom", "--no-owner", "--no-privileges", f"--file={to}")
         return
@@ -79,11 +71,7 @@ def check(file: Path, kind: str) -> None:
 
 
 def check_free(url: str, *, setting: str) -> None:
-    """Check that a database can be restored here: SQLite's file may exist, PostgreSQL's database must be empty.
-
-    Raises:
-        BackupFailed: it has tables, or cannot be reached.
-    """
+    """Check that a database can be restored here: SQLite's file may exist, PostgreSQL's database must be empty."""
     if kind_of(url, setting) == SQLITE:
         return
     engine = create_engine(url, poolclass=NullPool)
@@ -103,9 +91,6 @@ def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
     """Restore a database from this file. Call `check_free` before; nothing else may use the database.
 
     Returns the previous SQLite file, which gets the suffix ``aside``; None if there was none.
-
-    Raises:
-        BackupFailed: it could not be restored.
     """
     if kind_of(url, setting) == POSTGRESQL:
         _tool(

@@ -16,11 +16,7 @@ LEAST = 12
 
 
 def sealed(plain: bytes, passphrase: str) -> bytes:
-    """Return a secret encrypted: a random salt, then a Fernet token.
-
-    Raises:
-        BackupFailed: the passphrase is too short.
-    """
+    """Return a secret encrypted: a random salt, then a Fernet token."""
     if len(passphrase) < LEAST:
         raise BackupFailed(f"the passphrase has {len(passphrase)} characters; take at least {LEAST}")
     salt = os.urandom(SALT)

@@ -18,8 +18,7 @@ from traitlets.config.loader import ConfigError, PyFileConfigLoader
 
 from fgpu_scheduler import BadSettings, FGPUError, Policy, group_policy
 from fgpuspawner.cli.command import UsageError, default_config
-from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.offline import without_engine
+from fgpuspawner.settings import FGPU, without_engine
 
 
 def load_config(path: str) -> Config:

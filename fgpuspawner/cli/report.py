@@ -27,8 +27,7 @@ from fgpuspawner.cli import check
 from fgpuspawner.cli.command import FILE, command, config_option, read_only
 from fgpuspawner.cli.hub_config import load_config, quiet
 from fgpuspawner.cli.units import HUB, PROXY
-from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.offline import without_engine
+from fgpuspawner.settings import FGPU, without_engine
 from fgpuspawner.text.tables import printable
 
 PACKAGES = (

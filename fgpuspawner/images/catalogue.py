@@ -33,20 +33,12 @@ class CatalogueError(FGPUError, ValueError):
 
 
 def load_catalogue(path: Path | str) -> Catalogue:
-    """Return the catalogue in this file.
-
-    Raises:
-        CatalogueError: the file cannot be read, is not TOML, or any entry of it is wrong.
-    """
+    """Return the catalogue in this file."""
     return parse_catalogue(read_file(path), name=Path(path).name)
 
 
 def read_file(path: Path | str) -> bytes:
-    """Return what is in a catalogue's file.
-
-    Raises:
-        CatalogueError: it cannot be read.
-    """
+    """Return what is in a catalogue's file."""
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:
@@ -57,11 +49,7 @@ def read_file(path: Path | str) -> bytes:
 
 
 def parse_catalogue(raw: bytes, *, name: str) -> Catalogue:
-    """Return the catalogue in these bytes; ``name`` is the file's, for messages.
-
-    Raises:
-        CatalogueError: it is not TOML, or an entry of it is wrong.
-    """
+    """Return the catalogue in these bytes; ``name`` is the file's, for messages."""
 
     def refuse(problem: str, line: int | None = None) -> NoReturn:
         where = name if line is None else f"{name}:{line}"
@@ -107,11 +95,7 @@ def parse_catalogue(raw: bytes, *, name: str) -> Catalogue:
 
 
 def checked(entry: Entry) -> Image:
-    """Return the image of an entry of the database.
-
-    Raises:
-        CatalogueError: anything is wrong with it; one line.
-    """
+    """Return the image of an entry of the database."""
     try:
         return read_entry(entry)
     except BadEntry as e:

@@ -34,11 +34,7 @@ class Images:
     """
 
     def __init__(self, path: Path | str, store: Store, *, must_be_good: bool = True) -> None:
-        """Read the file.
-
-        Raises:
-            CatalogueError: it cannot be used, and ``must_be_good``; there is no last good one then.
-        """
+        """Read the file."""
         self.path = Path(path)
         self.problem: str | None = None
         self.trouble: str | None = None

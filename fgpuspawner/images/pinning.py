@@ -16,9 +16,6 @@ def pinned(image: Image, found: Mapping[str, FoundImage]) -> tuple[dict[str, Any
 
     An image from a registry is pinned by the registry's digest, in the reference, so that an engine that does not
     have it can still pull the same. An image built there has no digest and is pinned by its id.
-
-    Raises:
-        CatalogueError: no engine has it, or they have different ones.
     """
     if not found:
         raise CatalogueError(

@@ -15,10 +15,9 @@ from fgpu_scheduler import (
     FoundDevice,
     format_milli,
 )
-from fgpuspawner.settings.traits import LARGEST_MIB, TIME_REMEDY, Amount, Settings, Whole, milli
+from fgpuspawner.settings.traits import LARGEST_MIB, Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
-MEMORY_REMEDY = f"it must be between {MIN_MEMORY_MIB} and {LARGEST_MIB}, or 0 to leave it open"
 RESERVE_MIB = 512
 """The default of ``watchdog_tolerance_mib``."""
 RESERVE_PART = 32
@@ -55,15 +54,13 @@ class AmountSettings(Settings):
     """Most fGPU in one session; empty: as many as a machine has."""
     max_cpu = Amount("").tag(example="8")
     """Most CPU cores in one session; empty: the machine's."""
-    max_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="32768", remedy=MEMORY_REMEDY)
+    max_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="32768")
     """Most memory of one session in MiB; 0: the machine's."""
     max_sessions = Integer(8, min=1).tag(example="4")
     """Most sessions that one request starts."""
     max_pending_per_user = Integer(16, min=1).tag(example="5")
     """Most waiting requests of one user."""
-    max_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
-        example="24 * 3600", remedy=TIME_REMEDY
-    )
+    max_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(example="24 * 3600")
     """Longest time limit of a session, in seconds, and that of requests without one; 0: none."""
     shared_memory_percent = Integer(50, min=0, max=100).tag(example="25")
     """Size of ``/dev/shm`` in containers and pods, as a percentage of the session's memory; 0: the engine's 64 MiB.
@@ -74,13 +71,9 @@ class AmountSettings(Settings):
     """fGPU preselected in the form; empty: half a GPU, rounded down to the step."""
     default_cpu = Amount("").tag(example="2")
     """CPU cores preselected; empty: the same part of the machine as the GPU."""
-    default_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(
-        example="4096", remedy=MEMORY_REMEDY
-    )
+    default_memory_mib = Whole(0, min=MIN_MEMORY_MIB, max=LARGEST_MIB).tag(example="4096")
     """Memory in MiB preselected; 0: the same part of the machine as the GPU."""
-    default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
-        example="4 * 3600", remedy=TIME_REMEDY
-    )
+    default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(example="4 * 3600")
     """Time limit of requests that give none, in seconds; 0: the longest."""
 
     def sessions_memory_mib(self, device: FoundDevice) -> int:
@@ -108,11 +101,7 @@ class AmountSettings(Settings):
         return None if value == "" else milli(value, name)
 
     def capacity_milli(self, model: str) -> int:
-        """Return what one GPU of this model is worth in milli-fGPU: the first pattern that matches.
-
-        Raises:
-            BadSettings: none does.
-        """
+        """Return what one GPU of this model is worth in milli-fGPU: the first pattern that matches."""
         for pattern, worth_milli in self._units():
             if fnmatch.fnmatchcase(model, pattern):
                 return worth_milli
@@ -132,40 +121,33 @@ class AmountSettings(Settings):
         step = format_milli(caps.fgpu_step_milli)
         for pattern, worth_milli in self._units():
             where = "c.FGPU.fgpu_per_gpu" if pattern == "*" else f"c.FGPU.fgpu_per_gpu[{pattern!r}]"
+            worth = format_milli(worth_milli)
             if worth_milli == 0:
                 raise BadSettings(f"{where} is 0; one GPU must be worth more than 0 fGPU, such as 2")
             if caps.fgpu_step_milli > worth_milli:
-                worth = format_milli(worth_milli)
                 raise BadSettings(
                     f"c.FGPU.fgpu_step is {step}, above one whole GPU ({where} is {worth}); use a step of at most {worth}"
                 )
             if worth_milli % caps.fgpu_step_milli:
-                worth = format_milli(worth_milli)
                 # The largest smaller step that divides a GPU's worth.
                 near = next(n for n in range(caps.fgpu_step_milli, 0, -1) if worth_milli % n == 0)
                 raise BadSettings(
-                    f"c.FGPU.fgpu_step is {step}, and no number of steps is one whole GPU ({where} is {worth}), so "
-                    f"nobody could have one; use a step that divides {worth}, such as {format_milli(near)}"
+                    f"c.FGPU.fgpu_step is {step}, and no number of steps is one whole GPU ({where} is {worth}); "
+                    f"use a step that divides {worth}, such as {format_milli(near)}"
                 )
         if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
             raise BadSettings(
-                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; no request "
-                f"would be possible"
+                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; no request would be "
+                "possible"
             )
-        for what in ("fgpu", "cpu"):
-            chosen, most = self.milli(f"default_{what}"), self.milli(f"max_{what}")
-            if chosen is not None and most is not None and chosen > most:
+        for what in ("fgpu", "cpu", "memory_mib", "time_limit_s"):
+            names = f"default_{what}", f"max_{what}"
+            if what in ("fgpu", "cpu"):
+                usual, most = (self.milli(name) or 0 for name in names)
+            else:
+                usual, most = (getattr(self, name) for name in names)
+            if 0 < most < usual:
+                said, bound = (getattr(self, name) for name in names)
                 raise BadSettings(
-                    f"c.FGPU.default_{what} is {format_milli(chosen)}, above c.FGPU.max_{what} of {format_milli(most)}; "
-                    "make it at most that"
+                    f"c.FGPU.{names[0]} is {said}, above c.FGPU.{names[1]} of {bound}; make it at most that"
                 )
-        if 0 < self.max_memory_mib < self.default_memory_mib:
-            raise BadSettings(
-                f"c.FGPU.default_memory_mib is {self.default_memory_mib}, above c.FGPU.max_memory_mib of "
-                f"{self.max_memory_mib}; make it at most that"
-            )
-        if 0 < self.max_time_limit_s < self.default_time_limit_s:
-            raise BadSettings(
-                f"c.FGPU.default_time_limit_s is {self.default_time_limit_s}, above c.FGPU.max_time_limit_s of "
-                f"{self.max_time_limit_s}; make it at most that"
-            )

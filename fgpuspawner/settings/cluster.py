@@ -118,10 +118,6 @@ class ClusterSettings(AmountSettings):
 
         ``machines`` are what the nodes on other engines say of themselves, None for one that does not answer: that is
         LOST, with what is declared of it. Without it those nodes are left out.
-
-        Raises:
-            BadSettings: a GPU that is named is not there, or is named twice.
-            ProbeFailed: NVML fails.
         """
         here: Machine | None = None
         nodes: list[Node] = []
@@ -150,11 +146,7 @@ class ClusterSettings(AmountSettings):
         return SimulatedProbe(count, SIMULATED_MEMORY_MIB, node_id).devices() if count else devices
 
     def node_of(self, name: str, machine: Machine | None) -> Node:
-        """Return a node that is another machine, as that says and as is configured; LOST where it is silent.
-
-        Raises:
-            BadSettings: its GPUs are not known, or its name or its resource group will not do.
-        """
+        """Return a node that is another machine, as that says and as is configured; LOST where it is silent."""
         spec = next((spec for spec in self.nodes if spec["name"] == name), {"name": name})
         node = self._node(spec, machine)
         if not FOUND_NAME.fullmatch(name):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from traitlets import HasTraits
@@ -12,21 +15,16 @@ from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.settings.cluster import ClusterSettings
-from fgpuspawner.settings.disk import DiskSettings
 from fgpuspawner.settings.form import FormSettings
 from fgpuspawner.settings.images import ImageSettings
-from fgpuspawner.settings.isolation import IsolationSettings
+from fgpuspawner.settings.isolation import DiskSettings, IsolationSettings
 from fgpuspawner.settings.network import NetworkSettings
 from fgpuspawner.settings.nodes import is_elsewhere
 from fgpuspawner.settings.queue import QueueSettings
 from fgpuspawner.settings.service import ServiceSettings
 from fgpuspawner.settings.traits import nearest
 
-REMOVED = {
-    "hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them",
-    "log_format": "leave it out; journalctl --output=json has the lines as JSON",
-}
-"""Each setting that was removed, and what to do now."""
+_asks_engine = ContextVar("fgpu_asks_engine", default=True)
 
 
 class FGPU(
@@ -50,8 +48,6 @@ class FGPU(
         """
         known = cls.class_traits(config=True)
         for name, value in config.get("FGPU", {}).items():
-            if name in REMOVED:
-                raise BadSettings(f"c.FGPU.{name} is no longer a setting: {REMOVED[name]}")
             if name not in known:
                 words = nearest(name, known) or "; docs/settings.md has them all"
                 raise BadSettings(f"c.FGPU.{name} is not a setting{words}")
@@ -118,3 +114,18 @@ def configured(cls: type[HasTraits], config: Config) -> dict[str, Any]:
         else value
         for name, value in merged.items()
     }
+
+
+def engine_is_asked() -> bool:
+    """Return whether loading may ask the engine. If not, values that only the engine knows keep their defaults."""
+    return _asks_engine.get()
+
+
+@contextmanager
+def without_engine() -> Iterator[None]:
+    """Load configurations in this block without asking an engine, so that `fgpu status` works while that is down."""
+    token = _asks_engine.set(False)
+    try:
+        yield
+    finally:
+        _asks_engine.reset(token)

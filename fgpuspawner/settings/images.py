@@ -10,7 +10,6 @@ from fgpu_scheduler import BadSettings, ImageQuota
 from fgpuspawner.settings.traits import Settings, is_whole
 
 LARGEST_QUOTA = 10**9
-QUOTA_REMEDY = f"it must be between 0 (no limit) and {LARGEST_QUOTA}"
 
 
 def recipes() -> Path:
@@ -32,7 +31,7 @@ class ImageSettings(Settings):
 
     catalogue = Unicode().tag(example='"/etc/fgpu/catalogue.toml"')
     """Path of the image catalogue (TOML); empty: the package's own."""
-    prefetch = Integer(2, min=0).tag(example="5", remedy="it must be 0 (none) or more")
+    prefetch = Integer(2, min=0).tag(example="5")
     """Pre-pull images for this many requests at the head of each queue; 0: none.
 
     They are pulled on every machine of the group that could hold the session.
@@ -56,11 +55,9 @@ class ImageSettings(Settings):
     Sessions must be containers, and homes must be volumes or folders of the host (docs/user-images.md). They can share
     them, so set ``c.JupyterHub.subdomain_host`` too (docs/network.md).
     """
-    max_private_images = Integer(5, min=0, max=LARGEST_QUOTA).tag(example="10", remedy=QUOTA_REMEDY)
+    max_private_images = Integer(5, min=0, max=LARGEST_QUOTA).tag(example="10")
     """Most private images of one user; 0: no limit."""
-    max_private_images_mib = Integer(20480, min=0, max=LARGEST_QUOTA).tag(
-        example="102400", remedy=QUOTA_REMEDY
-    )
+    max_private_images_mib = Integer(20480, min=0, max=LARGEST_QUOTA).tag(example="102400")
     """Most MiB of one user's private images together, without the catalogue's layers; 0: no limit."""
     sudo_groups = List(Unicode()).tag(example='["staff"]')
     """Hub groups with members who may become root in their containers, where the image has ``sudo``.

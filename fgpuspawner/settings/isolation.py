@@ -1,4 +1,4 @@
-"""What holds sessions to their slices, and how that is looked after."""
+"""How sessions are held to their slices of a GPU, and to their part of the disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from traitlets import Bool, Enum, Integer, Union
 
 from fgpuspawner.settings.traits import LARGEST_MIB, AbsolutePath, Settings, Whole
 
+LARGEST_FILES = 2**40
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "none")
 MANAGED = ("charge", "refuse")
 """Managed memory counts against the limit, or is refused."""
@@ -85,9 +86,7 @@ class IsolationSettings(Settings):
     times as far apart, so that no program can dodge them. It cannot be switched off, as a session could write
     libfgpu's account itself.
     """
-    watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
-        example="256", remedy="it must not be negative"
-    )
+    watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(example="256")
     """GPU memory in MiB that a session may hold above its limit before the watchdog counts it.
 
     The driver counts what libfgpu does not see, such as the code of kernels.
@@ -108,3 +107,29 @@ class IsolationSettings(Settings):
 
     All local sessions run as one system user, so each user can act as every other.
     """
+
+
+class DiskSettings(Settings):
+    """Limits of a session and of a home. Local processes have none: they are the Hub's own user."""
+
+    session_disk_mib = Whole(20 * 1024, min=0, max=LARGEST_MIB).tag(example="51200")
+    """Most that a session may write outside its home (system, /tmp, its image's volumes), in MiB; 0: no limit.
+
+    Where the engine can enforce it (see ``fgpu check``), writing more fails. Elsewhere it is watched: see ``disk_over``.
+    If removed files take as much and no session explains it, no session starts on that machine.
+    """
+    session_files = Whole(1_000_000, min=0, max=LARGEST_FILES).tag(example="500_000")
+    """Most files and folders that a session may make outside its home; 0: no limit."""
+    home_disk_mib = Whole(50 * 1024, min=0, max=LARGEST_MIB).tag(example="102400")
+    """Most that a user's home may take, in MiB; 0: no limit."""
+    home_files = Whole(2_000_000, min=0, max=LARGEST_FILES).tag(example="500_000")
+    """Most files and folders that a user's home may have; 0: no limit."""
+    disk_over = Enum(("end", "warn"), "end").tag(example='"warn"')
+    """Action above one of these limits: "warn" the owner, or warn and then "end" the session."""
+    disk_grace_s = Integer(600, min=1).tag(example="1800")
+    """Seconds from the warning to the end; at the next check if the session takes a quarter more than the limit.
+
+    A session that starts with its home above the limit has this time, too.
+    """
+    disk_every_s = Integer(60, min=5, max=3600).tag(example="300")
+    """Seconds between checks of sessions' disk use, 5 to 3600. Checks of large homes keep the disk busy for a while."""

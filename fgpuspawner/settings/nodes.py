@@ -99,11 +99,7 @@ def this_machine(devices: tuple[FoundDevice, ...] | None = None) -> Machine:
 
 
 def gpus_of(spec: Spec, machine: Machine | None) -> Sequence[FoundDevice]:
-    """Return the GPUs of a node: those that are simulated or declared, or those that its machine's driver reports.
-
-    Raises:
-        BadSettings: they are not known, or one that is named is not there.
-    """
+    """Return the GPUs of a node: those that are simulated or declared, or those that its machine's driver reports."""
     gpus, name = spec.get("gpus", "nvml"), spec["name"]
     if isinstance(gpus, dict):
         return SimulatedProbe(gpus["simulated"], gpus.get("memory_mib", SIMULATED_MEMORY_MIB), name).devices()
@@ -134,11 +130,7 @@ def gpus_of(spec: Spec, machine: Machine | None) -> Sequence[FoundDevice]:
 
 
 def check_node(spec: Spec, where: str, *, elsewhere: bool = False) -> None:
-    """Look at what is said of one node; ``where`` begins the line that refuses it. ``elsewhere``: an engine finds it.
-
-    Raises:
-        BadSettings: one line that names the node, the key and what would work.
-    """
+    """Look at what is said of one node; ``where`` begins the line that refuses it. ``elsewhere``: an engine finds it."""
     gpus = spec.get("gpus", "nvml")
     simulated = isinstance(gpus, dict)
     named = gpus == "nvml" or (isinstance(gpus, list) and all(isinstance(uuid, str) for uuid in gpus))

@@ -29,7 +29,7 @@ from fgpu_scheduler import (
     quota_words,
 )
 from fgpuspawner.settings.service import TimeoutSettings
-from fgpuspawner.settings.traits import TIME_REMEDY, Whole, check_keys, is_whole
+from fgpuspawner.settings.traits import Whole, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
@@ -39,18 +39,9 @@ KEEP_S = 1800
 
 Known = Mapping[str, int | type]
 """The keys of a dict, each with its type, or with the least number of seconds that it can be."""
-POLICY: Known = {
-    "order": str,
-    "placement": str,
-    "longest_wait_s": 1,
-    "half_life_s": 1,
-}
+POLICY: Known = {"order": str, "placement": str, "longest_wait_s": 1, "half_life_s": 1}
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
-REMOVED_WORDS = {
-    "backfill": 'without it nothing passes with "fifo", and with other orders only what delays no kept place',
-    "promises": "without it a start that was promised is kept",
-}
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
 QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
@@ -103,9 +94,7 @@ class QueueSettings(TimeoutSettings):
     - ``grace_s``: time from the warning to the end (600)
     - ``keep_s``: how much time *Keep running* gives an idle session (1800)
     """
-    extend_by_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
-        example="3600", remedy=TIME_REMEDY
-    )
+    extend_by_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(example="3600")
     """Seconds that owners may add to the time limit of a running session, each time they ask; 0: they may not.
 
     Only up to the longest time that limits, quotas and ``reclaim`` allow, and only if that delays no promised start.
@@ -114,16 +103,12 @@ class QueueSettings(TimeoutSettings):
     """How often the owner of a session may extend its time limit."""
 
     def policy(self) -> Policy:
-        """Return how each resource group's queue is ordered and placed.
-
-        Raises:
-            BadSettings: a word is not known, or does not go with another.
-        """
+        """Return how each resource group's queue is ordered and placed."""
         own: dict[str, GroupPolicy] = {}
         half_s = max(1, self.queue_timeout_s // 2)
         for group, words in {ANYBODY: {}, **self.policies}.items():
             where = f"c.FGPU.policies[{group!r}]"
-            _check_words(where, words)
+            _check_values(where, words, POLICY)
             if words.get("longest_wait_s", 0) > half_s:
                 raise BadSettings(
                     f"{where}['longest_wait_s'] is {words['longest_wait_s']}, above half of c.FGPU.queue_timeout_s of "
@@ -146,11 +131,7 @@ class QueueSettings(TimeoutSettings):
         return self.policy().of(resource_group).half_life_s
 
     def rules(self) -> AllRules:
-        """Return what ends the running sessions of each resource group.
-
-        Raises:
-            BadSettings: a key is not known, or its value cannot be.
-        """
+        """Return what ends the running sessions of each resource group."""
         own: dict[str, Rules] = {}
         for group, words in self.reclaim.items():
             _check_values(f"c.FGPU.reclaim[{group!r}]", words, RECLAIM, besides=", or leave it out")
@@ -163,11 +144,7 @@ class QueueSettings(TimeoutSettings):
         return int(words.get("keep_s", KEEP_S))
 
     def quotas_given(self) -> tuple[Quota, ...]:
-        """Return the quotas, for the scheduler's database.
-
-        Raises:
-            BadSettings: one of them cannot be read.
-        """
+        """Return the quotas, for the scheduler's database."""
         return tuple(quota_of(spec, f"c.FGPU.quotas: {dict(spec)!r}") for spec in self.quotas)
 
     def priority_of(self, hub_groups: Iterable[str]) -> int:
@@ -194,12 +171,6 @@ class QueueSettings(TimeoutSettings):
                     f"c.FGPU.max_priority[{group!r}] is {highest!r}; use the name of a Hub group, or {ANYBODY!r}, and a "
                     f"whole number from 0 to {HIGHEST_PRIORITY}"
                 )
-
-
-def _check_words(where: str, words: Mapping[Any, object]) -> None:
-    for key in REMOVED_WORDS.keys() & (words if isinstance(words, dict) else {}):
-        raise BadSettings(f"{where}[{key!r}] was removed; leave it out: {REMOVED_WORDS[key]}")
-    _check_values(where, words, POLICY)
 
 
 def _check_values(where: str, given: Mapping[Any, object], known: Known, *, besides: str = "") -> None:
@@ -235,9 +206,6 @@ def quota_of(
     """Return the quota that a dict of ``c.FGPU.quotas`` means, or one of the API; ``where`` begins the words of errors.
 
     ``key_only``: it need not limit anything.
-
-    Raises:
-        BadQuota: it cannot be read, or its resource group is none of ``resource_groups``.
     """
     check_keys(where, spec, QUOTA_KEYS)
     if "user" in spec and "hub_group" in spec:

@@ -47,11 +47,7 @@ class Room:
 
 
 def room_of(folder: Path) -> Room:
-    """Return what room there is for this process.
-
-    Raises:
-        OSError: it cannot be told.
-    """
+    """Return what room there is for this process."""
     found = os.statvfs(folder)
     mine = os.geteuid() == 0
     return Room(

@@ -47,9 +47,7 @@ class ServiceSettings(Settings):
 
     .. versionadded:: 0.1
     """
-    history_days = Integer(365, min=0, max=36500).tag(
-        example="90", remedy="it must be a number of days up to 36500, or 0 for no end"
-    )
+    history_days = Integer(365, min=0, max=36500).tag(example="90")
     """Days for which ended sessions and their log are kept; 0: always.
 
     Use by older sessions still counts for fair shares.
@@ -91,7 +89,7 @@ class TimeoutSettings(Settings):
     """Cancel a request that has waited this long, in seconds."""
     launch_timeout_s = Integer(600, min=1).tag(example="900")
     """Longest launch, image pull included, in seconds; then it counts as failed."""
-    resume_grace_s = Integer(60, min=0).tag(example="120", remedy="it must not be negative")
+    resume_grace_s = Integer(60, min=0).tag(example="120")
     """Longest pause of the queue after a restart of the Hub, in seconds, while waiting requests are resumed."""
     abandoned_after_s = Integer(900, min=1).tag(example="3600")
     """Cancel a request that was not resumed within this time after a restart, in seconds."""

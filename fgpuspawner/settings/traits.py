@@ -14,18 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from traitlets import Bool, Dict, Enum, Integer, List, TraitError, TraitType, Unicode
+from traitlets import Bool, Dict, Enum, Integer, List, TraitError, TraitType, Unicode, Union
 from traitlets.config import Configurable
 
-from fgpu_scheduler import MIN_TIME_LIMIT_S, BadAmount, BadSettings, parse_milli
-from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+from fgpu_scheduler import BadAmount, BadSettings, parse_milli
 
 KINDS = {Bool: "True or False", Dict: "a dict", Integer: "a whole number", List: "a list", Unicode: "text"}
 LARGEST_MIB = 2**31
 """Two PiB: more is a typing mistake."""
-
-
-TIME_REMEDY = f"it must be between {MIN_TIME_LIMIT_S} and {LONGEST_TIME_LIMIT_S} seconds, or 0 for none"
 
 
 class BadValue(BadSettings, TraitError):
@@ -93,9 +89,11 @@ def _remedy(trait: TraitType[Any, Any], value: object) -> str:
             return f"use one of {', '.join(trait.values or ())}"
         case Integer(min=int()):
             kind = "" if isinstance(value, int) else f"{KINDS[Integer]}, "
-            if trait.max is not None:
-                return f"it must be {kind}between {trait.min} and {trait.max}"
-            return f"it must be {kind}at least {trait.min}" + " second" * str(trait.name).endswith("_s")
+            unit = " s" * str(trait.name).endswith("_s")
+            if trait.max is None:
+                return f"it must be {kind}at least {trait.min}{unit}"
+            none = ", or 0 for none" * (trait.default_value == 0 < trait.min)
+            return f"it must be {kind}between {trait.min} and {trait.max}{unit}{none}"
         case List():
             return f"it must be a list, each entry {KINDS[type(trait._trait)]}"
     return f"it must be {KINDS.get(type(trait), trait.info_text)}"
@@ -109,6 +107,12 @@ class Whole(Integer[int, int]):
         if isinstance(value, bool):
             self.error(obj, value)
         return value if value == self.default_value else super().validate(obj, value)
+
+
+def auto_or_mib() -> Union:
+    """Return a setting that is "auto", or MiB."""
+    choices = [Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)]
+    return Union(choices, default_value="auto").tag(remedy='use "auto" or MiB such as 400')
 
 
 class AbsolutePath(Unicode[str, str]):
@@ -148,11 +152,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def milli(value: object, name: str) -> int:
-    """Return a setting's amount in thousandths.
-
-    Raises:
-        BadSettings: it is none.
-    """
+    """Return a setting's amount in thousandths."""
     try:
         return parse_milli(str(value), field=f"c.FGPU.{name}")
     except BadAmount as e:

@@ -103,10 +103,10 @@ def test_invalid_catalogue_keeps_the_last_good_one(site: Site) -> None:
         lambda: site.ask("GET", "health").json() == {"status": "ok", "catalogue": "last good"},
         what="it is told",
     )
-    line = 'catalogue.toml:13: image "torch": version: 3.11 is a number; write a text'
+    line = 'image "torch": version: 3.11 cannot be used; write a text of one line'
     assert line in site.page().select_one(".notice.bad").text
     assert site.slugs() == ["python", "torch"]
-    until(lambda: f"the last good one stays in force: {line}" in site.hub.log_text(), what="the Hub logs it")
+    until(lambda: line in site.hub.log_text(), what="the Hub logs it")
     assert site.hub_offers("torch")
     # What is done on the page counts all the same.
     site.act("torch", "disable")

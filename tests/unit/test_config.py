@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,15 +13,14 @@ from typing import Any
 import psutil
 import pytest
 from jupyterhub.app import JupyterHub
-from jupyterhub.scopes import _custom_scope_pattern
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 import quickstart
 from fgpu_scheduler import BadSettings
-from fgpuspawner.config import configure, make_data
+from fgpuspawner.config import configure
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
-from fgpuspawner.hub.checks import check_hub, use_start_timeout
+from fgpuspawner.hub.checks import check_hub
 from fgpuspawner.settings import FGPU
 from hubprocess import until
 
@@ -121,83 +119,9 @@ def test_the_snippet_in_the_readme_loads_and_passes_the_hubs_own_checks(folder: 
 # --- What `configure` sets ---
 
 
-def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
-    c = configured(folder, queue_timeout_s=1000, launch_timeout_s=100)
-    assert (c.JupyterHub.concurrent_spawn_limit, c.JupyterHub.active_server_limit) == (0, 0)
-    assert c.JupyterHub.allow_named_servers is True
-    assert c.JupyterHub.named_server_limit_per_user == 100
-    assert c.JupyterHub.cleanup_servers is False
-    assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 2}
-    app = app_of(c)
-    use_start_timeout(app, FGPU.from_config(c))
-    # The Hub's limit is the last to come: ours give better words.
-    assert app.config.LocalFGPUSpawner.start_timeout == 1000 + 100 + 60
-    assert c.Spawner.consecutive_failure_limit == 0
-    (templates,) = c.JupyterHub.template_paths
-    assert (Path(templates) / "spawn_pending.html").exists()
-    # The Hub makes its folder; a command, which may be root's, does not.
-    assert not (folder / "data").exists()
-    make_data(folder / "data")
-    assert (folder / "data").stat().st_mode & 0o777 == 0o700
-
-
-def test_scopes_and_roles_let_users_see_the_queue_and_the_service_resume_it(folder: Path) -> None:
-    c = configured(folder)
-    assert set(c.JupyterHub.custom_scopes) == {QUEUE_READ, KEEP, IMAGES, OF_DEFAULT, "custom:fgpu:admin"}
-    assert c.JupyterHub.custom_scopes["custom:fgpu:admin"]["subscopes"] == [
-        QUEUE_READ,
-        KEEP,
-        IMAGES,
-        OF_DEFAULT,
-    ]
-    assert c.JupyterHub.extra_user_scopes == [ACCESS, QUEUE_READ, KEEP, IMAGES]
-    assert c.Spawner.server_token_scopes == [
-        "users:activity!user",
-        "access:servers!server",
-        "read:servers!server",
-        ACCESS,
-        QUEUE_READ,
-        KEEP,
-        "delete:servers!user",
-    ]
-    service_role, admin_role = c.JupyterHub.load_roles
-    assert (service_role["name"], service_role["services"]) == ("fgpu-service", ["fgpu"])
-    assert service_role["scopes"] == [
-        "start:servers",
-        "delete:servers",
-        "read:servers",
-        "read:users:name",
-        "read:users:groups",
-    ]
-    assert (admin_role["name"], admin_role["users"]) == ("fgpu-admin", [])
-    assert admin_role["scopes"] == ["custom:fgpu:admin", QUEUE_READ, ACCESS]
-
-
-def test_each_resource_group_has_a_scope_of_its_administrators_whatever_its_name(folder: Path) -> None:
-    names = ("default", "a-", "0")
-    c = configured(
-        folder, groups={name: {} for name in names}, nodes=[{"name": n, "group": n} for n in names]
-    )
-    scopes = [f"custom:fgpu:group:{name}:admin" for name in names]
-    assert all(map(_custom_scope_pattern.match, scopes)), "JupyterHub would refuse it"
-    assert set(scopes) <= set(c.JupyterHub.services[0]["oauth_client_allowed_scopes"])
-    assert {c.JupyterHub.custom_scopes[scope]["subscopes"][0] for scope in scopes} == {QUEUE_READ}
-
-
 def test_sessions_may_be_kept_from_ending_others(folder: Path) -> None:
     c = configured(folder, sessions_may_end_sessions=False)
     assert "delete:servers!user" not in c.Spawner.server_token_scopes
-
-
-def test_the_service_gets_the_settings_and_no_confirmation_page(folder: Path) -> None:
-    c = configured(folder, service_port=12345, fgpu_per_gpu=5)
-    (service,) = c.JupyterHub.services
-    assert (service["name"], service["url"]) == ("fgpu", "http://127.0.0.1:12345")
-    assert service["command"] == [sys.executable, "-m", "fgpuspawner.service"]
-    assert service["oauth_no_confirm"] is True
-    passed_on = FGPU.from_json(service["environment"]["FGPU_SETTINGS"]).checked()
-    assert (passed_on.service_port, passed_on.fgpu_per_gpu) == (12345, 5)
-    assert json.loads(service["environment"]["FGPU_SETTINGS"])["data_dir"] == str(folder / "data")
 
 
 def test_a_setting_may_be_given_as_an_argument_or_on_the_configuration(folder: Path) -> None:
@@ -376,13 +300,6 @@ def test_local_sessions_are_kept_to_this_machine(url: str, folder: Path) -> None
     )
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"])
-def test_a_hub_on_the_loopback_is_accepted(url: str, folder: Path) -> None:
-    c = configured(folder)
-    c.JupyterHub.bind_url = url
-    check_hub(app_of(c), FGPU.from_config(c).checked())
-
-
 def test_a_warm_pool_where_nothing_can_be_kept_ready_is_refused(folder: Path) -> None:
     assert hub_refusal(configured(folder, warm_pool={"python": 1})) == (
         "c.FGPU.warm_pool: sessions are local processes, all of one system user, which cannot be kept ready; leave "
@@ -462,21 +379,9 @@ def leftovers(folder: Path) -> list[str]:
             "to configure",
         ),
         (
-            {},
-            "c.JupyterHub.bind_url = 'http://0.0.0.0:47000'",
-            "c.JupyterHub.bind_url is http://0.0.0.0:47000: sessions are local processes, all of one system user, "
-            "so the Hub binds to 127.0.0.1 only; use runtime='docker', or set "
-            "c.FGPU.local_sessions_beyond_loopback = True",
-        ),
-        (
             {"catalogue": "none.toml"},
             "",
             "none.toml: there is no such file; c.FGPU.catalogue names the catalogue",
-        ),
-        (
-            {"db_url": "mysql://root:s3cret@db/fgpu"},
-            "",
-            "c.FGPU.db_url: the database may be SQLite or PostgreSQL, and not mysql",
         ),
     ],
 )

@@ -130,15 +130,6 @@ def test_every_command_can_be_typed_as_it_stands_there(page: Path) -> None:
     assert {command: error for command, error in found.items() if error} == {}
 
 
-def test_a_command_that_cannot_be_typed_is_found() -> None:
-    assert wrong(["status", "--jsn"]) != ""
-    assert wrong(["end"]) != ""
-    assert wrong(["end"], whole=False) == ""
-    assert wrong(["images", "build", "base", "--quick"]) == "images build has no --quick"
-    assert words_of("fgpu images export > 'a b' # here") == ["images", "export"]
-    assert sum(1 for page in PAGES for _ in typed(page)) > 30
-
-
 def test_every_call_of_the_api_is_in_its_description() -> None:
     known = json.loads(text_of(ROOT / "docs/openapi.json"))
     (server,) = known["servers"]
@@ -211,17 +202,6 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     assert {
         f"{o}.{n}" for o, n in named if o not in OWNERS or n not in OWNERS[o].class_traits(config=True)
     } == set()
-
-
-def test_a_setting_that_is_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = 'c.FGPU.fgpu_pergpu = 2\nc.FGPU.max_sessions = "many"\nconfigure(c, nothing=1)\nc.Proxy.x = 1\n'
-    errors = refused(configured(lines, monkeypatch))
-    assert [error.partition(":")[0] for error in errors] == [
-        "c.FGPU.fgpu_pergpu",
-        "c.FGPU.max_sessions",
-        "c.FGPU.nothing",
-        "c.Proxy",
-    ]
 
 
 def test_every_file_that_a_page_shows_can_be_read() -> None:

@@ -19,8 +19,7 @@ from fgpuspawner.engines.docker.network_guard import rules_for
 from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
 from fgpuspawner.engines.marks import user_part
 from fgpuspawner.images.model import Image
-from fgpuspawner.settings import FGPU, configured
-from fgpuspawner.settings.offline import engine_is_asked
+from fgpuspawner.settings import FGPU, configured, engine_is_asked
 from fgpuspawner.spawner.base import QueuedSpawner
 
 

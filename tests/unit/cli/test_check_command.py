@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import re
@@ -21,7 +20,7 @@ import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
 from fgpu_scheduler import lock_file
-from fgpuspawner.cli import check, clock, hub_traits
+from fgpuspawner.cli import check, hub_traits
 from fgpuspawner.engines.docker import others
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
@@ -112,22 +111,20 @@ def test_check_warns_of_more_than_the_machine_has(
     [
         (0x2001, "clock: synchronised"),
         (0x40, "WARNING: the clock of this machine is not synchronised: "),
-        (None, "clock: not known whether it is synchronised (Operation not permitted); ask on the machine: "),
+        (None, "clock: not known whether it is synchronised; ask on the machine: "),
     ],
 )
-def test_check_says_whether_the_clock_is_kept_right(
+def test_check_reports_an_unsynchronised_clock(
     monkeypatch: pytest.MonkeyPatch, status: int | None, said: str
 ) -> None:
     def adjtimex(asked: ctypes.Array[ctypes.c_char]) -> int:
         if status is None:
-            ctypes.set_errno(errno.EPERM)
             return -1
         asked[40:44] = status.to_bytes(4, "little")
         return 0
 
-    assert clock.words().startswith(("clock: ", "WARNING: the clock ")), "the kernel's own answer"
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(adjtimex=adjtimex))
-    assert clock.words().startswith(said)
+    assert check._clock().startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -238,39 +235,11 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("after", "settings", "line"),
     [
-        (
-            "",
-            {"fgpu_per_gpu": 0},
-            "c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2",
-        ),
-        ("c.FGPU.queue_timeout_s = 0", {}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 second"),
-        (
-            "c.JupyterHub.bind_url = 'http://0.0.0.0:8000'",
-            {},
-            "c.JupyterHub.bind_url is http://0.0.0.0:8000: sessions are local processes, all of one system user, "
-            "so the Hub binds to 127.0.0.1 only; use runtime='docker', or set "
-            "c.FGPU.local_sessions_beyond_loopback = True",
-        ),
+        ("c.FGPU.queue_timeout_s = 0", {}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 s"),
         (
             "",
             {"service_port": 8001},
             "c.FGPU.service_port is 8001, which the proxy's API uses too; give one of them another port",
-        ),
-        (
-            "",
-            {"catalogue": "/nowhere/catalogue.toml"},
-            "catalogue.toml: there is no such file; c.FGPU.catalogue names the catalogue",
-        ),
-        (
-            "",
-            {"nodes": [{"name": "a", "gpus": ["GPU-none"]}]},
-            "c.FGPU.nodes: node 'a' names GPU GPU-none, which NVML does not report; "
-            "it has GPU-simulated-a-0, GPU-simulated-a-1",
-        ),
-        (
-            "",
-            {"db_url": "nonsense"},
-            "c.FGPU.db_url: the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite",
         ),
         ("import nowhere", {}, "jupyterhub_config.py:8: ModuleNotFoundError: No module named 'nowhere'"),
         ("raise SystemExit(3)", {}, "{path} ends the process with status 3"),
@@ -286,7 +255,7 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
         ),
     ],
 )
-def test_check_says_in_one_line_why_a_configuration_cannot_work(
+def test_check_refuses_a_wrong_configuration_in_one_line(
     after: str, settings: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_config(tmp_path, after=after, **settings)
@@ -318,7 +287,7 @@ def test_check_says_in_one_line_why_a_configuration_cannot_work(
          "c.JupyterHub.ssl_cert and ssl_key: {path} with {path}: "),
     ],
 )  # fmt: skip
-def test_check_says_what_is_wrong_in_jupyterhubs_own_settings(
+def test_check_names_wrong_settings_of_jupyterhub(
     after: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_config(tmp_path, after=after)

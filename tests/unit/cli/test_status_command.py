@@ -56,12 +56,6 @@ def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.C
     ]  # fmt: skip
 
 
-def test_status_on_real_gpus_marks_nothing_as_simulated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    filled(url, node(simulated=False))
-    _, out, _ = fgpu(capsys, "status", "--db", url)
-    assert "simulated" not in out.lower()
-
-
 def test_status_as_json_says_the_same_to_programs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(url)
     status, out, err = fgpu(capsys, "status", "--json", "--db", url)

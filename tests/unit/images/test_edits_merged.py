@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import ImageEdit
-from fgpuspawner.images.edits import Difference, Source, changes_to, merge
+from fgpuspawner.images.edits import Difference, Source, merge
 from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.model import Catalogue, Image
 
@@ -20,13 +20,6 @@ JAX = Image("jax", "JAX", "jax", "0.5", "3.12", "lab/jax:1")
 
 def slugs(found: object) -> list[str]:
     return [one.image.slug for one in found.listed]  # type: ignore[attr-defined]
-
-
-def test_without_edits_the_file_is_in_force() -> None:
-    found = merge(FILE, ())
-    assert found.catalogue == FILE
-    assert {one.source for one in found.listed} == {Source.FILE}
-    assert (found.reordered, found.problems, dict(found.lost)) == (False, (), {})
 
 
 def test_an_edit_lies_over_the_file_key_by_key() -> None:
@@ -137,10 +130,3 @@ def test_without_any_default_it_stays_that_of_the_file() -> None:
 def test_the_order_is_of_the_positions(positions: dict[str, int], order: list[str], reordered: bool) -> None:
     found = merge(FILE, [ImageEdit(slug, position=at) for slug, at in positions.items()])
     assert (slugs(found), found.reordered) == (order, reordered)
-
-
-def test_the_changes_between_two_entries_make_the_one_of_the_other() -> None:
-    wanted = replace(TORCH, description="", name="Torch", enabled=False)
-    changes = changes_to(entry_of(TORCH), entry_of(wanted))
-    assert changes == {"name": "Torch", "enabled": False, "description": None}
-    assert merge(FILE, [ImageEdit("torch", changes=changes)]).catalogue.images[1] == wanted

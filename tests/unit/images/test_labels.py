@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, checked, parse_catalogue, written
-from fgpuspawner.images.labels import LABELS, entry_from, labels_of
+from fgpuspawner.images.labels import entry_from, labels_of
 from fgpuspawner.images.model import FoundImage
 from fgpuspawner.images.pinning import pinned
 
@@ -49,14 +49,6 @@ ADMINISTRATORS = {
 }
 
 
-@pytest.mark.parametrize("image", [LEAST, FULL])
-def test_labels_say_what_the_entry_says(image: Image) -> None:
-    labels = labels_of(image)
-    assert checked(entry_from(labels, image.reference)) == image
-    assert set(labels) <= set(LABELS)
-    assert all(isinstance(value, str) for value in labels.values())
-
-
 RECIPES = sorted(path.parent for path in (ROOT / "images").glob("*/image.toml"))
 
 
@@ -71,10 +63,6 @@ def test_what_is_built_carries_labels_that_a_scan_takes(
     facts = {**onbase.read_recipe(folder).facts, **told}
     image = checked(entry_from(onbase.labels_of(facts), "lab/x:1"))
     assert image == checked({**facts, "reference": "lab/x:1"})
-
-
-def test_every_label_is_written_of_an_image_that_has_everything() -> None:
-    assert set(labels_of(FULL)) == set(LABELS)
 
 
 def test_what_administrators_decide_is_no_label() -> None:
@@ -140,11 +128,6 @@ def test_forged_labels_are_refused_in_one_line(label: str, value: str, line: str
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_the_file_that_is_written_is_read_as_the_same_catalogue() -> None:
-    whole = Catalogue((replace(LEAST, default=True), replace(FULL, **{**ADMINISTRATORS, "default": False})))  # type: ignore[arg-type]
-    assert parse_catalogue(written(whole).encode(), name="x") == whole
 
 
 def test_private_images_are_in_no_file() -> None:

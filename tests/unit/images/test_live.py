@@ -111,21 +111,6 @@ def test_a_bad_edit_of_the_file_keeps_the_last_good_one_and_is_logged_once(
     assert "The catalogue can be used again" in caplog.messages
 
 
-@pytest.mark.parametrize("bad", [f"x = {'1' * 5000}\n", f"sudo = 0x{'f' * 6000}\n"], ids=["digits", "hex"])
-def test_a_number_of_thousands_of_digits_is_a_problem_like_any_other(
-    path: Path, store: Store, bad: str
-) -> None:
-    images = Images(path, store)
-    images.refresh()
-    path.write_text(PYTHON + bad)
-    for _ in range(2):
-        images.refresh()
-        assert images.problem is not None
-        assert slugs(images) == ["python"]
-    with pytest.raises(CatalogueError):
-        Images(path, store)
-
-
 def test_what_nobody_thought_of_in_a_file_is_a_problem_like_any_other(
     path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
