@@ -38,7 +38,6 @@ NAMES_PAGE = 2000
 NOT_LOGGED_IN, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 RENEWED_EVERY_S = 10.0
 """At least this long passes between two logins, since an API may refuse every token."""
-LOOK_EVERY_S = 0.05
 JSON = "application/json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 """kubectl's view: a short row for each object."""
@@ -82,41 +81,12 @@ def configuration(**settings: Any) -> Configuration:
     found = Configuration.get_default_copy()
     if found.refresh_api_key_hook is None:
         # For a pod's own token the library sets a hook.
-        found.refresh_api_key_hook = LoginRenewal()
+        found.refresh_api_key_hook = of_kubeconfig
     return found
 
 
-class LoginRenewal:
-    """Reads the kubeconfig again, and runs the login program that it names, after the API has refused a token."""
-
-    def __init__(self) -> None:
-        self._refused = self._loading = False
-        self._not_before_s = 0.0
-
-    def refused(self) -> bool:
-        """Note that the API refused the token; return whether a new login is allowed now."""
-        self._refused = self._loading or time.monotonic() >= self._not_before_s
-        return self._refused
-
-    async def __call__(self, configuration: Configuration) -> None:
-        """Update the token of a configuration that is about to be used.
-
-        Raises:
-            ConfigException, OSError, ValueError: there is no token.
-        """
-        # One caller runs the program. Callers in other threads wait too, so no lock of one event loop would do.
-        while self._loading:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
-        if not self._refused:
-            return
-        self._loading = True
-        try:
-            fresh = Configuration()
-            await load_kube_config(client_configuration=fresh)
-            configuration.api_key = fresh.api_key
-        finally:
-            self._not_before_s = time.monotonic() + RENEWED_EVERY_S
-            self._refused = self._loading = False
+def of_kubeconfig(_: Configuration) -> None:
+    """Mark a configuration whose token `Api` renews: it reads the kubeconfig again, and runs its login program."""
 
 
 def run_blocking(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -147,6 +117,8 @@ class Api:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
+        self._login = asyncio.Lock()
+        self._no_login_before_s = 0.0
         self._client: ApiClient | None = None
         self._exec_client: WsApiClient | None = None
 
@@ -197,10 +169,19 @@ class Api:
         try:
             return await call()
         except Refused as e:
-            hook = self._configuration.refresh_api_key_hook
-            may_renew = isinstance(hook, LoginRenewal) and (token != self._token or hook.refused())
-            if e.status != NOT_LOGGED_IN or not may_renew:
+            if e.status != NOT_LOGGED_IN or self._configuration.refresh_api_key_hook is not of_kubeconfig:
                 raise
+            async with self._login:
+                if token == self._token:
+                    if time.monotonic() < self._no_login_before_s:
+                        raise
+                    self._no_login_before_s = time.monotonic() + RENEWED_EVERY_S
+                    fresh = Configuration()
+                    try:
+                        await load_kube_config(client_configuration=fresh)
+                    except NO_ANSWER as failed:
+                        raise _silent(failed) from failed
+                    self._configuration.api_key = fresh.api_key
         return await call()
 
     @property

@@ -24,14 +24,14 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     name_of,
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
-from fgpuspawner.engines.kubernetes.inventory import pruned_node
+from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.leases import gpus_of
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.kubernetes.trial import Leased, NotTried, Trial, ways
 from fgpuspawner.images.catalogue import load_catalogue
-from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.settings import FGPU
 
 NO_OWNER = inventory.PodOwner("", "")
 """No pod is a session of ours: all pods count."""
@@ -78,9 +78,7 @@ class _Check:
         self._api = api
         self._sample_options = partial(kind.sample_options, config)
         self._settings = settings
-        traits = kind.class_traits(config=True)
-        given = configured(kind, config)
-        self._own = {name: given.get(name, trait.default()) for name, trait in traits.items()}
+        self._own = kind.values_of(config)
         self._namespace = kind.where(config)
         self._path = f"/api/v1/namespaces/{self._namespace}"
         self._dialect: Dialect = kind.dialect_of(config, installation="check")
@@ -210,7 +208,7 @@ class _Check:
 
     async def _nodes(self) -> list[Finding]:
         try:
-            nodes = await self._api.listed("/api/v1/nodes", keep=pruned_node)
+            nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
             usage = await self._api.listed(
                 "/api/v1/pods", keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER)
             )
@@ -240,7 +238,7 @@ class _Check:
         lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
         image = next((one.reference for one in images if one.enabled and one.reference), "")
         session = await sample_spec(self._sample_options)
-        nodes = await self._api.listed("/api/v1/nodes", keep=pruned_node)
+        nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
         node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
         if not isinstance(self._dialect, Lease) or not (lease and image and node):
             what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'

@@ -40,7 +40,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     name_of,
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
-from fgpuspawner.engines.kubernetes.inventory import pruned_node, pruned_pod
+from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.engines.kubernetes.pods import PodOptions, made, owned
 from fgpuspawner.isolation.base import IN_CONTAINER
@@ -132,11 +132,11 @@ class KubernetesEngine(Engine):
             f"{self._own}/pods",
             self._marked,
             what="pods",
-            keep=pruned_pod,
+            keep=pruned,
             changed=self._pod_changed,
         )
         self._nodes: Mirror[Manifest] = Mirror(
-            api, f"{CORE}/nodes", what="nodes", keep=pruned_node, changed=self._node_changed
+            api, f"{CORE}/nodes", what="nodes", keep=pruned, changed=self._node_changed
         )
         self._others: Mirror[inventory.PodUsage] = Mirror(
             api, f"{CORE}/pods", BOUND, what="other pods", keep=self._usage, everywhere=True
@@ -171,7 +171,7 @@ class KubernetesEngine(Engine):
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
         """Read nodes and pods from the API, for use while no watch runs."""
         async with Api(self._configuration) as api:
-            nodes = await api.listed(f"{CORE}/nodes", keep=pruned_node)
+            nodes = await api.listed(f"{CORE}/nodes", keep=pruned)
             others = await api.listed(f"{CORE}/pods", BOUND, keep=self._usage)
         return self._machines(nodes, others, await self._records())
 
@@ -314,7 +314,7 @@ class KubernetesEngine(Engine):
         found = self._pods.found
         unknown = names - found.keys()
         if len(unknown) > FEW or self._pods.trouble is not None:
-            return await self._api.listed(path, self._marked, keep=pruned_pod)
+            return await self._api.listed(path, self._marked, keep=pruned)
         asked = await asyncio.gather(*(self._asked_for(name) for name in unknown))
         if None in asked:
             raise EngineSilent("a pod of the cluster cannot be seen now")

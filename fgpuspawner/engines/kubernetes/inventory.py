@@ -30,65 +30,25 @@ GROUP = "fgpu.group"
 OVER = ("Succeeded", "Failed")
 CLOSING = ("NoSchedule", "NoExecute")
 
-# --- Which fields of an object are kept: a node also lists all its images, a pod its managers ---
-
-Fields = Mapping[str, "Fields | None"]
-"""The fields that are kept of an object; None keeps everything."""
-
-_METADATA: Fields = dict.fromkeys(("name", "namespace", "uid", "labels", "annotations", "deletionTimestamp"))
-_CONTAINER: Fields = dict.fromkeys(("name", "image", "resources"))
-_STATE: Fields = dict.fromkeys(("name", "state"))
-_OWN_POD: Fields = {
-    "metadata": _METADATA,
-    "spec": {
-        **dict.fromkeys(("nodeName", "terminationGracePeriodSeconds")),
-        "containers": _CONTAINER,
-        "initContainers": _CONTAINER,
-    },
-    "status": {
-        **dict.fromkeys(("phase", "reason", "message", "podIP")),
-        "conditions": dict.fromkeys(("type", "status", "reason", "message")),
-        "containerStatuses": _STATE,
-        "initContainerStatuses": _STATE,
-    },
-}
-_OTHERS_POD: Fields = {
-    "metadata": _METADATA,
-    "spec": {
-        **dict.fromkeys(("nodeName", "resourceClaims")),
-        "containers": {"resources": None, "env": dict.fromkeys(("name", "value"))},
-    },
-    "status": dict.fromkeys(("phase", "resourceClaimStatuses")),
-}
-_NODE: Fields = {
-    "metadata": _METADATA,
-    "spec": dict.fromkeys(("unschedulable", "taints")),
-    "status": {"allocatable": None, "conditions": dict.fromkeys(("type", "status"))},
-}
+LARGE = frozenset(("managedFields", "images", "env", "envFrom", "volumes", "volumeMounts"))
 
 
-def pruned(found: Manifest, fields: Fields) -> dict[str, Any]:
-    """Return an object with these of its fields."""
+def pruned(found: Manifest, large: Collection[str] = LARGE) -> dict[str, Any]:
+    """Return a node or pod without its large fields, which are not read; labels and annotations stay as they are."""
+
+    def without(part: Any) -> Any:
+        if isinstance(part, list):
+            return [without(one) for one in part]
+        if isinstance(part, dict):
+            return {name: without(below) for name, below in part.items() if name not in large}
+        return part
+
+    metadata = {name: value for name, value in found["metadata"].items() if name not in large}
     return {
-        name: _pruned(found[name], below) for name, below in fields.items() if found.get(name) is not None
+        "metadata": metadata,
+        "spec": without(found.get("spec") or {}),
+        "status": without(found.get("status") or {}),
     }
-
-
-def _pruned(found: Any, fields: Fields | None) -> Any:
-    if fields is None:
-        return found
-    if isinstance(found, list):
-        return [pruned(one, fields) for one in found]
-    return pruned(found, fields)
-
-
-def pruned_node(node: Manifest) -> dict[str, Any]:
-    return pruned(node, _NODE)
-
-
-def pruned_pod(pod: Manifest) -> dict[str, Any]:
-    """Return a session's or a lease's pod without the fields that the engine does not read."""
-    return pruned(pod, _OWN_POD)
 
 
 # --- Nodes ---
@@ -253,7 +213,7 @@ def usage_of(pod: Manifest, dialect: Dialect, owner: PodOwner) -> PodUsage | Non
     if not node or over or owner.owns(pod, marks.INSTALLATION):
         return None
     node, lease = sys.intern(str(node)), owner.owns(pod, LEASE_LABEL)
-    own = pruned(pod, _OTHERS_POD) if lease or _may_have_gpu(pod, dialect) else None
+    own = pruned(pod, LARGE - {"env"}) if lease or _may_have_gpu(pod, dialect) else None
     try:
         amounts = pod_requests(pod)
     except ValueError as e:

@@ -24,7 +24,7 @@ from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import GpuUnknown, Manifest, count, label, name_of
 from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, gpu_of
-from fgpuspawner.engines.kubernetes.inventory import OVER, is_ready, pruned_pod
+from fgpuspawner.engines.kubernetes.inventory import OVER, is_ready, pruned
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
 log = logging.getLogger("fgpu.kubernetes")
@@ -76,7 +76,7 @@ class Leases:
         self.wake = asyncio.Event()
         query = (("labelSelector", f"{LEASE_LABEL}={installation}"),)
         self.mirror: Mirror[Manifest] = Mirror(
-            api, pods, query, what="lease pods", keep=pruned_pod, changed=self._changed
+            api, pods, query, what="lease pods", keep=pruned, changed=self._changed
         )
 
     def _changed(self, pod: Manifest, there: bool) -> None:

@@ -146,10 +146,15 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         return DEFAULT_USER
 
     @classmethod
+    def values_of(cls, config: Config) -> dict[str, Any]:
+        """Return the value of each setting: the configured one, else the default."""
+        own = configured(cls, config)
+        return {name: own.get(name, trait.default()) for name, trait in cls.class_traits(config=True).items()}
+
+    @classmethod
     def check_settings(cls, config: Config, settings: FGPU) -> None:
         """Refuse settings that contradict the dialect."""
-        own = configured(cls, config)
-        scheduler = str(own.get("scheduler_name") or "")
+        scheduler = str(cls.values_of(config)["scheduler_name"] or "")
         if scheduler.endswith("user-scheduler"):
             raise BadSettings(
                 f"c.KubeSpawner.scheduler_name is {scheduler!r}, which is for servers without a place; set "
@@ -214,9 +219,8 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     @classmethod
     def reached(cls, config: Config) -> Configuration:
         """Return the connection to the cluster's API; raises BadSettings if there is none. Blocks."""
-        own, traits = configured(cls, config), cls.class_traits()
-        names = ("host", "ssl_ca_cert", "verify_ssl")
-        return configuration(**{n: own.get(f"k8s_api_{n}", traits[f"k8s_api_{n}"].default()) for n in names})
+        values = cls.values_of(config)
+        return configuration(**{n: values[f"k8s_api_{n}"] for n in ("host", "ssl_ca_cert", "verify_ssl")})
 
     @classmethod
     def where(cls, config: Config) -> str:
@@ -226,35 +230,36 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     @classmethod
     def dialect_of(cls, config: Config, *, installation: str) -> Dialect:
         """Return the configured dialect; raises BadSettings if there is no such dialect."""
-        own, traits = configured(cls, config), cls.class_traits()
-        name = str(own.get("dialect", traits["dialect"].default()))
+        values = cls.values_of(config)
+        name = str(values["dialect"])
         kind = KINDS.get(name)
         if kind is None:
             raise BadSettings(
                 f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, KINDS))}"
             )
         if kind is Hami:
-            return Hami(memory_unit_mib=int(own.get("hami_memory_factor", 1)))
+            return Hami(memory_unit_mib=int(values["hami_memory_factor"]))
         if kind is not Lease:
             return kind()
-        runtime, priority, injection = (
-            str(own.get(trait, traits[trait].default()))
-            for trait in ("runtime_class", "lease_priority_class", "gpu_injection")
+        return Lease(
+            installation,
+            runtime_class=str(values["runtime_class"]),
+            priority_class=str(values["lease_priority_class"]),
+            injection=str(values["gpu_injection"]),
         )
-        return Lease(installation, runtime_class=runtime, priority_class=priority, injection=injection)
 
     @classmethod
     def make_engine(cls, installation: Installation) -> KubernetesEngine:
-        own = configured(cls, installation.config)
-        dialect = cls.dialect_of(installation.config, installation=installation.id)
+        config = installation.config
+        values = cls.values_of(config)
         return KubernetesEngine(
             installation,
-            cls.reached(installation.config),
-            dialect=dialect,
-            lease_image=str(own.get("lease_image", "")),
-            session_spec=run_blocking(lambda: cls._sample_spec(installation.config)),
-            namespace=cls.where(installation.config),
-            stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
+            cls.reached(config),
+            dialect=cls.dialect_of(config, installation=installation.id),
+            lease_image=str(values["lease_image"]),
+            session_spec=run_blocking(lambda: cls._sample_spec(config)),
+            namespace=cls.where(config),
+            stop_timeout_s=int(values["stop_timeout_s"]),
         )
 
     @classmethod

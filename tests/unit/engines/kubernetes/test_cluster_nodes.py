@@ -18,7 +18,7 @@ from fgpuspawner.engines.kubernetes.inventory import (
     is_ours,
     machine_of,
     pod_requests,
-    pruned_node,
+    pruned,
     usage_of,
 )
 from fgpuspawner.settings.nodes import Machine
@@ -172,7 +172,7 @@ def test_what_is_kept_of_a_node_is_all_that_is_looked_at() -> None:
     whole["metadata"] |= {"labels": {GROUP: "class"}, "managedFields": [{"manager": "kubelet"}]}
     whole["spec"] = {"taints": [{"key": "team", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"}
     whole["status"]["images"] = [{"names": ["a"], "sizeBytes": 1}]
-    own = pruned_node(whole)
+    own = pruned(whole)
     assert has(own, []) == has(whole, [])
     assert digest(own) == digest(whole)
     assert "images" not in own["status"]
