@@ -205,7 +205,7 @@ def test_a_hub_of_this_image_starts_a_session_with_no_more_than_our_rights_and_v
     until(answers, within_s=STARTED_WITHIN_S, what="the Hub answers through the proxy")
     assert proxy.ask("GET", "/hub/api/").json()["version"].startswith("6.")
     lines = hub.run("sh", "-c", f"fgpu kube check --config {CONFIG} 2>&1").splitlines()
-    assert "OK: who asks has all rights that the Hub needs" in lines, lines
+    assert "OK: the caller has all rights that the Hub needs" in lines, lines
     assert [line for line in lines if line.startswith("FAIL")] == []
     assert proxy.ask("POST", "/hub/api/users/ann").status_code == 201
     assert proxy.ask("POST", "/hub/api/users/ann/server", json=OPTIONS).status_code in (201, 202)

@@ -224,22 +224,6 @@ def test_a_plugin_that_is_updated_takes_no_card_away(
     assert offered(hub) == {A, B}
 
 
-def test_a_lease_that_somebody_deletes_is_made_again(cluster: Cluster, hub: HubProcess) -> None:
-    before = leases(cluster, hub)
-    name = min(before)
-    began = time.monotonic()
-    remove(cluster, name)
-
-    def is_another() -> bool:
-        now = leases(cluster, hub)
-        uids = {pod["metadata"]["uid"] for pod in now.values() if pod["status"]["phase"] == "Running"}
-        return len(uids) == 2 and before[name]["metadata"]["uid"] not in uids
-
-    until(is_another, within_s=SOON_S)
-    until(lambda: offered(hub) == {A, B}, within_s=SOON_S)
-    took("a lease is deleted: made again and offered after", began)
-
-
 def test_a_card_that_somebody_more_important_takes_is_not_offered_until_it_is_free(
     cluster: Cluster, hub: HubProcess
 ) -> None:

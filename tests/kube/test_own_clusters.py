@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +76,6 @@ def nothing_stays() -> Iterator[None]:
     assert (rules(), settings()) == before
 
 
-def refuses(ip: str) -> bool:
-    """Whether there is something at an address, where nothing listens."""
-    with socket.socket() as tried:
-        tried.settimeout(5)
-        return tried.connect_ex((ip, 9)) == errno.ECONNREFUSED
-
-
 def test_two_clusters_run_side_by_side_and_a_number_is_used_once(
     nothing_stays: None, kube: KubeApi, second: KubeApi
 ) -> None:
@@ -108,35 +97,3 @@ def test_a_crash_leaves_nothing_that_cannot_be_removed(nothing_stays: None, seco
     assert left()
     assert run("down", NUMBER).returncode == 0
     assert left() == []
-
-
-def test_a_cluster_that_cannot_start_says_why(nothing_stays: None, kube: KubeApi) -> None:
-    with HTTPServer(("0.0.0.0", 20000 + 10 * int(NUMBER)), BaseHTTPRequestHandler):
-        done = run("up", "--number", NUMBER)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "address already in use" in done.stderr
-    assert "kube: api has ended" in done.stderr.splitlines()
-
-
-def test_an_api_that_is_frozen_answers_again_and_pods_outlive_a_kubelet(second: KubeApi) -> None:
-    spec = {"containers": [{"name": "main", "image": "fgpu.local/pause:1"}]}
-    second.call("POST", PODS, {"metadata": {"name": "one"}, "spec": spec})
-
-    def running() -> dict[str, Any] | None:
-        status = second.get(f"{PODS}/one")["status"]
-        return status if status["phase"] == "Running" else None
-
-    before = wait_for("it does not run", running, timeout_s=60)
-    assert run("freeze-api", NUMBER).returncode == 0
-    with pytest.raises(TimeoutError):
-        replace(second, timeout_s=1).text("GET", "/readyz")
-    assert run("thaw-api", NUMBER).returncode == 0
-    assert second.text("GET", "/readyz") == "ok"
-    assert run("stop-kubelet", NUMBER).returncode == 0
-    wait_for("the node is still ready", lambda: True if not node_ready(second) else None, timeout_s=60)
-    assert refuses(before["podIP"])
-    assert run("start-kubelet", NUMBER).returncode == 0
-    wait_for("the node does not come back", lambda: node_ready(second), timeout_s=60)
-    after = wait_for("it does not run", running, timeout_s=60)
-    assert after["containerStatuses"][0]["containerID"] == before["containerStatuses"][0]["containerID"]
-    assert after["containerStatuses"][0]["restartCount"] == 0

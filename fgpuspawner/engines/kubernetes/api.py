@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -54,12 +54,6 @@ class Refused(FGPUError):
         super().__init__(message)
         self.status = status
         self.reason = reason
-
-
-class Expired(FGPUError):
-    """The version of a watch or of a list's page is too old: list the objects again."""
-
-    code = "watch_expired"
 
 
 def configuration(**settings: Any) -> Configuration:
@@ -141,6 +135,7 @@ class Api:
         *,
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
+        content: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
         """Return the answer to one request."""
@@ -148,7 +143,7 @@ class Api:
         async def call() -> bytes:
             async with (
                 asyncio.timeout(ANSWERS_WITHIN_S),
-                self._request(method, path, query, body, accept) as answer,
+                self._request(method, path, query, body, content, accept) as answer,
             ):
                 text = await answer.read()
             if answer.status >= 400:
@@ -196,16 +191,11 @@ class Api:
         limit: int | None = None,
         accept: str = JSON,
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the list at a path page by page, all as of one instant.
-
-        Raises:
-            Expired: reading took too long, and the API no longer has the state of that instant.
-        """
+        """Yield the list at a path page by page, all as of one instant; refused with `GONE` if that takes too long."""
         after = ""
         while True:
             more = [("limit", str(limit or PAGE)), *([("continue", after)] if after else [])]
-            with _expiring():
-                page = await self.ask("GET", path, query=(*query, *more), accept=accept)
+            page = await self.ask("GET", path, query=(*query, *more), accept=accept)
             yield page
             after = str((page.get("metadata") or {}).get("continue") or "")
             if not after:
@@ -215,24 +205,34 @@ class Api:
         self, path: str, query: Sequence[tuple[str, str]] = (), *, keep: Callable[[Manifest], T | None]
     ) -> list[T]:
         """Return ``keep(object)`` for each object at a path, without the Nones."""
-        try:
-            pages = self.pages(path, query)
-            every = [keep(item) async for page in pages for item in page.get("items") or ()]
-        except Expired as e:
-            raise EngineSilent(f"the cluster's API is too slow: {e}") from e
+        every = await self._all(path, query, lambda page: map(keep, page.get("items") or ()))
         return [one for one in every if one is not None]
 
     async def names(self, path: str, query: Sequence[tuple[str, str]]) -> set[str]:
         """Return the names of the objects at a path; the API sends little more than the names."""
-        found: set[str] = set()
+
+        def of_page(page: Manifest) -> list[str]:
+            (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
+            return [str(row["cells"][at]) for row in page.get("rows") or ()]
+
+        rows = (*query, ("includeObject", "None"))
+        return set(await self._all(path, rows, of_page, limit=NAMES_PAGE, accept=TABLE))
+
+    async def _all(
+        self,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        of_page: Callable[[Manifest], Iterable[T]],
+        **how: Any,
+    ) -> list[T]:
         try:
-            rows = (*query, ("includeObject", "None"))
-            async for page in self.pages(path, rows, limit=NAMES_PAGE, accept=TABLE):
-                (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
-                found |= {str(row["cells"][at]) for row in page.get("rows") or ()}
-        except (Expired, *NO_ANSWER) as e:
-            raise EngineSilent(f"the cluster's objects cannot be listed: {e or type(e).__name__}") from e
-        return found
+            return [one async for page in self.pages(path, query, **how) for one in of_page(page)]
+        except NO_ANSWER as e:
+            raise _silent(e) from e
+        except Refused as e:
+            if e.status == GONE:
+                raise EngineSilent(f"the cluster's API is too slow: {e}") from e
+            raise
 
     async def version(self) -> tuple[int, int]:
         """Return the cluster's version, such as (1, 34)."""
@@ -246,7 +246,7 @@ class Api:
     async def watch(
         self, path: str, query: Sequence[tuple[str, str]], version: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield each event after ``version`` until the API ends the watch; raises Expired if that is too long ago."""
+        """Yield each event after ``version`` until the API ends the watch; refused with `GONE` if it is too old."""
         more = (
             ("watch", "true"),
             ("resourceVersion", version),
@@ -254,16 +254,15 @@ class Api:
             ("timeoutSeconds", str(WATCHED_FOR_S)),
         )
         try:
-            with _expiring():
-                async with self._request("GET", path, (*query, *more), patience=WATCH_TIMEOUT) as answer:
-                    if answer.status >= 400:
-                        raise _refusal(answer.status, await answer.read())
-                    async for line in answer.content:
-                        event = json.loads(line)
-                        found = event["object"]
-                        if event["type"] == "ERROR":
-                            raise _refusal(int(found.get("code", 500)), json.dumps(found).encode())
-                        yield event
+            async with self._request("GET", path, (*query, *more), patience=WATCH_TIMEOUT) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer.status, await answer.read())
+                async for line in answer.content:
+                    event = json.loads(line)
+                    found = event["object"]
+                    if event["type"] == "ERROR":
+                        raise _refusal(int(found.get("code", 500)), json.dumps(found).encode())
+                    yield event
         except NO_ANSWER as e:
             raise _silent(e) from e
 
@@ -322,12 +321,13 @@ class Api:
         path: str,
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
+        content: str = JSON,
         accept: str = JSON,
         patience: aiohttp.ClientTimeout | float = ANSWERS_WITHIN_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._client is None:
             self._client = ApiClient(self._configuration)
-        headers = {"Accept": accept, "Content-Type": JSON}
+        headers = {"Accept": accept, "Content-Type": content}
         # Before each call: tokens of pods are renewed while the Hub runs.
         await self._client.update_params_for_auth(headers, [], ["BearerToken"])
         answer = await self._client.rest_client.request(
@@ -342,17 +342,6 @@ class Api:
             yield answer
         finally:
             answer.close()
-
-
-@contextlib.contextmanager
-def _expiring() -> Iterator[None]:
-    """Turn the API's "gone" into `Expired`."""
-    try:
-        yield
-    except Refused as e:
-        if e.status == GONE:
-            raise Expired(str(e)) from e
-        raise
 
 
 def _silent(error: Exception) -> EngineSilent:

@@ -1,11 +1,21 @@
 """`fgpu kube check`: whether a cluster has what a Hub needs, checked with the caller's own rights.
 
-Nothing is made or changed, except by `trial`, which removes its pods.
+With ``--start`` it also starts one real lease and one real session's pod, and reports which GPUs they see:
+
+1. Ask a lease pod that runs on the node, or a new one, which GPU it holds and how it got the GPU.
+2. Start a pod with the labels, limits and RuntimeClass of a session, which names this GPU as sessions would.
+3. If it sees other GPUs, try the other ways (`INJECTIONS`), to report which setting works.
+
+These pods are removed. If this process is killed, they end after a few minutes. Nothing else is made or changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,23 +23,34 @@ from typing import Any
 from kubernetes_asyncio.client import Configuration
 
 from fgpu_scheduler import FGPUError, format_milli
-from fgpuspawner.engines.kubernetes import inventory
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.kubernetes import endings, inventory
 from fgpuspawner.engines.kubernetes.api import FORBIDDEN, NOT_FOUND, Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import (
+    CONTAINER,
     TOLERATING,
+    UUID,
+    VISIBLE,
     Dialect,
     GpuRecords,
     GpuUnknown,
     Manifest,
     name_of,
 )
-from fgpuspawner.engines.kubernetes.dialects.lease import Lease
+from fgpuspawner.engines.kubernetes.dialects.lease import (
+    ASK,
+    INJECTIONS,
+    LEASE_LABEL,
+    Lease,
+    given_as,
+    gpu_of,
+)
 from fgpuspawner.engines.kubernetes.inventory import pruned
-from fgpuspawner.engines.kubernetes.leases import gpus_of
+from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, SLEEP, gpus_of
+from fgpuspawner.engines.kubernetes.pods import only_on
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
-from fgpuspawner.engines.kubernetes.trial import Leased, NotTried, Trial, ways
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU
 
@@ -37,6 +58,12 @@ NO_OWNER = inventory.PodOwner("", "")
 """No pod is a session of ours: all pods count."""
 LEVEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+LABEL = "fgpu.check"
+"""On the pods that are started, in place of the labels by which a Hub recognises its own."""
+PATIENCE_S = 120
+"""For one pod, including the pull of its image."""
+LOOK_EVERY_S = 0.5
+LOOK = "nvidia-smi --query-gpu=uuid --format=csv,noheader >/dev/termination-log 2>&1"
 SHARES_SINCE = (1, 36)
 """From then on several claims may share a device (consumable capacity)."""
 
@@ -50,6 +77,12 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.grade}: {self.words}"
+
+
+class NotTried(FGPUError):
+    """A pod could not show its GPUs; the message says why."""
+
+    code = "not_tried"
 
 
 ok, warn, fail = (partial(Finding, grade) for grade in ("OK", "WARN", "FAIL"))
@@ -233,56 +266,6 @@ class _Check:
             return [*found, fail(f"{words}: {line}")]
         return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
 
-    async def started(self) -> list[Finding]:
-        """Start a real lease and a real session's pod, and return which GPUs they see."""
-        lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
-        image = next((one.reference for one in images if one.enabled and one.reference), "")
-        session = await sample_spec(self._sample_options)
-        nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
-        node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
-        if not isinstance(self._dialect, Lease) or not (lease and image and node):
-            what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
-            return [warn(f"start: not tried: it needs {what}")]
-        trial = Trial(self._api, self._path, node)
-        try:
-            async with trial.leased(self._dialect, lease) as leased:
-                given = f"NVIDIA_VISIBLE_DEVICES={leased.visible!r}"
-                words = f"start: the lease on node {node} holds {leased.found.uuid} ({given})"
-                return [ok(words), await self._session_sees(trial, node, image, leased)]
-        except (NotTried, GpuUnknown, Refused) as e:
-            return [fail(f"start: no GPU can be leased: {e}")]
-
-    def _may_lease(self, node: Manifest, session: Manifest) -> bool:
-        return (
-            inventory.is_ours(node, self._settings.node_ids())
-            and inventory.is_ready(node)
-            and not inventory.is_closed(node, session)
-            and gpus_of(node) > 0
-        )
-
-    async def _session_sees(self, trial: Trial, node: str, image: str, leased: Leased) -> Finding:
-        assert isinstance(self._dialect, Lease)
-        uuid, failed = leased.found.uuid, list[str]()
-        for way in ways(self._dialect, leased):
-            dialect = Lease("check", runtime_class=str(self._own["runtime_class"]), injection=way)
-            try:
-                pod = await sample_pod(
-                    self._sample_options, node=node, dialect=dialect, image=image, gpu=uuid
-                )
-                seen = await trial.seen_by(pod)
-            except (NotTried, Refused) as e:
-                failed.append(f'with gpu_injection "{way}": {e}')
-                continue
-            if seen != {uuid}:
-                failed.append(f'with gpu_injection "{way}" it sees {len(seen)} GPUs')
-                continue
-            words = f'start: a session\'s container sees {uuid} alone with gpu_injection "{way}"'
-            if not failed:
-                return ok(words)
-            change = f'set c.KubernetesFGPUSpawner.gpu_injection = "{way}"'
-            return fail(f"{words}; {change}; {'; '.join(failed)}")
-        return fail(f"start: a session's container does not see its GPU: {'; '.join(failed)}")
-
     def _node(self, node: Manifest, others: Sequence[inventory.PodUsage], session: Manifest) -> Finding:
         name = node["metadata"]["name"]
         try:
@@ -321,6 +304,164 @@ class _Check:
         if there:
             return ok(f"homes: volume claims, with {shown}")
         return fail(f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class")
+
+    # -- started pods ---------------------------------------------------------------------------------
+
+    async def started(self) -> list[Finding]:
+        """Start a real lease and a real session's pod, and return which GPUs they see."""
+        lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
+        image = next((one.reference for one in images if one.enabled and one.reference), "")
+        session = await sample_spec(self._sample_options)
+        nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
+        node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
+        if not isinstance(self._dialect, Lease) or not (lease and image and node):
+            what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
+            return [warn(f"start: not tried: it needs {what}")]
+        try:
+            async with self._leased(self._dialect, node, lease) as pod:
+                answer = await self._api.run(f"{self._path}/pods/{pod}", "lease", ASK, most_bytes=MOST_BYTES)
+                text = answer.output.decode("utf-8", "replace")
+                if answer.status != 0:
+                    raise NotTried(f"nvidia-smi fails in the lease pod {pod}: {_in_a_line(text)}")
+                uuid, visible = gpu_of(pod, text).uuid, given_as(text)
+                self._dialect.given_as[uuid] = visible
+                held = f"start: the lease on node {node} holds {uuid} (NVIDIA_VISIBLE_DEVICES={visible!r})"
+                return [ok(held), await self._session_sees(node, image, uuid, self._dialect.way_of(uuid))]
+        except (NotTried, GpuUnknown, Refused) as e:
+            return [fail(f"start: no GPU can be leased: {e}")]
+
+    def _may_lease(self, node: Manifest, session: Manifest) -> bool:
+        return (
+            inventory.is_ours(node, self._settings.node_ids())
+            and inventory.is_ready(node)
+            and not inventory.is_closed(node, session)
+            and gpus_of(node) > 0
+        )
+
+    async def _session_sees(self, node: str, image: str, uuid: str, first: str) -> Finding:
+        """Return whether a session's pod sees its GPU, named in the ``first`` way, and if not, which other way works."""
+        failed = list[str]()
+        for way in dict.fromkeys((first, *INJECTIONS[1:])):
+            dialect = Lease("check", runtime_class=str(self._own["runtime_class"]), injection=way)
+            try:
+                pod = await sample_pod(
+                    self._sample_options, node=node, dialect=dialect, image=image, gpu=uuid
+                )
+                seen = await self._seen_by(_looks(pod, node))
+            except (NotTried, Refused) as e:
+                failed.append(f'with gpu_injection "{way}": {e}')
+                continue
+            if seen != {uuid}:
+                failed.append(f'with gpu_injection "{way}" it sees {len(seen)} GPUs')
+                continue
+            words = f'start: a session\'s container sees {uuid} alone with gpu_injection "{way}"'
+            if not failed:
+                return ok(words)
+            return fail(f'{words}; set c.KubernetesFGPUSpawner.gpu_injection = "{way}"; {"; ".join(failed)}')
+        return fail(f"start: a session's container does not see its GPU: {'; '.join(failed)}")
+
+    @asynccontextmanager
+    async def _leased(self, dialect: Lease, node: str, image: str) -> AsyncIterator[str]:
+        """Yield the name of a running lease pod on a node: one that is there, else one that is made for this."""
+        query = (
+            ("labelSelector", LEASE_LABEL),
+            ("fieldSelector", f"spec.nodeName={node},status.phase=Running"),
+        )
+        there = await self._api.listed(f"{self._path}/pods", query, keep=name_of)
+        if there:
+            yield there[0]
+            return
+        pod = dialect.lease_pod(name=_new_name(), node=node, image=image, command=SLEEP)
+        pod["metadata"]["labels"] = {LABEL: "lease"}
+        pod["spec"]["activeDeadlineSeconds"] = 2 * len(INJECTIONS) * PATIENCE_S
+        async with self._made(pod) as name:
+            await self._until(name, lambda found: (found.get("status") or {}).get("phase") == "Running")
+            yield name
+
+    async def _seen_by(self, pod: Manifest) -> set[str]:
+        """Return the UUIDs of the GPUs that the container of a pod sees; raises NotTried if it sees none."""
+        async with self._made(pod) as name:
+            ended = _terminated(await self._until(name, lambda found: bool(_terminated(found))))
+        said = str(ended.get("message") or "")
+        # A node's error message may name the GPU, too.
+        uuids = set() if ended.get("exitCode") else set(UUID.findall(said))
+        if not uuids:
+            raise NotTried(_in_a_line(said) or "nvidia-smi says nothing")
+        return uuids
+
+    @asynccontextmanager
+    async def _made(self, pod: Manifest) -> AsyncIterator[str]:
+        try:
+            await to_the_end(self._api.ask("POST", f"{self._path}/pods", body=dict(pod)))
+            yield name_of(pod)
+        finally:
+            await to_the_end(self._removed(f"{self._path}/pods/{name_of(pod)}"))
+
+    async def _removed(self, path: str) -> None:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 1}
+        until = time.monotonic() + PATIENCE_S
+        try:
+            while time.monotonic() < until:
+                await self._api.ask("DELETE", path, body=body)
+                await asyncio.sleep(LOOK_EVERY_S)
+        except Refused:
+            return
+
+    async def _until(self, name: str, is_so: Callable[[Manifest], bool]) -> Manifest:
+        words = f"it was not ready within {PATIENCE_S} s"
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            pod = await self._api.ask("GET", f"{self._path}/pods/{name}")
+            if is_so(pod):
+                return pod
+            ended, trouble = endings.how_it_ended(pod), endings.why_not_up(pod)
+            words = ended.message if ended else trouble.message if trouble else words
+            if ended or (trouble and not trouble.patience_s):
+                break
+            await asyncio.sleep(LOOK_EVERY_S)
+        raise NotTried(f"the pod {name}: {words}")
+
+
+def _looks(session: Manifest, node: str) -> dict[str, Any]:
+    """Return a session's pod without volumes, files and secret, whose command only lists GPUs."""
+    spec, found, server = session["spec"], session["metadata"], session["spec"]["containers"][0]
+    container = {key: server[key] for key in ("image", "resources", "securityContext") if key in server}
+    variables = [v for v in server["env"] if v["name"] == VISIBLE]
+    labels = {key: value for key, value in found["labels"].items() if not key.startswith("fgpu.")}
+    keys = ("runtimeClassName", "tolerations", "securityContext", "imagePullSecrets", "schedulerName")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": _new_name(),
+            "labels": {**labels, LABEL: "session"},
+            "annotations": found["annotations"],
+        },
+        "spec": {
+            **{key: spec[key] for key in keys if key in spec},
+            "containers": [{**container, "name": CONTAINER, "env": variables, "command": ["sh", "-c", LOOK]}],
+            "affinity": only_on(node, {}),
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            "activeDeadlineSeconds": 2 * PATIENCE_S,
+        },
+    }
+
+
+def _new_name() -> str:
+    return f"fgpu-check-{secrets.token_hex(3)}"
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _terminated(pod: Manifest) -> Mapping[str, Any]:
+    """Return how the container of a pod ended; empty while it has not."""
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        return dict((one.get("state") or {}).get("terminated") or {})
+    return {}
 
 
 def _is_default(one: Manifest) -> bool:

@@ -21,6 +21,7 @@ from typing import TypeVar
 from fgpu_scheduler import FGPUError, Snapshot
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.kubernetes import endings
 from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import GpuUnknown, Manifest, count, label, name_of
 from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, gpu_of
@@ -40,7 +41,6 @@ TOO_MANY_FOR_S = 30.0
 AT_A_TIME = 8
 MOST_BYTES = 4096
 NO_SUCH_COMMAND = 127
-COMING = ("ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,10 @@ class Leases:
     async def _ask(self, asked: tuple[Manifest, int]) -> None:
         """Ask a running pod for its GPU, unless it has named one since its node's number of GPUs changed."""
         pod, gpus = asked
-        _check_starts(pod)
         last, name = self._answers.get(_uid(pod)), name_of(pod)
+        trouble = endings.why_not_up(pod)
+        if trouble is not None and not trouble.unbound:
+            raise GpuUnknown(f"the lease pod {name} does not start: {trouble.message}")
         if not _is_held(pod) or (last is not None and last.text is not None and last.gpus == gpus):
             return
         try:
@@ -286,14 +288,6 @@ def _held(snapshot: Snapshot, node: str | None) -> set[str]:
     shared = {share.device_uuid for p in placed if node in (None, p.node_id) for share in p.shares}
     # A closed node takes no session until it is surveyed again.
     return shared | {d.uuid for n in snapshot.nodes if n.id == node and not n.closed for d in n.devices}
-
-
-def _check_starts(pod: Manifest) -> None:
-    for status in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (status.get("state") or {}).get("waiting") or {}
-        if waiting and waiting.get("reason") not in COMING:
-            why = waiting.get("message") or waiting.get("reason")
-            raise GpuUnknown(f"the lease pod {name_of(pod)} does not start: {_short(str(why))}")
 
 
 def _prefix(installation: str, node: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from fgpuspawner.concurrency.background import Failures
-from fgpuspawner.engines.kubernetes.api import FORBIDDEN, Api, Expired, Refused
+from fgpuspawner.engines.kubernetes.api import FORBIDDEN, GONE, Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import Manifest, name_of
 
 log = logging.getLogger("fgpu.kubernetes")
@@ -73,14 +73,15 @@ class Mirror(Generic[T]):
                     version = await self._watch(version)
                     # A proxy may end each of them at once.
                     await asyncio.sleep(again_at - time.monotonic())
-            except Expired as e:
-                log.debug("The cluster's %s are listed again: %s", self._what, e)
             except Exception as e:
                 # Whatever failed, stopping here would leave sessions unwatched.
-                if isinstance(e, Refused) and e.status == FORBIDDEN:
+                status = e.status if isinstance(e, Refused) else None
+                if status == FORBIDDEN:
                     longest_s = SLOWEST_AGAIN_S
-                self.trouble = str(e) or type(e).__name__
-                failures.failed(e)
+                # The version of a watch may be too old: then everything is listed again.
+                if status != GONE:
+                    self.trouble = str(e) or type(e).__name__
+                    failures.failed(e)
             await self._notify()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
