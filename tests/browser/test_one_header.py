@@ -46,13 +46,16 @@ def header(page: Page) -> list[str]:
 @pytest.mark.parametrize("who", ["ann", "admin"])
 def test_hub_and_service_share_one_header(hub: HubProcess, log_in: Callable[..., Person], who: str) -> None:
     page = log_in(hub.url, who, ADMIN if who == "admin" else "test-password").page
-    seen = {}
+    seen, titles = {}, set()
     for path in (SERVICE, f"{SERVICE}map", "hub/spawn", "hub/token"):
         page.goto(f"{hub.url}/{path}")
         seen[path] = header(page)
+        titles.add(page.title())
         assert page.locator(".top .logo").evaluate("(logo) => logo.naturalWidth") == 30
         assert "Lab <GPUs>" in page.title()
     assert seen[SERVICE] == seen["hub/spawn"] == seen["hub/token"] == seen[f"{SERVICE}map"]
+    assert {"Start a session – Lab <GPUs>", "Tokens – Lab <GPUs>"} < titles
+    assert len(titles) == 4
     words = [one.rpartition(" ")[0] for one in seen[SERVICE]]
     assert words[:4] == ["Lab <GPUs>", "Sessions", "Cluster map", "History"]
     assert ("Hub admin" in words) is ("Queue" in words) is (who == "admin")
