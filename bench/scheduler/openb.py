@@ -54,7 +54,7 @@ PUBLISHED = {
 AT_LEAST = {"default": 96.0, "gpushare40": 94.6, "multigpu20": 96.5, "multigpu50": 97.5, "cpu250": 93.5}
 """What `worth` is held against; it must also not be below `best_fit`, nor at 90 % arrived below `fgd`."""
 
-POLICIES: dict[str, scores.Placing] = {
+POLICIES: dict[str, scores.ScoreFactory] = {
     "first_fit": scores.PLACEMENTS["first-fit"],
     "best_fit": scores.PLACEMENTS["best-fit"],
     "spread": scores.PLACEMENTS["spread"],
@@ -119,9 +119,9 @@ def typical(asked: list[Task]) -> scores.Workload:
     return scores.Workload.of(request(task) for task in asked)
 
 
-def added_up(cluster: Free) -> scores.Cluster:
+def added_up(cluster: Free) -> scores.ClusterTotals:
     """Return what a policy is told of the nodes."""
-    return scores.Cluster.of(left.node for left in cluster)
+    return scores.ClusterTotals.of(left.node for left in cluster)
 
 
 def request(task: Task) -> Request:

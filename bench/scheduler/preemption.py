@@ -30,7 +30,6 @@ from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionSta
 from fgpu_scheduler.core.model import WaitReason  # noqa: E402
 from fgpu_scheduler.core.planner import Plan, WaitDecision  # noqa: E402
 from fgpu_scheduler.core.preemption import victims  # noqa: E402
-from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates  # noqa: E402
 from fgpu_scheduler.core.quota import Ledger  # noqa: E402
 from fgpu_scheduler.core.reclaim import AllRules, Reclaim, Rules, reclaims  # noqa: E402
 
@@ -137,24 +136,18 @@ def main() -> int:
             rng, later = Random(1), [snapshot]
             for _ in range(options.rounds):
                 later.append(a_round_later(later[-1], rng))
-            carried, of_rounds = PreemptionCandidates(), PreemptionCandidates()
 
-            def choose(s: Snapshot, c: PreemptionCandidates | None = None, p: Plan = plan) -> tuple[int, ...]:
-                return victims(s, p, Ledger(s), groups=["default"], ending=(), clearings=c)
+            def choose(s: Snapshot, p: Plan = plan) -> tuple[int, ...]:
+                return victims(s, p, Ledger(s), groups=["default"], ending=())
 
-            def a_round(
-                s: Snapshot, c: PreemptionCandidates = of_rounds, p: Plan = plan
-            ) -> tuple[Reclaim, ...]:
-                return reclaims(s, p, rules, warned_for_s={}, clearings=c)
+            def a_round(s: Snapshot, p: Plan = plan) -> tuple[Reclaim, ...]:
+                return reclaims(s, p, rules, warned_for_s={})
 
-            choose(snapshot, carried)
-            a_round(snapshot)
             found = {
                 "sessions": len(snapshot.sessions),
                 "chosen": len(choose(snapshot)),
-                "choose_ms": took_ms(lambda s, c=carried: choose(s, c), later[1:]),
+                "choose_ms": took_ms(choose, later[1:]),
                 "round_ms": took_ms(a_round, later[1:]),
-                "first_choose_ms": took_ms(choose, later[:3]),
             }
             figures[f"{gpus} GPUs, {which}"] = found
             print(f"{gpus:5} GPUs, {which:4} {found}", flush=True)

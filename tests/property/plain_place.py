@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fgpu_scheduler.core.model import Device, Placement, Request
-from fgpu_scheduler.core.placement import DeviceFree, Free, NodeAmounts, NodeFree, Score, after, claimed
+from fgpu_scheduler.core.placement import (
+    DeviceFree,
+    Free,
+    NodeAmounts,
+    NodeFree,
+    Score,
+    claimed,
+    claimed_if_fits,
+)
 from fgpu_scheduler.core.shares import devices_needed, per_preferred_model, shares_of
 
 
@@ -32,7 +40,7 @@ def _tries(node: NodeFree, asked: Request) -> list[tuple[tuple[int, ...], Placem
     for taken in sets:
         shares = shares_of(asked, [devices[at] for at in taken])
         where = None if shares is None else Placement(node.node.id, shares)
-        if where is not None and after(node, asked, where) is not None:
+        if where is not None and claimed_if_fits(node, asked, where) is not None:
             found.append((taken, where, claimed(node, asked, where)))
     return found
 

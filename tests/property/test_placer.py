@@ -14,7 +14,7 @@ from simulator import World
 
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import NodeState, Request
-from fgpu_scheduler.core.placement import Score, after, free, place, placements, untouched
+from fgpu_scheduler.core.placement import Score, claimed_if_fits, free, place, placements, untouched
 from fgpu_scheduler.core.scores import ClusterTotals, Workload, best_fit, fgd, first_fit, spread, worth
 
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -40,7 +40,7 @@ def test_no_score_proposes_a_placement_that_does_not_fit(lab: World, asked: list
             assert not any(True for node in left.values() for _ in placements(node, request))
             assert plain_place(request, tuple(left.values()), score=first_fit) is None
         else:
-            leaves = after(left[where.node_id], request, where)
+            leaves = claimed_if_fits(left[where.node_id], request, where)
             assert leaves is not None
             left[where.node_id] = leaves
     assert own.left == tuple(left.values())

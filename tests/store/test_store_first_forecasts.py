@@ -8,8 +8,8 @@ from store_worlds import S, ask, end, node, schedule
 
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.forecast_accuracy import (
+    LEAST_OUTCOMES,
     LEAST_WAIT_S,
-    TAUGHT_BY,
     Calibration,
     ForecastOutcome,
     StartRange,
@@ -65,7 +65,7 @@ def test_unknown_start_is_not_stored_and_changes_no_version(store: Store) -> Non
 
 def test_late_starts_move_the_next_forecasts_of_their_group(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
-    for number in range(TAUGHT_BY):
+    for number in range(LEAST_OUTCOMES):
         session_id = waiting(store, f"user{number}")
         FirstForecasts(store).record([told(session_id)], now_s=10)
         schedule(store, now_s=400)

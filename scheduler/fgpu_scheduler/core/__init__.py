@@ -1,59 +1,55 @@
-"""The pure part: no clock, no randomness, no I/O, no ids of its own. The same values in, the same decision out.
+"""The pure part of the scheduler: no clock, no randomness and no I/O. Equal arguments give equal decisions.
 
-Imports point down: forecast -> starts, planner -> passes -> ground, orders -> placer -> placement -> model -> units.
-Read it in this order; each file says more at its top. A session holds its shares; what these come to is taken; a quota
-counts it. A place is kept for who is first. Held is a request that nobody waits for, and nothing else.
+A session *holds* shares from its placement to its end. A *held* request is one without a launcher that waits for it, for
+example after a restart of the Hub: it keeps its queue position and is not started.
 
-The words
-    units          an amount is thousandths of an fGPU; read, written and rounded here only
-    parts          a mapping that is carried on: a change makes anew only what it touches
-    model          the values of it all, frozen: `Snapshot` is everything that a decision may depend on
-    lifecycle      every legal change of a session's state; all others raise
-    records        what is kept of sessions beside the live ones
+Read it in this order; each module says more at its top. Imports point down (`pyproject.toml` lists the layers).
 
-A request becomes shares
-    shares         what a request is worth on given devices; the one place where amounts become shares
-    placement      what is free, what fits, which fit is the best: the one search, of one node
-    columns        the same of many nodes at once, as columns of numbers
-    placer         the same for many requests, one after the other: what was found is kept
-    scores         how good a fit is, one idea a file: what is left over, what is fragmented, what is asked for next
-    asked          what was asked for lately, of which placement thinks ahead
-    shortage       why nothing fits, in words
+Values
+    units               amounts: thousandths of an fGPU; parsing, formatting and rounding
+    persistent_map      an immutable mapping that shares its unchanged parts with its successor
+    model               the frozen values; `Snapshot` is everything that a decision may depend on
+    lifecycle           every legal change of a session's state
+    records             what is stored about sessions beside the live ones
+    request_counts      how often which amounts were requested recently
 
-May it queue at all
-    quota          what users, groups and all together may take, have waiting, and for how long
-    admission      the limits on one request, and all reasons to refuse it; what could never start is never queued
+From a request to shares
+    shares              what a request is worth on given devices
+    placement           free capacity, feasibility, and the best placement on one node
+    node_table          the same for many nodes at once, as NumPy columns
+    placer              the same for many requests, one after the other
+    scores              how good a placement is, one policy a module
+    shortage            why nothing fits, in words
 
-Who is next
-    policies       what an administrator decides of a resource group
-    usage          what was used, and how it is forgotten
-    orders         the order of a queue: first priority, then promises, then by arrival, by use or by dominant shares
-    backfill       the place that is kept for the first of a queue, and who may start beside it
-    releases       when what is held becomes free, by the ends that are known, and where a request fits soonest
-    lanes          whom a pass need not try: who asks for the same as somebody ahead, or for no less than did not fit
-    ground         nodes and what is free of them, carried from plan to plan
-    passes         one pass over one queue: the heart. Plans and forecasts are made of nothing else
-    planner        one decision for every waiting session
-    commit         the sessions as a plan leaves them, once it is checked again that it holds
+Admission
+    quota               the limits of users, Hub groups and everyone together
+    admission           the limits on one request, and every reason to refuse it
 
-What is told
-    lengths        how much longer a session runs, from those that ran at least as long
-    hindsight      told against true: how good forecasts were, and how much wider they have to be
-    starts         when each is expected to start: the planner's passes, run forward in several worlds
-    forecast       position, range of the start and reason, of every queue
-    request_forecast  the same of a request that is not submitted yet, and what would start now or sooner
-    unblocking     whose end alone would start the first of a queue
+The queue
+    policies            what an administrator configures for a resource group
+    usage               past and present usage, and its decay
+    orders              the order of a queue: priority, then age, then arrival, usage or dominant share
+    reservations        the place that is reserved for a blocked request, and the known ends that free it
+    pending_queue       sets of identical requests, and requests that cannot fit
+    free_capacity       the free capacity of a resource group, kept from plan to plan
+    group_scheduler     one pass over one queue; plans and forecasts consist of these passes
+    planner             one decision for every waiting session, and the check before they are committed
 
-What is taken back
-    clearing       what is free of each node once others have ended, carried from round to round
-    preempt        whose place sessions of higher priority take
-    reclaim        warnings and ends: lifetime, idleness, priority
-    extending      whether a time limit may be longer: where it delays nobody's promise
-    resizing       another share for a running session: of what is free on its own GPU, and kept for nobody
+Forecasts
+    run_lengths         how long sessions run, learned from those that ended
+    forecast_accuracy   how good earlier forecasts were, and the calibration of the next ones
+    expected_starts     the planner's passes, run forward in several simulated worlds
+    forecast            position, reason and range of the start of each waiting session
+    request_forecast    the same for a request that is not submitted yet
+    unblocking          which single end would start the first session of a queue
 
-What really happened
-    reconcile      what is recorded against what the engines see, and what heals the difference
+Running sessions
+    preemption          which sessions end for requests of higher priority
+    reclaim             warnings and ends: time limit, idleness, pre-emption
+    extending           whether an owner may extend a time limit
+    resizing            whether a running session may get another amount of its GPU
+    reconcile           what differs between the records and the engines, and how to heal it
 
-What would have happened
-    replay         a history under another policy, by the same planner
+Simulation
+    replay              a history of requests under another policy, by the same planner
 """

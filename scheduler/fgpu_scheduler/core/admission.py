@@ -1,6 +1,6 @@
 """Acceptance into the queue: what is valid, inside the administrator's limits, and could ever run.
 
-What is refused here never enters the queue; each refusal names the field, the limit and what would work.
+A refused request never enters the queue. Each refusal names the field, the limit and the nearest value that works.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from fgpu_scheduler.core.quota import counted_names, least_milli, over_pending, 
 from fgpu_scheduler.core.shares import is_explicit
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB, format_milli, share_memory_mib
 
+#: With less, a session would be warned of its end while it starts.
 MIN_TIME_LIMIT_S = 60
-"""Below this a session would be warned of its end while it starts."""
+#: The least that a container engine can limit a container to.
 MIN_CPU_MILLI = 10
-"""Less a container's engine cannot give."""
+#: With less, a Jupyter server does not start.
 MIN_MEMORY_MIB = 128
-"""Below this a Jupyter server does not even start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """The administrator's limits on one request. None is no limit but the largest node's.
+    """The administrator's limits on one request. None is no limit but that of the largest node.
 
-    ``max_priority`` is the highest that this user may ask for; ``min_priority`` the lowest that anybody may.
+    ``max_priority`` is the highest that this user may request, ``min_priority`` the lowest for all users.
     """
 
     fgpu_step_milli: int
@@ -101,7 +101,7 @@ def admit(
 def pending_refusals(
     request: Request, count: int, waiting: Iterable[Request], caps: Caps, quotas: Iterable[Quota]
 ) -> tuple[Refusal, ...]:
-    """Return why ``count`` sessions of ``request`` may not queue beside what waits, even to start at once."""
+    """Return why ``count`` sessions of ``request`` may not queue beside the waiting ones, even to start at once."""
     there = tuple(waiting)
     own = sum(1 for other in there if other.user == request.user)
     most = caps.max_pending_per_user
@@ -118,9 +118,9 @@ def pending_refusals(
 
 
 def _of_models(models: tuple[str, ...], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return the nodes once for each model with only their devices of it, as all GPUs of a session are of one.
+    """Return the nodes once per model, with only the devices of that model: all GPUs of a session are of one model.
 
-    Those that have none are left out; with no model the nodes are as they are.
+    Nodes without such devices are left out. Without models the nodes are returned unchanged.
     """
     if not models:
         return nodes
@@ -131,7 +131,7 @@ def _of_models(models: tuple[str, ...], nodes: tuple[Node, ...]) -> tuple[Node, 
 def quota_refusals(
     request: Request, count: int, nodes: Sequence[Node], caps: Caps, quotas: Iterable[Quota]
 ) -> list[Refusal]:
-    """Return what could never be inside these quotas, however long it waited; the strictest of each limit."""
+    """Return the limits of these quotas that the request exceeds at any time, the strictest of each kind."""
     own = [quota for quota in quotas if counted_names(quota, request)]
     return [
         refusal
@@ -145,7 +145,7 @@ def quota_refusals(
 
 
 def _strictest(quotas: Sequence[Quota], limit: str) -> tuple[int, str] | None:
-    """Return the smallest of a limit, and the name of its quota."""
+    """Return the smallest value of a limit, and the name of its quota."""
     found = [(value, quota_words(q)) for q in quotas if (value := getattr(q, limit)) is not None]
     return min(found, default=None)
 
@@ -179,9 +179,9 @@ def _over_number(quotas: Sequence[Quota], limit: str, count: int) -> Refusal | N
 
 
 def amounts_that_fit(nodes: Iterable[Node], caps: Caps) -> tuple[int, ...]:
-    """Return, ascending, each fGPU amount in milli that some node could ever hold, within the caps.
+    """Return in rising order each fGPU x 1000 that some node could ever hold, within the caps.
 
-    These are the multiples of the step up to one device, and whole devices up to a node's number.
+    These are the multiples of the step up to one device, and whole devices up to the number of a node.
     """
     found: set[int] = set()
     for node in nodes:
@@ -194,7 +194,7 @@ def amounts_that_fit(nodes: Iterable[Node], caps: Caps) -> tuple[int, ...]:
             found.update(
                 amount
                 for amount in range(caps.fgpu_step_milli, capacity + 1, caps.fgpu_step_milli)
-                # A slice so thin that its memory rounds down to nothing is no slice.
+                # A share whose memory rounds down to 0 is not possible.
                 if share_memory_mib(amount, capacity_milli=capacity, device_memory_mib=memory_mib)
             )
     most = caps.max_fgpu_milli
@@ -232,7 +232,6 @@ def _fgpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
 
 
 def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
-    """Name the amounts next to ``asked`` on both sides."""
     below = [format_milli(a) for a in fitting if a < asked][-1:]
     above = [format_milli(a) for a in fitting if a > asked][:1]
     found = (*below, *above)
@@ -240,7 +239,7 @@ def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
 
 
 def _models(request: Request, nodes: Sequence[Node]) -> Refusal | None:
-    """Refuse a GPU model that the nodes do not have, and one that is named twice."""
+    """Refuse a GPU model that no node has, or that is named twice."""
     asked, models = request.gpu_models, sorted({device.model for node in nodes for device in node.devices})
     unknown = next((model for model in asked if model not in models), None)
     if unknown is not None:
@@ -254,7 +253,7 @@ def _models(request: Request, nodes: Sequence[Node]) -> Refusal | None:
 
 
 def _explicit(request: Request, nodes: Sequence[Node], caps: Caps) -> list[Refusal]:
-    """Return every reason to refuse explicit amounts on these nodes, whose devices are all of models asked for."""
+    """Return every reason to refuse explicit amounts on these nodes, which have only devices of the requested models."""
     if request.gpu_memory_mib is None:
         message = "compute_percent: give gpu_memory_mib, too"
         return [Refusal("compute_percent", "compute_alone", message)]
@@ -275,11 +274,11 @@ def _explicit(request: Request, nodes: Sequence[Node], caps: Caps) -> list[Refus
 
 
 def _most_gpu_memory_mib(request: Request, nodes: Sequence[Node], *, milli: int) -> str | None:
-    """Return the most memory, in the field's notation, that beside the same compute is worth at most ``milli``.
+    """Return the most memory, in the field's notation, that is worth at most ``milli`` beside the same compute.
 
-    None where no amount is: the compute alone is worth more.
+    None if the compute alone is worth more.
     """
-    # Of alike devices, which are most of a cluster, one is enough.
+    # One device of each kind is enough.
     alike = {(d.model, d.memory_mib, d.capacity_milli): d for d in _devices(nodes)}
     few = (replace(nodes[0], devices=tuple(alike.values())),)
     largest = max(device.memory_mib for device in alike.values())
@@ -337,7 +336,7 @@ def _count(asked: int, caps: Caps) -> Refusal | None:
 def _of_machine(
     field: str, asked: int, least: int, cap: int | None, *, most: int, words: Callable[[int], str] = str
 ) -> Refusal | None:
-    """Refuse what is less than the least, above the cap, or more than any machine has."""
+    """Refuse an amount below the least, above the cap, or above the largest machine."""
     small = _outside(field, asked, least, None, words=words)
     if small is not None:
         return small

@@ -1,9 +1,14 @@
-"""When each who waits is expected to start: the same passes as the planner's, run forward from a snapshot.
+"""When each waiting session is expected to start: the planner's passes, run forward from a snapshot.
 
-No second implementation of the policy: a session is expected to start when, in a world where those who run end as
-others did before them, and by their time limits, a pass would start it. Later passes go on in the order of the first, but
-for those who by then have waited for as long as they may. Nobody knows when one session ends: so that is run forward
-several times, in worlds that differ in who ends when, and what they make of a start is its range.
+1. `_SimulationStart` makes the pass of now and notes what is known of the end of each session: a time limit, an announced
+   end, or how long similar sessions ran.
+2. One `_Simulation` runs in which every session ends after the median time. It ends the next sessions, makes a pass, and
+   so on, with the same `GroupScheduler` as the planner. A session starts when a pass starts it.
+3. Ends are uncertain, so `WORLDS` more simulations run in which sessions end earlier or later. The range of a start is
+   from the earliest to the latest of them.
+4. Sessions that the simulations do not reach get a start from how fast the queue moves.
+
+Later passes keep the order of the first, except for requests that reach their longest wait.
 """
 
 from __future__ import annotations
@@ -44,28 +49,28 @@ BASIS_NO_NODE = "no estimate: no machine that takes sessions now could hold it"
 BASIS_QUOTA = "no estimate: its quota leaves no room"
 BASIS_FAR = "no estimate: too many wait ahead of it"
 
+#: A session that has outlived its time limit is expected to end after this time.
 SOON_S = 60
-"""A session that has outlived its time limit is expected to end about this much later."""
 
+#: The number of worlds for a range: of ten equally likely starts, eight lie between the least and the most of nine
+#: others.
 WORLDS = 9
-"""So many worlds make a range, from the earliest start in any of them to the latest: of ten equally likely starts eight
-lie between the least and the most of nine others."""
+#: The number of starts that each world simulates; later ones follow from how fast or slow these are there.
 WORLD_STARTS = 24
-"""So many starts are looked for in each world; a later one is told from how much faster or slower these came there."""
+#: Numbers without a common divisor with `WORLDS`: each session ends in each ninth of the cases in exactly one world.
 STRIDES = (1, 2, 4, 5, 7, 8)
-"""What has no divisor in common with `WORLDS`: each session ends in each ninth of the cases in one of the worlds."""
 
+#: Bound of the passes of a forecast; later starts follow from how fast the queue moves until then.
 MOST_PASSES = 300
-"""Bound of the passes that a forecast makes; who would start later is told by how fast the queue moves until then."""
 
-NOBODY = 0
-"""No session's id."""
+#: The id of no session.
+NO_SESSION = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockingSessions:
-    """With whose end a session starts, as far as ends are known: sessions, what they hold in fGPU x 1000, and, for
-    administrators only, their ids. None of them could be left out."""
+    """The sessions whose ends a start needs, as far as ends are known: their number, the fGPU x 1000 that they hold, and,
+    for administrators only, their ids. The start needs every one of them."""
 
     sessions: int
     fgpu_milli: int
@@ -77,7 +82,7 @@ NOT_LOOKED_AT = BlockingSessions(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStart:
-    """When one is expected to start, by what that is known, and with whose end."""
+    """When a session is expected to start, on what basis, and which ends that needs."""
 
     at_s: int
     basis: str
@@ -91,46 +96,46 @@ class ExpectedStart:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPass:
-    """One pass of a future: what ended, what it started, the place that was kept then, and the nodes that changed.
+    """One simulated pass: what ended before it, what it started, its reservation, and the nodes that changed.
 
-    ``nodes`` are as the pass left them. ``typical``: the instant is known by how long others ran.
+    ``nodes`` are as the pass left them. ``typical``: the instant rests on how long other sessions ran.
     """
 
     at_s: int
     typical: bool
     started: Sequence[tuple[Session, Placement]]
-    kept: Reservation | None
+    reserved: Reservation | None
     nodes: Mapping[str, NodeFree]
     ended: Sequence[tuple[Session, Placement]]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedQueue:
-    """The passes over one queue in one world, in order, and who ends after the last of them."""
+    """The passes over one queue in one world, in order, and the ends after the last of them."""
 
     moments: Sequence[SimulatedPass]
     ends: Sequence[tuple[int, bool, Session, Placement]]
     left: Mapping[str, NodeFree]
     queue_is_empty: bool
+    #: The waits in this world as a part of those in the first one.
     pace: float = 1.0
-    """How much later starts come here than in the first of the futures, in parts of the wait."""
 
 
 @dataclass(slots=True)
 class ExpectedStarts:
-    """When each who waits is expected to start."""
+    """When each waiting session is expected to start."""
 
     found: dict[int, ExpectedStart]
     typical: bool
+    #: The resource groups with a node that takes sessions now.
     open: frozenset[str]
-    """The resource groups with a node that takes sessions now."""
+    #: The resource groups in which the simulation reached its bound.
     far: dict[str, None]
-    """The resource groups in which the passes did not come to their end."""
+    #: By resource group: the median simulation, then the worlds of the range.
     futures: dict[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict)
-    """By resource group: what is expected, then the worlds of the range."""
 
     def why_not(self, session: Session, reason: WaitReason) -> str:
-        """Return why no start is expected."""
+        """Return why a session has no expected start."""
         if session.request.resource_group in self.far:
             return BASIS_FAR
         if reason is WaitReason.QUOTA:
@@ -142,31 +147,31 @@ class ExpectedStarts:
 def expected_starts(
     world: Snapshot,
     policy: Policy,
-    experience: ForecastHistory,
+    history: ForecastHistory,
     only: Collection[int] | None = None,
-    memory: PlanCache | None = None,
+    cache: PlanCache | None = None,
 ) -> ExpectedStarts:
-    """Run the passes forward until all who wait have started, or ``only`` those.
+    """Run the passes forward until all waiting sessions, or ``only`` those, have started.
 
-    What starts now is placed in ``world`` already. The ``memory`` is that of the plan that did so.
+    In ``world`` the sessions that start now have started. ``cache`` is that of the plan that started them.
     """
-    takers = frozenset(
+    open_groups = frozenset(
         n.resource_group
         for n in world.nodes
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
-    starts = ExpectedStarts({}, bool(experience.lengths), takers, {})
-    for group, line in orders.queue_snapshots(world).items():
+    starts = ExpectedStarts({}, bool(history.lengths), open_groups, {})
+    for group, queue in orders.queue_snapshots(world).items():
         own = policy.of(group)
-        with (memory or PlanCache()).ground(world, group, own.placing) as ground:
-            begin = _SimulationStart(world, line, own, experience.lengths, ground)
+        with (cache or PlanCache()).free_capacity(world, group, own.placing) as capacity:
+            begin = _SimulationStart(world, queue, own, history.lengths, capacity)
         run = _Simulation(begin, None)
         run.forward(only, MOST_PASSES)
         if not run.is_done:
-            run.tell_the_far(only)
+            run.estimate_far_starts(only)
         if not run.is_done:
             starts.far[group] = None
-        futures = [run.future()]
+        futures = [run.simulated()]
         if begin.is_uncertain or run.is_uncertain:
             futures += _range(run.found, begin)
         starts.futures[group] = tuple(futures)
@@ -175,7 +180,7 @@ def expected_starts(
 
 
 def _range(found: dict[int, ExpectedStart], begin: _SimulationStart) -> list[SimulatedQueue]:
-    """Put in place of each expected start that in the middle of all worlds, with the earliest and the latest."""
+    """Replace each expected start by the median over all worlds, with the range; return the worlds."""
     now_s = begin.now_s
     by_start = sorted(found, key=lambda i: found[i].at_s)[:WORLD_STARTS]
     first = dict.fromkeys(by_start)
@@ -183,20 +188,21 @@ def _range(found: dict[int, ExpectedStart], begin: _SimulationStart) -> list[Sim
     for n in range(WORLDS):
         run = _Simulation(begin, n)
         run.forward(first, 2 * WORLD_STARTS)
-        # How fast the queue moves in this world, as far as it was looked at.
         there = [i for i in by_start if i in run.found]
         waited_s = sum(found[i].at_s - now_s for i in there)
         pace = sum(run.found[i].at_s - now_s for i in there) / waited_s if waited_s else 1.0
-        seen.append((run.found, replace(run.future(), pace=pace)))
+        seen.append((run.found, replace(run.simulated(), pace=pace)))
     for i, start in found.items():
         found[i] = _ranged(
-            start, now_s, [own[i].at_s if i in first and i in own else future.pace for own, future in seen]
+            start,
+            now_s,
+            [own[i].at_s if i in first and i in own else simulated.pace for own, simulated in seen],
         )
-    return [future for _, future in seen]
+    return [simulated for _, simulated in seen]
 
 
 def _ranged(start: ExpectedStart, now_s: int, seen: Iterable[int | float]) -> ExpectedStart:
-    """Return a start with its range: ``seen`` is when it is in each world, or, as a float, how fast that world is."""
+    """Return a start with its range. ``seen`` has for each world the instant or, as a float, the world's pace."""
     wait_s = start.at_s - now_s
     instants = sorted(one if isinstance(one, int) else now_s + round(one * wait_s) for one in seen)
     middle_s = instants[len(instants) // 2]
@@ -206,12 +212,12 @@ def _ranged(start: ExpectedStart, now_s: int, seen: Iterable[int | float]) -> Ex
 def start_behind(
     session: Session, ahead: Collection[int], futures: Sequence[SimulatedQueue], now_s: int
 ) -> ExpectedStart | None:
-    """Return when a request starts that these futures do not know, behind the sessions ``ahead`` of it in the queue.
+    """Return when a request starts that was not simulated, behind the sessions ``ahead`` of it in the queue.
 
-    That is in each of them the first pass that leaves room for it, once those who come after it give way. None where the
-    futures end before.
+    In each simulation that is the first pass that leaves room for it without the sessions behind it. None if the
+    simulations end before.
     """
-    found = _first_room(session, ahead, futures[0])
+    found = _first_fit(session, ahead, futures[0])
     if found is None:
         return None
     at_s, typical, node_id, left = found
@@ -223,33 +229,41 @@ def start_behind(
     start = ExpectedStart(at_s, BASIS_TYPICAL if typical else BASIS_LIMITS, _ahead(left, gone, session))
     if len(futures) == 1:
         return start
-    others = (_first_room(session, ahead, future) for future in futures[1:])
-    seen = [future.pace if one is None else one[0] for one, future in zip(others, futures[1:], strict=True)]
+    others = (_first_fit(session, ahead, simulated) for simulated in futures[1:])
+    seen = [
+        simulated.pace if one is None else one[0] for one, simulated in zip(others, futures[1:], strict=True)
+    ]
     return _ranged(start, now_s, seen)
 
 
-def _first_room(
-    session: Session, ahead: Collection[int], future: SimulatedQueue
+def _first_fit(
+    session: Session, ahead: Collection[int], simulated: SimulatedQueue
 ) -> tuple[int, bool, str, NodeFree] | None:
-    """Return when there is room for a request, whether that is known by how long others ran, and on which node."""
+    """Return the first instant with room for a request, whether it is typical, and the node with its free amounts."""
     asked = session.request
-    for moment in future.moments:
-        kept = moment.kept if moment.kept is not None and moment.kept.session_id in ahead else None
-        in_time = kept is None or kept.ends_before(
+    for moment in simulated.moments:
+        reserved = (
+            moment.reserved if moment.reserved is not None and moment.reserved.session_id in ahead else None
+        )
+        in_time = reserved is None or reserved.ends_before(
             free_at_s(session, moment.at_s, limit_s=session.time_limit_s)
         )
         for node_id, left in moment.nodes.items():
             for behind, where in moment.started:
                 if where.node_id == node_id and behind.id not in ahead:
                     left = placement.released(left, behind.request, where)
-            beside = None if kept is None or in_time or kept.placement.node_id != node_id else kept.beside
-            if placement.place(asked, (left,), score=placement.best_fit, beside=beside) is not None:
+            within = (
+                None
+                if reserved is None or in_time or reserved.placement.node_id != node_id
+                else reserved.remaining
+            )
+            if placement.place(asked, (left,), score=placement.best_fit, within=within) is not None:
                 return moment.at_s, moment.typical, node_id, left
-    if not future.queue_is_empty:
+    if not simulated.queue_is_empty:
         return None
     nodes: dict[str, NodeFree] = {}
-    for at_s, typical, ended, where in future.ends:
-        before = nodes.get(where.node_id) or future.left.get(where.node_id)
+    for at_s, typical, ended, where in simulated.ends:
+        before = nodes.get(where.node_id) or simulated.left.get(where.node_id)
         if before is not None:
             left = nodes[where.node_id] = placement.released(before, ended.request, where)
             if placement.place(asked, (left,), score=placement.best_fit) is not None:
@@ -260,14 +274,15 @@ def _first_room(
 def _ahead(
     left: NodeFree, ended: Iterable[tuple[Session, Placement]], without: Session | None = None
 ) -> BlockingSessions:
-    """Return with whose ends a session started that leaves this of its node: who ended first is tried first without.
+    """Return the ends that a start needed, given the free amounts of its node after it. It tries to undo the ends in
+    order.
 
     With ``without`` that session is not placed there yet.
     """
     offered = {d.device.uuid for d in left.devices if not d.device.cordoned}
     needed: list[Session] = []
     for session, where in ended:
-        # On a device that is not offered now nobody is in its place.
+        # Shares of a cordoned device are in the way of no start.
         shares = tuple(share for share in where.shares if share.device_uuid in offered)
         stays = placement.claimed_shares(left, session, replace(where, shares=shares))
         if stays is not None and without is not None:
@@ -281,7 +296,7 @@ def _ahead(
 
 
 class _End(NamedTuple):
-    """How the end of a session is known: an instant, or a limit that is left and how long others ran."""
+    """What is known of the end of a session: the instant, or the rest of its limit and the past runs."""
 
     sure_s: int | None = None
     left_s: int | None = None
@@ -289,18 +304,17 @@ class _End(NamedTuple):
 
 
 class _SimulationStart:
-    """What all futures of a queue begin with: who holds shares, how their ends are known, and the pass made now."""
+    """What all simulations of a queue begin with: the sessions that hold shares, their ends, and the pass of now."""
 
     def __init__(
         self,
         world: Snapshot,
-        line: orders.QueueSnapshot,
+        queue: orders.QueueSnapshot,
         policy: GroupPolicy,
         lengths: RunLengths,
-        ground: FreeCapacity,
+        capacity: FreeCapacity,
     ) -> None:
         self.now_s = world.now_s
-        self.line = line
         self.by_user = bool(world.quotas)
         self.is_uncertain = False
         self._policy = policy
@@ -310,19 +324,19 @@ class _SimulationStart:
         self.holding: dict[int, tuple[Session, Placement]] = {}
         self.ends: dict[int, _End] = {}
         for s in world.sessions:
-            # With quotas the others of a user, in other groups too, may have to end first.
-            matters = self.by_user or s.request.resource_group == line.resource_group
+            # With quotas, sessions of the same user in other resource groups may have to end first.
+            matters = self.by_user or s.request.resource_group == queue.resource_group
             if matters and s.state in HOLDING and s.placement is not None:
                 self.holding[s.id] = s, s.placement
                 self.ends[s.id] = self.end_of(s, world.now_s)
         self.is_uncertain = any(end.rest is not None for end in self.ends.values())
-        floor = GroupScheduler(world, ground, policy, Ledger(world), reasons=False)
-        self.queue = PendingQueue(floor.in_order(line), by_user=self.by_user, held=True)
-        self.started = floor.fill(self.queue)
-        self.floor = floor.copy(self.started)
+        scheduler = GroupScheduler(world, capacity, policy, Ledger(world), reasons=False)
+        self.queue = PendingQueue(scheduler.in_order(queue), by_user=self.by_user, held=True)
+        self.started = scheduler.fill(self.queue)
+        self.scheduler = scheduler.copy(self.started)
 
     def end_of(self, session: Session, now_s: int) -> _End:
-        """Return what is known at an instant of the end of a session that holds shares, or would from then on."""
+        """Return what is known of the end of a session that holds shares at an instant, or starts then."""
         if session.state is SessionState.TERMINATING:
             return _End(now_s + 1)
         if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
@@ -345,35 +359,35 @@ class _SimulationStart:
 
 
 class _Simulation:
-    """One future of a queue: the passes over it, one after the other."""
+    """The passes over one queue in one world, one after the other."""
 
     def __init__(self, begin: _SimulationStart, number: int | None) -> None:
-        """``number`` is that of the world; None: where everything lasts as half of what was like it did."""
+        """``number`` is that of the world; None is the one in which every session ends after the median time."""
         self.found: dict[int, ExpectedStart] = {}
         self.is_uncertain = False
+        #: Whether all sessions have started, or nothing can change.
         self.is_done = False
-        """Whether all have started, or nothing changes any more."""
         self._begin = begin
         self._number = number
-        self._floor = begin.floor.copy(begin.started)
+        self._scheduler = begin.scheduler.copy(begin.started)
         self._queue = begin.queue.copy()
         self._holding = dict(begin.holding)
         self._moments: list[SimulatedPass] = []
+        #: By node, the sessions of the snapshot that have ended, in the order of their ends.
         self._ended_on: dict[str, list[tuple[Session, Placement]]] = {}
-        """Of those who held something at first, by node, who has ended, in this order."""
+        #: A heap of instant, session id, and whether the instant is typical.
         self._ends: list[tuple[int, int, bool]] = []
-        """Instant, session, and whether that is known by how long others ran."""
         for session in self._queue.sessions:
-            # From then on a node that it was refused is tried again: an instant at which nobody ends.
+            # A node that refused the session is tried again from then on: an event without an end.
             tried_s = (node.until_s(begin.now_s) for node in session.refused)
-            self._ends += [(until_s, NOBODY, False) for until_s in tried_s if until_s is not None]
+            self._ends += [(until_s, NO_SESSION, False) for until_s in tried_s if until_s is not None]
         for session_id, end in begin.ends.items():
             self._expect(session_id, end, begin.now_s)
         heapify(self._ends)
 
     def forward(self, only: Collection[int] | None, most_passes: int) -> None:
-        """Make passes, and end sessions in between, until all (or ``only`` those) have started or nothing changes."""
-        floor = self._floor
+        """Make passes and end sessions in between, until all (or ``only`` those) have started or nothing can change."""
+        scheduler = self._scheduler
         waiting = self._queue.sessions
         wanted = len(waiting) if only is None else sum(1 for s in waiting if s.id in only)
         placed, ended, by_typical = self._begin.started, list[tuple[Session, Placement]](), False
@@ -384,22 +398,22 @@ class _Simulation:
                 self.is_done = True
                 return
             instant, ended = self._ends[0][0], []
-            floor.now_s = max(floor.now_s, instant)
+            scheduler.now_s = max(scheduler.now_s, instant)
             while self._ends and self._ends[0][0] == instant:
                 _, session_id, typical = heappop(self._ends)
                 by_typical = by_typical or typical
-                if session_id == NOBODY:
+                if session_id == NO_SESSION:
                     continue
                 session, where = self._holding.pop(session_id)
-                floor.end(session, where)
+                scheduler.end(session, where)
                 ended.append((session, where))
                 if session_id in self._begin.holding:
                     self._ended_on.setdefault(where.node_id, []).append((session, where))
-            again = floor.in_order_now()
+            again = scheduler.resorted()
             if again is not None:
                 left = [s for s in again if s.id not in self.found]
                 self._queue = PendingQueue(left, by_user=self._begin.by_user, held=True)
-            placed = floor.fill(self._queue)
+            placed = scheduler.fill(self._queue)
 
     def _note(
         self,
@@ -408,59 +422,67 @@ class _Simulation:
         *,
         by_typical: bool,
     ) -> None:
-        """Note what a pass has started, and when it ends."""
-        floor = self._floor
+        """Record a pass, and the expected ends of the sessions that it started."""
+        scheduler = self._scheduler
         basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
         after: dict[str, NodeFree] = {}
         on = Counter(where.node_id for _, where in placed)
-        # The last one first: who starts after it in this pass takes nothing that it needs.
+        # The last one first: sessions that start after it in this pass take nothing that it needs.
         for session, where in reversed(placed):
-            there = after.get(where.node_id, floor.left[where.node_id])
+            there = after.get(where.node_id, scheduler.nodes[where.node_id])
             ahead = NOT_LOOKED_AT
             if self._number is None:
                 ahead = _ahead(there, self._ended_on.get(where.node_id, ()))
-            self.found[session.id] = ExpectedStart(floor.now_s, basis, ahead)
+            self.found[session.id] = ExpectedStart(scheduler.now_s, basis, ahead)
             on[where.node_id] -= 1
             if on[where.node_id]:
                 after[where.node_id] = placement.released(there, session.request, where)
         for session, where in placed:
             self._holding[session.id] = session, where
-            if self._expect(session.id, self._begin.end_of(session, floor.now_s), floor.now_s):
+            if self._expect(session.id, self._begin.end_of(session, scheduler.now_s), scheduler.now_s):
                 heappush(self._ends, self._ends.pop())
         changed = {where.node_id for _, where in (*placed, *ended)}
-        for kept in (floor.kept, self._moments[-1].kept if self._moments else None):
-            if kept is not None:
-                changed.add(kept.placement.node_id)
-        nodes = {node_id: floor.left[node_id] for node_id in sorted(changed) if node_id in floor.left}
-        self._moments.append(SimulatedPass(floor.now_s, by_typical, placed, floor.kept, nodes, ended))
+        for reserved in (scheduler.reservation, self._moments[-1].reserved if self._moments else None):
+            if reserved is not None:
+                changed.add(reserved.placement.node_id)
+        nodes = {
+            node_id: scheduler.nodes[node_id] for node_id in sorted(changed) if node_id in scheduler.nodes
+        }
+        self._moments.append(
+            SimulatedPass(scheduler.now_s, by_typical, placed, scheduler.reservation, nodes, ended)
+        )
 
-    def tell_the_far(self, only: Collection[int] | None) -> None:
-        """Tell those whom the passes did not come to by what is asked for ahead of them, and how fast that starts."""
-        floor, began_s = self._floor, self._begin.now_s
+    def estimate_far_starts(self, only: Collection[int] | None) -> None:
+        """Estimate the other starts from the fGPU requested ahead of them and how fast fGPU has started."""
+        scheduler, began_s = self._scheduler, self._begin.now_s
         started = sum(s.request.fgpu_milli for m in self._moments[1:] for s, _ in m.started)
-        if not started or floor.now_s <= began_s:
+        if not started or scheduler.now_s <= began_s:
             return
-        empty = Placer(tuple(placement.untouched(left.node) for left in floor.left.values()), score=best_fit)
+        empty = Placer(
+            tuple(placement.untouched(left.node) for left in scheduler.nodes.values()), score=best_fit
+        )
         ahead_milli = 0
-        for session, lane in zip(self._queue.sessions, self._queue.lane_of, strict=True):
-            if session.id in self.found or lane is None or lane.reason is WaitReason.QUOTA:
+        for session, equals in zip(self._queue.sessions, self._queue.set_of, strict=True):
+            if session.id in self.found or equals is None or equals.reason is WaitReason.QUOTA:
                 continue
             if not empty.fits(session.request):
                 continue
             ahead_milli += session.request.fgpu_milli
             if only is None or session.id in only:
-                at_s = floor.now_s + ahead_milli * (floor.now_s - began_s) // started
+                at_s = scheduler.now_s + ahead_milli * (scheduler.now_s - began_s) // started
                 self.found[session.id] = ExpectedStart(at_s, BASIS_TYPICAL, NOT_LOOKED_AT)
         self.is_done = True
 
-    def future(self) -> SimulatedQueue:
-        """Return what has been seen."""
-        ends = [(at_s, typical, *self._holding[i]) for at_s, i, typical in sorted(self._ends) if i != NOBODY]
+    def simulated(self) -> SimulatedQueue:
+        """Return the simulated queue."""
+        ends = [
+            (at_s, typical, *self._holding[i]) for at_s, i, typical in sorted(self._ends) if i != NO_SESSION
+        ]
         is_empty = not self._queue.heads
-        return SimulatedQueue(self._moments, ends if is_empty else (), self._floor.left, is_empty)
+        return SimulatedQueue(self._moments, ends if is_empty else (), self._scheduler.nodes, is_empty)
 
     def _expect(self, session_id: int, end: _End, now_s: int) -> bool:
-        """Note when a session is expected to end, at the end of the list; return whether anything tells."""
+        """Append the expected end of a session to the heap's list; return False if its end is not known."""
         at_s, typical = end.sure_s, False
         if end.rest is not None:
             self.is_uncertain = typical = True
@@ -477,9 +499,9 @@ class _Simulation:
 
 
 def _part(session_id: int, world: int) -> float:
-    """Return before which part of those like it a session ends in a world: in each of them before another ninth.
+    """Return the part of similar sessions that have ended when this one ends in a world: in each world another ninth.
 
-    Which in which differs by its id, and equal worlds make equal forecasts.
+    The order of the ninths follows from the id, so that equal worlds give equal forecasts.
     """
     mixed = session_id * 2654435761 % 2**32
     ninth = (world * STRIDES[mixed % len(STRIDES)] + mixed // 64) % WORLDS

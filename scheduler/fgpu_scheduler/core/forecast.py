@@ -1,4 +1,4 @@
-"""What is told of each who waits: position, reason, expected start and its range."""
+"""The forecast of each waiting session: position, reason, expected start and its range."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BEHIND = "enough is free, but it is kept for somebody ahead in the queue"
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is known of one waiting session.
+    """The forecast of one waiting session. Instants are UTC seconds.
 
-    ``position`` 0 means that it starts now; 1 is the first of those of its resource group that wait on.
-    ``promised_at_s`` is the latest start where a place is kept for it. From ``early_at_s`` to ``late_at_s`` are 80
-    of 100 starts, 10 are before and 10 after it; both are the expected start where nothing of it is uncertain.
-    ``planned`` is the same before experience has stretched it.
+    ``position`` 0 means that it starts now; 1 is the first session of its resource group that goes on waiting.
+    ``promised_at_s`` is the latest start of a session with a reservation. 80 % of starts are from ``early_at_s`` to
+    ``late_at_s``, 10 % before and 10 % after; both are the expected start if nothing is uncertain. ``planned`` is the
+    range before calibration.
     """
 
     session_id: int
@@ -57,7 +57,7 @@ class Forecast:
 
     @property
     def shown(self) -> StartRange | None:
-        """The range that is told, with the expected start in its middle; None where no start is expected."""
+        """The range that users see, with the expected start in its middle; None if no start is expected."""
         early_s, middle_s, late_s = self.early_at_s, self.expected_start_at_s, self.late_at_s
         if early_s is None or middle_s is None or late_s is None:
             return None
@@ -68,25 +68,25 @@ class Forecast:
 class Outlook:
     """A snapshot with the forecast of every waiting session, by its id, in the order of the queues.
 
-    ``unblockings`` say, by resource group, what would start the first of its queue, where that is blocked.
+    ``unblockings`` say, by resource group, what would start the first session of a blocked queue.
     """
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast]
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    #: By resource group, for `forecast_new`.
     futures: Mapping[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict, repr=False)
-    """By resource group, for `forecast_new`."""
 
 
-def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], ForecastHistory]) -> Outlook:
-    """Return what is expected of every queue; ``experience`` is asked once of each resource group."""
+def outlook(snapshot: Snapshot, policy: Policy, history: Callable[[str], ForecastHistory]) -> Outlook:
+    """Return the forecasts of every queue; ``history`` is called once for each resource group."""
     found: dict[int, Forecast] = {}
     heads: dict[str, Unblocking] = {}
     futures: dict[str, tuple[SimulatedQueue, ...]] = {}
     for group in snapshot.resource_groups:
         own = snapshot.of_group(group)
-        told, starts = _forecast(own, policy, experience(group))
-        found |= {one.session_id: one for one in told}
+        shown, starts = _forecast(own, policy, history(group))
+        found |= {one.session_id: one for one in shown}
         futures |= starts.futures
         if (head := unblocking(own, policy)) is not None:
             heads[group] = head
@@ -94,66 +94,66 @@ def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Fore
 
 
 def forecast(
-    snapshot: Snapshot, policy: Policy, experience: ForecastHistory, only: Collection[int] | None = None
+    snapshot: Snapshot, policy: Policy, history: ForecastHistory, only: Collection[int] | None = None
 ) -> tuple[Forecast, ...]:
-    """Return a forecast for every waiting session, or of ``only`` these, in queue order.
+    """Return a forecast for every waiting session, or for ``only`` these, in queue order.
 
-    ``experience`` is that of the resource group; without any, only ends by time limits are known.
-    A held session is forecast as if somebody waited for it again.
+    ``history`` is that of the resource group; without one, only ends by time limits are known. A held session is forecast
+    as if its launcher waited for it.
     """
-    return _forecast(snapshot, policy, experience, only)[0]
+    return _forecast(snapshot, policy, history, only)[0]
 
 
 def _forecast(
-    snapshot: Snapshot, policy: Policy, experience: ForecastHistory, only: Collection[int] | None = None
+    snapshot: Snapshot, policy: Policy, history: ForecastHistory, only: Collection[int] | None = None
 ) -> tuple[tuple[Forecast, ...], ExpectedStarts]:
-    memory = PlanCache()
-    now = plan(snapshot, policy, memory)
-    # What starts in this very pass is not free for those who wait on.
+    cache = PlanCache()
+    now = plan(snapshot, policy, cache)
+    # Sessions that start in this pass take capacity from the others.
     world = applied(snapshot, now)
-    starts = expected_starts(world, policy, experience, only, memory)
-    words = _Words(world, memory)
+    starts = expected_starts(world, policy, history, only, cache)
+    words = _Words(world, cache)
     sessions = {s.id: s for s in snapshot.sessions}
     length: dict[str, int] = {}
     found = []
     for decision in now.decisions:
         session = sessions[decision.session_id]
-        told = only is None or session.id in only
+        shown = only is None or session.id in only
         if isinstance(decision, StartDecision):
-            if told:
+            if shown:
                 found.append(_starts_now(session.id, snapshot.now_s))
             continue
         group = session.request.resource_group
         length[group] = length.get(group, 0) + 1
-        if told:
+        if shown:
             start = starts.found.get(session.id)
             basis = starts.why_not(session, decision.reason) if start is None else start.basis
             waits = words.forecast(session, decision, length[group], start, basis)
-            found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, experience))
+            found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, history))
     return tuple(found), starts
 
 
-KEPT_FOR = (WaitReason.RESERVED, WaitReason.PRIORITY)
-"""Why a session waits for which, or from which, a place is kept."""
+#: The wait reasons of sessions with a reservation, or behind one.
+BY_RESERVATION = (WaitReason.RESERVED, WaitReason.PRIORITY)
 
 
 def forecast_new(
     snapshot: Snapshot,
     session_id: int,
     policy: Policy,
-    experience: ForecastHistory,
+    history: ForecastHistory,
     known: Outlook,
-    memory: PlanCache,
+    cache: PlanCache,
 ) -> Forecast | None:
-    """Return the forecast of a session that was just added to the snapshot, by what is ``known`` without it.
+    """Return the forecast of a session that was just added to the snapshot, from the ``known`` outlook without it.
 
-    None where that cannot tell: a place is kept for it or from it, a quota may count it, the policy is strict, or nothing
-    is known of the resource group.
+    None if that is not enough: the session gets a reservation or waits behind one, a quota may count it, the policy is
+    strict, or nothing is known of the resource group.
     """
     session = snapshot.session(session_id)
     assert session is not None
     group = session.request.resource_group
-    now = plan(snapshot.of_group(group), policy, memory)
+    now = plan(snapshot.of_group(group), policy, cache)
     ahead: dict[int, None] = {}
     for decision in now.decisions:
         if decision.session_id == session_id:
@@ -163,21 +163,21 @@ def forecast_new(
         return _starts_now(session_id, snapshot.now_s)
     futures = known.futures.get(group)
     is_strict = policy.of(group).strict
-    if is_strict or decision.reason in KEPT_FOR or snapshot.quotas or not futures:
+    if is_strict or decision.reason in BY_RESERVATION or snapshot.quotas or not futures:
         return None
     start = start_behind(session, ahead, futures, snapshot.now_s)
     if start is None:
-        # Beyond the passes that were made: about when the last one ahead of it starts.
-        told = (known.forecasts.get(i) for i in ahead)
-        ranges = [one.planned for one in told if one is not None and one.planned is not None]
+        # The simulation ended before: it starts about when the last session ahead of it does.
+        shown = (known.forecasts.get(i) for i in ahead)
+        ranges = [one.planned for one in shown if one is not None and one.planned is not None]
         if futures[0].queue_is_empty or not ranges:
             return None
         last = max(ranges, key=lambda one: one.middle_at_s)
         start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_LOOKED_AT, last)
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
-    words = _Words(snapshot, memory)
+    words = _Words(snapshot, cache)
     waits = words.forecast(session, decision, position, start, start.basis)
-    return _ranged(waits, start, snapshot.now_s, experience)
+    return _ranged(waits, start, snapshot.now_s, history)
 
 
 def _starts_now(session_id: int, now_s: int) -> Forecast:
@@ -186,11 +186,10 @@ def _starts_now(session_id: int, now_s: int) -> Forecast:
 
 
 class _Words:
-    """Why sessions wait, in a world in which all have started who start now."""
+    """Says why sessions wait, in a world in which every session that starts now has started."""
 
-    def __init__(self, world: Snapshot, memory: PlanCache) -> None:
-        """Take the ``memory`` of the plan that has placed them."""
-        self._memory = memory
+    def __init__(self, world: Snapshot, cache: PlanCache) -> None:
+        self._cache = cache
         self._ledger = Ledger(world)
         self._shortages: dict[RequestShape, str] = {}
 
@@ -202,8 +201,8 @@ class _Words:
         start: ExpectedStart | None,
         basis: str,
     ) -> Forecast:
-        """Return the forecast of one who waits, yet without its start."""
-        # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
+        """Return the forecast of a waiting session without its expected start."""
+        # Over a quota it waits for sessions that count there, not for those on the GPU that it gets later.
         ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
         promised_at_s = waits.starts_at_s if isinstance(waits, ReserveDecision) else None
         words = self.of(session, waits.reason)
@@ -212,7 +211,7 @@ class _Words:
         )
 
     def of(self, session: Session, reason: WaitReason) -> str:
-        """Say why this one waits."""
+        """Say why a session waits."""
         match reason:
             case WaitReason.HELD:
                 return NOT_RESUMED
@@ -230,28 +229,29 @@ class _Words:
             case WaitReason.RESOURCES:
                 asked = shape(session.request)
                 if asked not in self._shortages:
-                    left = self._memory.left(session.request.resource_group)
+                    left = self._cache.nodes_of(session.request.resource_group)
                     self._shortages[asked] = shortage(session.request, left)
                 return self._shortages[asked]
             case _:
                 assert_never(reason)
 
 
-def _ranged(told: Forecast, start: ExpectedStart, now_s: int, experience: ForecastHistory) -> Forecast:
+def _ranged(shown: Forecast, start: ExpectedStart, now_s: int, history: ForecastHistory) -> Forecast:
+    """Return a forecast with its range, which begins no sooner than now and ends no later than the promise."""
     """Return a forecast with the start and its range, which begins no sooner than now and keeps what was promised."""
-    stretch, found = experience.stretch, start.planned
+    stretch, found = history.stretch, start.planned
     if stretch is not None:
         found = stretch.of(found, now_s)
     middle_s = max(found.middle_at_s, min(now_s, start.at_s))
     late_s = max(found.late_at_s, middle_s)
-    if told.promised_at_s is not None:
-        late_s = min(late_s, max(told.promised_at_s, start.at_s))
+    if shown.promised_at_s is not None:
+        late_s = min(late_s, max(shown.promised_at_s, start.at_s))
     middle_s = min(middle_s, late_s)
-    # A start that may come later is not known by time limits alone, which tell the latest.
-    may_be_later = told.basis == BASIS_LIMITS and late_s > middle_s
+    # If the start may come later, time limits alone do not determine it, since they give the latest one.
+    may_be_later = shown.basis == BASIS_LIMITS and late_s > middle_s
     return replace(
-        told,
-        basis=BASIS_TYPICAL if may_be_later else told.basis,
+        shown,
+        basis=BASIS_TYPICAL if may_be_later else shown.basis,
         expected_start_at_s=middle_s,
         early_at_s=min(max(found.early_at_s, now_s), middle_s),
         late_at_s=late_s,

@@ -1,4 +1,4 @@
-"""How good forecasts were: what was told of a start against the start, and what that teaches the next ones."""
+"""How good earlier forecasts were: the shown ranges against the starts, and the calibration of the next ranges."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from statistics import median
 
 from fgpu_scheduler.core.run_lengths import RunLengths
 
+#: The part of starts that should lie inside the shown range. The others should be half before and half after it.
 INSIDE = 0.8
-"""So many of the starts are to lie inside the told range, and of the others as many before it as after it."""
-TAUGHT_BY = 20
-"""Fewer starts change no range."""
+#: Fewer starts calibrate nothing.
+LEAST_OUTCOMES = 20
+#: The number of the newest starts that count.
 NEWEST_OUTCOMES = 500
-"""So many of the newest starts teach."""
+#: Added to each planned wait before a delay is divided by it: a start that was planned for now can be hours late, too.
 LEAST_WAIT_S = 300
-"""Is added to each planned wait that a delay is compared with: a start that was planned for now is hours late, too."""
+#: The largest part of starts that a range leaves outside on one side.
 MOST_OUTSIDE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class StartRange:
-    """When something starts, in UTC seconds: 10 of 100 before ``early_at_s``, 10 after ``late_at_s``, half of them before
-    ``middle_at_s``."""
+    """The range of a start in UTC seconds: 10 % of starts are before ``early_at_s``, half before ``middle_at_s``, and
+    10 % after ``late_at_s``."""
 
     early_at_s: int
     middle_at_s: int
@@ -32,10 +33,10 @@ class StartRange:
 
 @dataclass(frozen=True, slots=True)
 class ForecastOutcome:
-    """What was told of one start, and what became of it: instants in UTC seconds.
+    """The range that was shown for a start, and what happened. Instants are UTC seconds.
 
-    ``planned`` is the range before earlier starts had taught anything. Who has not ``started`` was given up at ``at_s``,
-    and counts as late where that is after the range.
+    ``planned`` is the range before calibration. Without ``started`` the request was cancelled at ``at_s``; it counts as
+    late if that is after the range.
     """
 
     told_at_s: int
@@ -46,31 +47,31 @@ class ForecastOutcome:
 
     @property
     def counts(self) -> bool:
-        """Whether anything is known of it: who left earlier could have started in time."""
+        """Whether it says anything: a request that was cancelled earlier could have started in time."""
         return self.started or self.is_late
 
     @property
     def is_late(self) -> bool:
-        """Whether it started, if at all, after the told range."""
+        """Whether it started after the shown range, or was cancelled after it."""
         return self.at_s > self.shown.late_at_s
 
     @property
     def is_inside(self) -> bool:
-        """Whether it started inside the told range."""
+        """Whether it started inside the shown range."""
         return self.started and self.shown.early_at_s <= self.at_s <= self.shown.late_at_s
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How much later than planned starts come, in parts of the planned wait: 10 of 100 before ``early``, 10 after
-    ``late``, and half of them before ``middle``."""
+    """How much later than planned sessions start, in parts of the planned wait: 10 % before ``early``, half before
+    ``middle``, 10 % after ``late``."""
 
     early: float
     middle: float
     late: float
 
     def of(self, planned: StartRange, told_at_s: int) -> StartRange:
-        """Return the range to be told. What is planned without a doubt stays."""
+        """Return the calibrated range. A planned range without uncertainty stays."""
         if not _is_uncertain(planned):
             return planned
         wait_s, middle_s = _wait_s(planned, told_at_s), planned.middle_at_s
@@ -87,22 +88,20 @@ def _wait_s(planned: StartRange, told_at_s: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ForecastHistory:
-    """What has happened in a resource group: how long sessions ran, and, where enough waited, how much later than planned
-    they started."""
+    """The past of a resource group: how long sessions ran, and, after enough waits, the calibration of its forecasts."""
 
     lengths: RunLengths = field(default_factory=lambda: RunLengths(""))
     stretch: Calibration | None = None
 
 
 def calibrated(found: Iterable[ForecastOutcome]) -> Calibration | None:
-    """Return with which ranges `INSIDE` of these starts would have been inside; None where too few are known.
+    """Return the calibration with which `INSIDE` of these starts would have been inside; None after too few starts.
 
-    That is conformal prediction (Vovk, 2005), adapted by what was missed (after Gibbs and Candes, 2021): where more
-    starts than meant lay outside what was told, as a lab changes, the next ranges leave as many fewer outside, on either
-    side.
+    This is conformal prediction (Vovk, 2005) with adaptation (after Gibbs and Candes, 2021): if more starts than
+    meant lay outside the shown ranges, because a lab changes, the next ranges leave fewer outside, on either side.
     """
     own = [t for t in found if t.counts and _is_uncertain(t.planned)]
-    if len(own) < TAUGHT_BY:
+    if len(own) < LEAST_OUTCOMES:
         return None
     places = sorted((t.at_s - t.planned.middle_at_s) / _wait_s(t.planned, t.told_at_s) for t in own)
     before = _outside(len(own), sum(t.at_s < t.shown.early_at_s for t in own))
@@ -113,14 +112,14 @@ def calibrated(found: Iterable[ForecastOutcome]) -> Calibration | None:
 
 
 def _outside(starts: int, missed: int) -> float:
-    """Return which part of the starts to leave outside, on the side where so many were missed."""
+    """Return the part of the starts to leave outside on one side, where ``missed`` of them were outside."""
     tail = (1 - INSIDE) / 2
     return min(max(0.0, tail + (tail * starts - missed) / NEWEST_OUTCOMES), MOST_OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastAccuracy:
-    """How good the last forecasts were. Parts are of 1; waits are medians in seconds."""
+    """How good the last forecasts were. Parts are from 0 to 1; waits are medians in seconds."""
 
     starts: int
     inside: float
@@ -131,7 +130,7 @@ class ForecastAccuracy:
 
 
 def forecast_accuracy(found: Iterable[ForecastOutcome]) -> ForecastAccuracy | None:
-    """Return the figures of some forecasts; None of none."""
+    """Return how good these forecasts were; None without any."""
     own: Sequence[ForecastOutcome] = [t for t in found if t.counts]
     if not own:
         return None

@@ -3,7 +3,7 @@
 `GroupScheduler.fill` makes a pass:
 
 1. Drop the reservation of the last pass: it is decided again from what is free now.
-2. Go through the queue in order, trying only the first session of each set of identical requests (`EquivalentRequestss`).
+2. Go through the queue in order, trying only the first session of each set of identical requests (`PendingQueue`).
 3. A session with a promised start gets its place reserved before the first session whose priority is not higher is
    tried, so that the promise holds.
 4. Try the session: its quotas, then the requests that are known not to fit (`UnschedulableRequests`), then the free
@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
-from fgpu_scheduler.core.free_capacity import NOBODY, FreeCapacity
+from fgpu_scheduler.core.free_capacity import NO_SESSIONS, FreeCapacity
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
@@ -33,8 +33,13 @@ from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue, 
 from fgpu_scheduler.core.placement import NodeFree, claimed, place, released
 from fgpu_scheduler.core.policies import GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.release_schedule import Release, ReleaseSchedule
-from fgpu_scheduler.core.reservations import Reservation, free_at_s, least_missing_place
+from fgpu_scheduler.core.reservations import (
+    Release,
+    ReleaseSchedule,
+    Reservation,
+    free_at_s,
+    least_missing_place,
+)
 from fgpu_scheduler.core.shares import per_preferred_model
 
 
@@ -47,29 +52,29 @@ class GroupScheduler:
     def __init__(
         self,
         snapshot: Snapshot,
-        ground: FreeCapacity,
+        capacity: FreeCapacity,
         policy: GroupPolicy,
         ledger: Ledger,
         *,
         reasons: bool = True,
     ) -> None:
-        """Begin with the snapshot's sessions on the group's ``ground``.
+        """Begin with the snapshot's sessions on the group's ``capacity``.
 
-        Without ``reasons`` the pass is faster and does not note for every lane why it waits.
+        Without ``reasons`` the pass is faster and does not note for every equals why it waits.
         """
         self.now_s = snapshot.now_s
         self._reasons = reasons
         #: The reservation; None where no session has one.
-        self.kept: Reservation | None = None
+        self.reservation: Reservation | None = None
         self._policy = policy
         #: Whether the policy backfills behind a reservation; a strict one starts nothing behind a blocked session.
         self._reserves = not policy.strict
         self._ledger = ledger
         self._quotas = bool(snapshot.quotas)
-        self._ground = ground
+        self._capacity = capacity
         self._snapshot = snapshot
         self._releases = ReleaseSchedule(self._known_ends)
-        self._line: QueueSnapshot | None = None
+        self._queue: QueueSnapshot | None = None
         self._ranks: Sequence[float] = ()
         #: By session id, the time from which a request for several GPUs comes first within its priority.
         self._aged_from_s: dict[int, int] = {}
@@ -78,51 +83,52 @@ class GroupScheduler:
         #: How many of these times had passed when the queue was last sorted.
         self._aged_number = 0
         #: The session that has the reservation. The ledger counts its request as used.
-        self._waits_for: Session | None = None
+        self._reserved_for: Session | None = None
         #: ``_looked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
-        self._looked = self._strict = False
-        self._misfits = UnschedulableRequests(ground.devices)
+        self._saw_blocked = self._strict = False
+        self._unschedulable = UnschedulableRequests(capacity.devices)
         #: The nodes on which a session has ended since the last pass.
         self._freed: dict[str, None] = {}
 
     def copy(self, started: Iterable[tuple[Session, Placement]]) -> GroupScheduler:
         """Return an independent copy; ``started`` are the sessions started since the snapshot."""
         other = copy(self)
-        other._ledger, other._ground = Ledger(self._snapshot), self._ground.copy()
+        other._ledger, other._capacity = Ledger(self._snapshot), self._capacity.copy()
         for session, where in started:
             other._ledger.take(session, where)
-        if self._waits_for is not None:
-            other._ledger.take(self._waits_for)
-        other._releases, other._misfits = self._releases.copy(), self._misfits.copy()
+        if self._reserved_for is not None:
+            other._ledger.take(self._reserved_for)
+        other._releases, other._unschedulable = self._releases.copy(), self._unschedulable.copy()
         other._freed = dict(self._freed)
         return other
 
     @property
-    def left(self) -> dict[str, NodeFree]:
+    def nodes(self) -> dict[str, NodeFree]:
         """The free capacity of each node, by node id."""
-        return self._ground.left
+        return self._capacity.nodes
 
-    def in_order(self, line: QueueSnapshot) -> list[Session]:
+    def in_order(self, queue: QueueSnapshot) -> list[Session]:
         """Return the waiting sessions in the order of the policy, first to start first."""
         # A session that waits alone needs no rank; ranking reads all sessions that hold shares.
-        self._line, self._ranks = line, self._policy.order(line) if len(line.waiting) > 1 else [0]
+        self._queue = queue
+        self._ranks = self._policy.order(queue) if len(queue.waiting) > 1 else [0]
         longest_s = self._policy.longest_wait_s if self._reserves else None
         if longest_s is not None:
-            self._aged_from_s = aged_from_s(line, longest_s)
+            self._aged_from_s = aged_from_s(queue, longest_s)
             self._ages_s = sorted(self._aged_from_s.values())
-        return self._in_order(line)
+        return self._in_order(queue)
 
-    def in_order_now(self) -> list[Session] | None:
+    def resorted(self) -> list[Session] | None:
         """Return the queue sorted for the present time, with its earlier ranks; None if the order is the same."""
-        changed = self._line is not None and self._aged_number != self._number_aged()
-        return self._in_order(self._line) if changed and self._line else None
+        changed = self._queue is not None and self._aged_number != self._number_aged()
+        return self._in_order(self._queue) if changed and self._queue else None
 
-    def _in_order(self, line: QueueSnapshot) -> list[Session]:
+    def _in_order(self, queue: QueueSnapshot) -> list[Session]:
         self._aged_number = self._number_aged()
         aged = (
-            [n for n, session in enumerate(line.waiting) if self._aged(session)] if self._aged_number else ()
+            [n for n, session in enumerate(queue.waiting) if self._aged(session)] if self._aged_number else ()
         )
-        return [line.waiting[n] for n in in_order(line, self._ranks, aged)]
+        return [queue.waiting[n] for n in in_order(queue, self._ranks, aged)]
 
     def _number_aged(self) -> int:
         return bisect_right(self._ages_s, self.now_s)
@@ -144,37 +150,37 @@ class GroupScheduler:
         again, since what was reserved is free for the sessions ahead of it. None where the pass is complete. A promised
         session in ``done`` gets no reservation ahead of the others again.
         """
-        self._release()
-        self._looked = self._strict = False
-        self._misfits.begin([self._ground.room(node_id) for node_id in self._freed])
+        self._drop_reservation()
+        self._saw_blocked = self._strict = False
+        self._unschedulable.begin([self._capacity.amounts(node_id) for node_id in self._freed])
         self._freed = {}
-        lanes, heads, before = queue.lanes, queue.heads, len(placed)
-        # The loop inserts the next session of a lane into the list that it walks: few start, so insertions are few.
-        misfits, skips = self._misfits.found, not self._reasons
+        sets, heads, before = queue.sets, queue.heads, len(placed)
+        # The loop inserts the next session of a equals into the list that it walks: few start, so insertions are few.
+        unschedulable, skips = self._unschedulable.found, not self._reasons
         promised = self._next_promised(queue, done)
         for number, n in heads:
-            lane = lanes[n]
+            equals = sets[n]
             session = queue.sessions[number]
             if promised is not None and session.request.priority <= promised.request.priority:
-                self._keep_promised(promised)
+                self._reserve_promised(promised)
                 promised = None
-            if skips and lane.shape in misfits:
+            if skips and equals.amounts in unschedulable:
                 continue
-            is_own = session is self._waits_for
+            is_own = session is self._reserved_for
             if is_own:
-                if not self._ground.placer.fits(session.request):
-                    lane.reason = WaitReason.RESOURCES
+                if not self._capacity.placer.fits(session.request):
+                    equals.reason = WaitReason.RESOURCES
                     continue
-                self._release()
-            refused = [node.node_id for node in session.left_out(self.now_s)] if session.refused else ()
-            where = self._start(session, lane, refused)
-            if where is None and refused and lane.reason is not WaitReason.QUOTA:
-                lane.reason = WaitReason.CLUSTER
+                self._drop_reservation()
+            refused = [node.node_id for node in session.refusing_nodes(self.now_s)] if session.refused else ()
+            where = self._start(session, equals, refused)
+            if where is None and refused and equals.reason is not WaitReason.QUOTA:
+                equals.reason = WaitReason.CLUSTER
             if where is not None:
                 placed.append((session, where))
-                lane.at += 1
-                if lane.left:
-                    insort(heads, (lane.numbers[lane.at], n))
+                equals.at += 1
+                if equals.waits:
+                    insort(heads, (equals.numbers[equals.at], n))
             if is_own:
                 queue.drop_started()
                 return session.id
@@ -188,115 +194,119 @@ class GroupScheduler:
         It may not while a session of higher priority waits, since that session may take the place.
         """
         ranks: dict[int, None] = {}
-        for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
+        for session, equals in zip(queue.sessions, queue.set_of, strict=True):
             if session.id == session_id:
                 own = session.request.priority
                 return all(rank <= own for rank in ranks)
-            if lane is not None and session.id not in placed:
+            if equals is not None and session.id not in placed:
                 ranks[session.request.priority] = None
         return True
 
     def end(self, session: Session, where: Placement) -> None:
         """Free the shares of a session that ends now, whether it is in the snapshot or was started by a pass."""
-        left = self.left.get(where.node_id)
+        left = self.nodes.get(where.node_id)
         if left is not None:
             left = released(left, session.request, where)
-            self._ground.put(left)
-            self._ground.placer.update(left)
+            self._capacity.put(left)
+            self._capacity.placer.update(left)
             self._freed[where.node_id] = None
         self._ledger.give_back(session, where)
         self._releases.end(session.id, where.node_id)
 
     def _start(
-        self, session: Session, lane: EquivalentRequests, refused: Collection[str]
+        self, session: Session, equals: EquivalentRequests, refused: Collection[str]
     ) -> Placement | None:
-        """Start a session outside the ``refused`` nodes, or note in its lane why it waits.
+        """Start a session outside the ``refused`` nodes, or note in its equals why it waits.
 
         A session that a node has refused gets no reservation and blocks no other session, since the engine might refuse
         the reserved place too.
         """
         asked = session.request
-        lane.reason = WaitReason.RESOURCES
+        equals.reason = WaitReason.RESOURCES
         if self._quotas and not self._ledger.allows(session):
-            lane.reason = WaitReason.QUOTA
+            equals.reason = WaitReason.QUOTA
             return None
-        shape = lane.shape
-        if shape in self._misfits.found:
+        if equals.amounts in self._unschedulable.found:
             return None
-        ruled_out = self._misfits.rule_out(shape)
-        if ruled_out or not self._ground.has_room(asked) or not self._ground.placer.fits(asked):
+        ruled_out = self._unschedulable.rule_out(equals.amounts)
+        if ruled_out or not self._capacity.may_fit(asked) or not self._capacity.placer.fits(asked):
             if not refused:
                 # A session with refused nodes does not show that its request fits nowhere; one without them does.
-                self._misfits.add(shape, ruled_out=ruled_out)
+                self._unschedulable.add(equals.amounts, ruled_out=ruled_out)
                 self._blocked(session)
             return None
         if self._strict:
-            lane.reason = WaitReason.PRIORITY
+            equals.reason = WaitReason.PRIORITY
             return None
         free_again_s = self._free_at_s(session, self.now_s) if self._reserves else None
-        kept = self.kept
-        in_time = kept is None or kept.ends_before(free_again_s)
-        where = self._proposed(session, lane, refused, in_time=in_time)
+        reservation = self.reservation
+        in_time = reservation is None or reservation.ends_before(free_again_s)
+        where = self._find_placement(session, equals, refused, in_time=in_time)
         if where is None:
             return None
-        self._ground.put(claimed(self.left[where.node_id], asked, where))
-        if refused or (kept is not None and not in_time):
-            self._ground.placer.update(self.left[where.node_id])
-        if kept is not None and not in_time and where.node_id == kept.placement.node_id:
-            self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
+        self._capacity.put(claimed(self.nodes[where.node_id], asked, where))
+        if refused or (reservation is not None and not in_time):
+            self._capacity.placer.update(self.nodes[where.node_id])
+        if reservation is not None and not in_time and where.node_id == reservation.placement.node_id:
+            self.reservation = replace(reservation, remaining=claimed(reservation.remaining, asked, where))
         self._ledger.take(session, where)
         if self._reserves:
             self._releases.start(session, where, free_again_s)
         return where
 
-    def _proposed(
-        self, session: Session, lane: EquivalentRequests, refused: Collection[str], *, in_time: bool
+    def _find_placement(
+        self, session: Session, equals: EquivalentRequests, refused: Collection[str], *, in_time: bool
     ) -> Placement | None:
         """Return a placement that the quotas allow, on the first GPU model of its preferences with room."""
         reason = WaitReason.PRIORITY
         for asked in per_preferred_model(session.request):
             if refused:
-                where = self._elsewhere(asked, refused, in_time=in_time)
+                where = self._outside_refused(asked, refused, in_time=in_time)
             else:
-                where = self._ground.placer.place(asked) if in_time else self._beside(asked)
+                where = self._capacity.placer.place(asked) if in_time else self._outside_reservation(asked)
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
                 # The placer counts these shares as taken, but a quota refuses this placement: give them back.
-                self._ground.placer.update(self.left[where.node_id])
+                self._capacity.placer.update(self.nodes[where.node_id])
                 reason = WaitReason.QUOTA
-        lane.reason = reason
+        equals.reason = reason
         return None
 
     def _known_ends(self, node_id: str) -> tuple[Release, ...]:
         """Return the known ends of the snapshot's sessions that hold shares on a node."""
-        known = self._ground.ends.get(node_id)
+        known = self._capacity.ends.get(node_id)
         if known is None:
-            there, now_s = self._snapshot.index.on_node.get(node_id, NOBODY).values(), self._snapshot.now_s
+            there, now_s = (
+                self._snapshot.index.on_node.get(node_id, NO_SESSIONS).values(),
+                self._snapshot.now_s,
+            )
             holds = [(s, s.placement) for s in there if s.state in HOLDING and s.placement is not None]
             ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
             known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
             # Do not cache after the clock was set back: sessions seem to start later, and their ends move with it.
             if all((s.started_at_s or s.scheduled_at_s or now_s + 1) <= now_s for s, _ in holds):
-                self._ground.ends[node_id] = known
+                self._capacity.ends[node_id] = known
         return known
 
-    def _beside(self, asked: Request) -> Placement | None:
+    def _outside_reservation(self, asked: Request) -> Placement | None:
         """Return a placement that leaves the reservation whole; one on the reserved node only if no other node fits."""
-        kept = self.kept
-        assert kept is not None
-        own = kept.placement.node_id
-        where = self._ground.placer.place_elsewhere(asked, own)
+        reservation = self.reservation
+        assert reservation is not None
+        own = reservation.placement.node_id
+        where = self._capacity.placer.place_elsewhere(asked, own)
         if where is None:
-            found = place(asked, (self.left[own],), score=self._ground.score, beside=kept.beside)
+            found = place(asked, (self.nodes[own],), score=self._capacity.score, within=reservation.remaining)
             where = None if found is None else found[0]
         return where
 
-    def _elsewhere(self, asked: Request, refused: Collection[str], *, in_time: bool) -> Placement | None:
+    def _outside_refused(
+        self, asked: Request, refused: Collection[str], *, in_time: bool
+    ) -> Placement | None:
         """Return a placement outside the refused nodes, and outside the reserved node unless it ends in time."""
-        kept = None if in_time or self.kept is None else self.kept.placement.node_id
-        offered = (left for node_id, left in self.left.items() if node_id not in (*refused, kept))
-        found = place(asked, tuple(offered), score=self._ground.score)
+        reservation = None if in_time or self.reservation is None else self.reservation.placement.node_id
+        offered = (left for node_id, left in self.nodes.items() if node_id not in (*refused, reservation))
+        found = place(asked, tuple(offered), score=self._capacity.score)
         return None if found is None else found[0]
 
     def _blocked(self, session: Session) -> None:
@@ -305,52 +315,54 @@ class GroupScheduler:
             self._strict = True
             return
         aged = self._aged(session)
-        first, self._looked = not self._looked, True
-        if self.kept is None and (aged or first or session.promised_at_s is not None):
-            self._keep(session, aged=aged)
+        first, self._saw_blocked = not self._saw_blocked, True
+        if self.reservation is None and (aged or first or session.promised_at_s is not None):
+            self._reserve(session, aged=aged)
 
-    def _keep(self, session: Session, *, aged: bool) -> None:
-        kept = self._releases.soonest(session, self.left, now_s=self.now_s, score=self._ground.score) or (
-            least_missing_place(session, self.left) if aged else None
-        )
-        if kept is not None:
-            self._keep_at(session, kept)
+    def _reserve(self, session: Session, *, aged: bool) -> None:
+        reservation = self._releases.soonest(
+            session, self.nodes, now_s=self.now_s, score=self._capacity.score
+        ) or (least_missing_place(session, self.nodes) if aged else None)
+        if reservation is not None:
+            self._reserve_at(session, reservation)
 
-    def _keep_at(self, session: Session, kept: Reservation) -> None:
-        self.kept = kept.until(session.promised_at_s)
+    def _reserve_at(self, session: Session, reservation: Reservation) -> None:
+        self.reservation = reservation.until(session.promised_at_s)
         if self._aged(session):
             # Most sessions end before their time limits, so even a session that ends in time could delay this start.
-            self.kept = replace(self.kept, lent_until_s=self.now_s)
+            self.reservation = replace(self.reservation, lent_until_s=self.now_s)
         # Count it as used: other sessions of its owner must not use up the quota that it needs.
-        self._waits_for = session
+        self._reserved_for = session
         self._ledger.take(session)
 
-    def _release(self) -> None:
-        if self._waits_for is not None:
-            self._ledger.give_back(self._waits_for)
-        self.kept = self._waits_for = None
+    def _drop_reservation(self) -> None:
+        if self._reserved_for is not None:
+            self._ledger.give_back(self._reserved_for)
+        self.reservation = self._reserved_for = None
 
     def _next_promised(self, queue: PendingQueue, done: Collection[int]) -> Session | None:
         """Return, of the waiting sessions with a promised start, the first by priority and promised time."""
         if not self._reserves:
             return None
         waiting = [
-            s for s, lane in queue.promised if lane.left and s.id not in done and not s.left_out(self.now_s)
+            s
+            for s, equals in queue.promised
+            if equals.waits and s.id not in done and not s.refusing_nodes(self.now_s)
         ]
         return min(waiting, key=lambda s: (-s.request.priority, s.promised_at_s, s.id), default=None)
 
-    def _keep_promised(self, session: Session) -> None:
+    def _reserve_promised(self, session: Session) -> None:
         """Reserve a place for a promised session before others of its priority are tried, even if it fits now."""
         asked = session.request
-        if self.kept is not None or (self._quotas and not self._ledger.allows(session)):
+        if self.reservation is not None or (self._quotas and not self._ledger.allows(session)):
             return  # A session of higher priority has the reservation.
-        where = self._ground.placer.place(asked) if self._ground.has_room(asked) else None
+        where = self._capacity.placer.place(asked) if self._capacity.may_fit(asked) else None
         if where is None:
-            self._keep(session, aged=self._aged(session))
+            self._reserve(session, aged=self._aged(session))
             return
-        before = self.left[where.node_id]
-        self._ground.placer.update(before)  # The place is reserved, not taken.
-        self._keep_at(session, Reservation(session.id, where, self.now_s, claimed(before, asked, where)))
+        before = self.nodes[where.node_id]
+        self._capacity.placer.update(before)  # The place is reserved, not taken.
+        self._reserve_at(session, Reservation(session.id, where, self.now_s, claimed(before, asked, where)))
 
     def _aged(self, session: Session) -> bool:
         aged_from_s = self._aged_from_s.get(session.id)

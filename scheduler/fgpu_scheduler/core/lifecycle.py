@@ -1,8 +1,8 @@
-"""Everything that decides which change of state is legal. The docs' table is drawn from this one.
+"""Everything that decides which change of state is legal. The table in the documentation is generated from this one.
 
-PREPARING is committed before the first effect; after it every end passes TERMINATING, because only a
-container that its reachable engine reports exited or absent frees the GPU. What an engine refused to run, and has
-removed again, goes back to PENDING.
+PREPARING is committed before the first effect of a launch. After it every end passes TERMINATING, because only a
+container that its reachable engine reports as exited or absent frees the GPU. A session that its engine refused to
+run, and has removed again, goes back to PENDING.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LEGAL: dict[SessionState, tuple[SessionState, ...]] = {
     S.CANCELLED: (),
 }
 
+#: The component that moves a session into each state, for the documentation.
 MOVED_BY: dict[SessionState, str] = {
     S.PENDING: "the scheduler, when a request is admitted or its node is lost before the launch; the spawner, when the "
     "cluster refuses the node",
@@ -40,34 +41,18 @@ MOVED_BY: dict[SessionState, str] = {
     S.ERROR: "the spawner or reconcile, when the engine reports a failed container gone",
     S.CANCELLED: "the spawner or the queue's deadline, before anything was started",
 }
-"""Who moves a session into each state, for the docs."""
 
-HOLDING: tuple[SessionState, ...] = (
-    S.SCHEDULED,
-    S.PREPARING,
-    S.PULLING,
-    S.RUNNING,
-    S.TERMINATING,
-)
-"""The states in which, and only in which, a session holds its shares."""
-
+#: The states in which, and only in which, a session holds its shares.
+HOLDING: tuple[SessionState, ...] = (S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING)
 WAITING: tuple[SessionState, ...] = (S.PENDING,)
 LAUNCHING: tuple[SessionState, ...] = (S.PREPARING, S.PULLING)
 ENDED: tuple[SessionState, ...] = (S.TERMINATED, S.ERROR, S.CANCELLED)
-LIVE: tuple[SessionState, ...] = (
-    S.PENDING,
-    S.SCHEDULED,
-    S.PREPARING,
-    S.PULLING,
-    S.RUNNING,
-    S.TERMINATING,
-)
+LIVE: tuple[SessionState, ...] = (S.PENDING, *HOLDING)
+#: The states in which a session is its server's current one; a server has at most one. TERMINATING is left out: a server
+#: may be requested again while its last container stops.
 SERVING: tuple[SessionState, ...] = (S.PENDING, S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING)
-"""The states in which a session is its server's current one: at most one of these per server.
 
-TERMINATING is left out: a server may be asked for again while its last container still goes down.
-"""
-
+#: The causes after which a session ends in ERROR and not in TERMINATED.
 FAILURES: tuple[EndCause, ...] = (
     EndCause.NODE_LOST,
     EndCause.PULL_FAILED,
@@ -76,11 +61,9 @@ FAILURES: tuple[EndCause, ...] = (
     EndCause.ISOLATION_FAILED,
     EndCause.DISK_LIMIT,
 )
-"""Causes after which a session ends in ERROR and not in TERMINATED."""
 
-
+#: The most refusing nodes that are stored with a session, and the most characters of each engine's message.
 MOST_REFUSED, MOST_WORDS = 20, 500
-"""Of so many nodes it is kept that they were refused, each with so many characters of the engine's words."""
 
 
 def check(session_id: int, current: SessionState, to: SessionState) -> None:
@@ -100,8 +83,8 @@ def moved(
 ) -> Session:
     """Return ``session`` in state ``to``, with the fields that follow from it.
 
-    The first cause stays, and the message that came with it: it takes the place of what the owner was warned of
-    before. The placement stays too, as a record of what was held; it goes only with a return to the queue.
+    The first end cause stays, with the message that came with it, which replaces the text of an earlier warning. The
+    placement stays too, as a record of what the session held, unless it returns to the queue.
 
     Raises:
         InvalidTransition: the life cycle has no such change.
@@ -116,7 +99,7 @@ def moved(
         wait_reason=session.wait_reason if to is S.PENDING else None,
         held=session.held if to not in ENDED else False,
         placement=None if to is S.PENDING else session.placement,
-        scheduled_at_s=_scheduled_at_s(session, to, now_s),
+        scheduled_at_s=now_s if to is S.SCHEDULED else None if to is S.PENDING else session.scheduled_at_s,
         started_at_s=now_s if to is S.RUNNING else session.started_at_s,
         ended_at_s=now_s if to in ENDED else None,
         end_cause=session.end_cause or (cause if to in (S.TERMINATING, *ENDED) else None),
@@ -126,7 +109,7 @@ def moved(
 
 
 def returned_to_queue(session: Session, words: str, *, now_s: int) -> Session:
-    """Return a session that was launching back at its place in the queue: its engine refused it its node, in words.
+    """Return a launching session to its position in the queue, because its engine refused it the node with these words.
 
     Raises:
         InvalidTransition: the life cycle has no such change.
@@ -145,19 +128,13 @@ def returned_to_queue(session: Session, words: str, *, now_s: int) -> Session:
     )
 
 
-def _scheduled_at_s(session: Session, to: SessionState, now_s: int) -> int | None:
-    if to is S.SCHEDULED:
-        return now_s
-    return None if to is S.PENDING else session.scheduled_at_s
-
-
 def final_state(cause: EndCause | None) -> SessionState:
     """Return the state in which a TERMINATING session with this cause ends."""
     return S.ERROR if cause in FAILURES else S.TERMINATED
 
 
 def past_runs(sessions: Iterable[Session]) -> list[PastRun]:
-    """Return the runs of those of them that have run and ended."""
+    """Return the runs of the sessions that have run and ended."""
     return [
         PastRun(
             s.request.resource_group,

@@ -270,7 +270,7 @@ class Session:
     refused: tuple[RefusedNode, ...] = ()
     sizes: tuple[Size, ...] = ()
 
-    def left_out(self, now_s: int) -> tuple[RefusedNode, ...]:
+    def refusing_nodes(self, now_s: int) -> tuple[RefusedNode, ...]:
         """Return the nodes that it is not put on now, because it was refused there a moment ago."""
         return tuple(node for node in self.refused if node.until_s(now_s) is not None)
 

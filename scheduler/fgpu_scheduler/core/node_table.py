@@ -1,4 +1,4 @@
-"""What is left of many nodes as columns of numbers, so that a request is looked for on all of them at once."""
+"""The free amounts of many nodes as NumPy columns, so that a request is placed on all of them at once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from fgpu_scheduler.core.shares import RequestShape, accepts_model, devices_need
 
 Ints = NDArray[np.int64]
 
+#: Bound of the cached shapes; beyond it the cache is dropped, and filled again when needed.
 KEPT_SHAPES = 2000
-"""For how many shapes it is kept what they take; beyond that all is dropped, and found again when needed."""
 
 MODES = {None: 0, ShareMode.MEMORY: 1, ShareMode.MEMORY_COMPUTE: 2}
 
 
 class PlacementBatch(NamedTuple):
-    """The ways to place one request on some nodes.
+    """The feasible placements of one request on some nodes.
 
-    The first columns have a number for each node, the last ones for each way: the ``row`` of its node, and
-    from what to what it brings each of the ``devices_taken`` devices (they are alike).
+    The columns up to ``devices`` have an element per node, the others one per placement.
     """
 
     capacity_milli: int
@@ -34,44 +33,47 @@ class PlacementBatch(NamedTuple):
     memory_mib: Ints
     cpu_after: Ints
     memory_after: Ints
+    #: The free fGPU x 1000 of each device of each node; 0 where a node has fewer devices than others.
     free_milli: Ints
-    """Of each device of each node; 0 where a node has fewer than others."""
+    #: The number of devices.
     devices: Ints
+    #: The index of the node.
     row: Ints
+    #: The index of the first device taken among the node's devices.
     place: Ints
-    """Of the first device taken, among the node's devices."""
+    #: The free fGPU x 1000 of each device taken, before and after.
     before: Ints
     after: Ints
+    #: One device of each kind.
     kinds: tuple[Device, ...]
-    """One of each kind of device that is there."""
+    #: The kind of the first device taken; 0 if none is taken.
     kind: Ints
-    """Of the first device taken, among the kinds; 0 where none is taken."""
 
     def changed(self, table: Ints) -> Ints:
         """Return by how much the sum of ``table[free]`` over a node's devices changes."""
         return self.devices_taken * (table[self.after] - table[np.maximum(self.before, 0)])
 
     def sum_after(self) -> Ints:
-        """Return how much of all its devices is free on a node, afterwards."""
+        """Return the free fGPU x 1000 of the node's devices after the placement."""
         free = self.free_milli.sum(axis=1)[self.row]
         return np.asarray(free - self.devices_taken * (self.before - self.after))
 
     def whole_after(self) -> Ints:
-        """Return how many devices of a node nobody has a part of, afterwards."""
+        """Return the number of the node's devices without any share after the placement."""
         full = self.capacity_milli
         whole = np.count_nonzero(self.free_milli == full, axis=1)[self.row]
         return np.asarray(whole - self.devices_taken * ((self.before == full) & (self.after != full)))
 
 
+#: A `placement.Score` for all placements of a batch: the same numbers as columns.
 BatchScore = Callable[[PlacementBatch], tuple[Ints, ...]]
-"""A `placement.Score` of all ways at once: the same numbers, one of each way."""
 
 
 class NodeTable:
     """Nodes of one resource group, all of whose devices have one capacity."""
 
     def __init__(self, left: Mapping[int, NodeFree]) -> None:
-        """Take what is left of nodes, by their numbers."""
+        """Begin with the free amounts of nodes, by their numbers."""
         nodes, devices = list(left), [[d.device for d in by_uuid(each)] for each in left.values()]
         self.capacity_milli = devices[0][0].capacity_milli
         self.nodes = np.array(nodes, dtype=np.int64)
@@ -80,12 +82,11 @@ class NodeTable:
         self._devices = np.array([len(own) for own in devices], dtype=np.int64)
         self._cpu = np.zeros(rows, dtype=np.int64)
         self._memory = np.zeros(rows, dtype=np.int64)
-        # What is not there is never free.
+        # Missing devices have no free amounts.
         self._fgpu, self._gpu_memory, self._compute, self._shares, self._mode = (
             np.zeros((rows, width), dtype=np.int64) for _ in range(5)
         )
         self._full = np.array([[d.max_shares for d in own] + [-1] * (width - len(own)) for own in devices])
-        self._stands = np.ones(rows, dtype=np.bool_)
         self._known: dict[RequestShape, Ints] = {}
         kinds: dict[tuple[int, str], int] = {}
         found: list[Device] = []
@@ -103,7 +104,7 @@ class NodeTable:
             self.put(node, each)
 
     def put(self, node: int, left: NodeFree) -> None:
-        """Put in what is left of a node."""
+        """Set the free amounts of a node."""
         row, devices = self._row[node], by_uuid(left)
         self._cpu[row], self._memory[row] = left.cpu_milli, left.memory_mib
         for column, (free, before) in enumerate(zip_longest(devices, self._there.get(row, ()))):
@@ -116,11 +117,11 @@ class NodeTable:
     def takes(
         self, asked: RequestShape, nodes: Sequence[int] | None = None
     ) -> tuple[Ints, PlacementBatch] | None:
-        """Return the ways to place ``asked`` on all nodes, or on these, and the node of each; None if none.
+        """Return the number of the node of each feasible placement, and the placements; None if there are none.
 
-        Of ways that no score can tell apart only the first need be there.
+        ``nodes`` restricts the search. Of placements that no score can tell apart only the first is needed.
         """
-        rows = self._with_room(asked, nodes)
+        rows = self._with_host_capacity(asked, nodes)
         if not rows.size:
             return None
         if asked.fgpu_milli == 0 and not is_explicit(asked):
@@ -132,11 +133,11 @@ class NodeTable:
                 return None
             count = needed
             own, place, before, after = (
-                self._parts(asked, rows) if count == 1 else self._wholes(asked, rows, count)
+                self._fractions(asked, rows) if count == 1 else self._whole_devices(asked, rows, count)
             )
         if not own.size:
             return None
-        # Nodes without a way need no look.
+        # Leave out the nodes without a feasible placement.
         starts = np.ones(own.size, dtype=np.bool_)
         starts[1:] = own[1:] != own[:-1]
         rows, row = rows[own[starts]], np.cumsum(starts) - 1
@@ -158,27 +159,23 @@ class NodeTable:
         )
         return self.nodes[rows[row]], ways
 
-    def stand(self, node: int, *, stands: bool = True) -> None:
-        """Say whether a node is looked at when all are: of alike nodes one can stand for the others."""
-        self._stands[self._row[node]] = stands
-
-    def _with_room(self, asked: RequestShape, nodes: Sequence[int] | None) -> Ints:
+    def _with_host_capacity(self, asked: RequestShape, nodes: Sequence[int] | None) -> Ints:
         """Return the rows with enough CPU and memory."""
         if nodes is None:
-            enough = (self._cpu >= asked.cpu_milli) & (self._memory >= asked.memory_mib) & self._stands
+            enough = (self._cpu >= asked.cpu_milli) & (self._memory >= asked.memory_mib)
             return np.flatnonzero(enough)
         rows = np.array([self._row[node] for node in nodes], dtype=np.int64)
         enough = (self._cpu[rows] >= asked.cpu_milli) & (self._memory[rows] >= asked.memory_mib)
         return np.asarray(rows[enough])
 
-    def _parts(self, asked: RequestShape, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def _fractions(self, asked: RequestShape, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         width = self._fgpu.shape[1]
         fgpu, memory, compute, mode = self._amounts(asked)
         alike = fgpu.size == 1
         free = self._fgpu[rows].ravel()
         where = np.flatnonzero(free >= (fgpu if alike else fgpu[self._kind[rows].ravel()]))
         own, place = where // width, where % width
-        # Plain places in the flat arrays are read faster than pairs.
+        # Indexes into the flat arrays are read faster than pairs.
         at, before = rows[own] * width + place, free[where]
         kind = 0 if alike else self._kind.ravel()[at]
         after = before - fgpu[kind]
@@ -187,7 +184,7 @@ class NodeTable:
         fits &= self._compute.ravel()[at] >= compute[kind]
         modes = self._mode.ravel()[at]
         fits &= (modes == 0) | (modes == mode[kind])
-        # Of a node's devices that are equally free and next to each other the first will do.
+        # Of adjacent devices of a node that are equally free only the first is kept.
         if own.size > 1:
             same = (own[1:] == own[:-1]) & (before[1:] == before[:-1]) & (after[1:] == after[:-1])
             if len(self._kinds) > 1:
@@ -197,13 +194,13 @@ class NodeTable:
         return own[fits], place[fits], before[fits], after[fits]
 
     def _amounts(self, asked: RequestShape) -> Ints:
-        """Return what a part takes of each kind of device: fGPU, memory, compute and mode; one where all are alike."""
+        """Return the fGPU, memory, compute and mode of a share on each kind of device; one row if all are equal."""
         found = self._known.get(asked)
         if found is None:
             amounts = []
             for device in self._kinds:
                 shares = shares_of(asked, (device,))
-                # Where it is worth nothing, more than any device has.
+                # If the request fits on no device of this kind, more than any device has.
                 share = shares[0] if shares else Share("", self.capacity_milli + 1, 0, 0)
                 amounts.append((share.fgpu_milli, share.memory_mib, share.compute_percent, MODES[share.mode]))
             if len(set(amounts)) == 1:
@@ -213,7 +210,7 @@ class NodeTable:
             found = self._known[asked] = np.array(amounts, dtype=np.int64).T
         return found
 
-    def _wholes(self, asked: RequestShape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
+    def _whole_devices(self, asked: RequestShape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
         untouched = self._shares[rows] == self._full[rows]
         if asked.gpu_models:
             untouched &= np.array([accepts_model(asked, d.model) for d in self._kinds])[self._kind[rows]]

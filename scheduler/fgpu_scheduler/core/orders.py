@@ -1,4 +1,7 @@
-"""The order of a queue: what is common to all orders, then each of them: by arrival, by use, by dominant shares."""
+"""The order of a queue. Higher priority comes first, then aged requests, then the ranks of the policy's order.
+
+An order ranks by arrival (`fifo`, `lifo`), by past usage (`fair_share`, `usage_size_age`) or by dominant shares (`drf`).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.quota import least_milli
 from fgpu_scheduler.core.usage import taken_by_user, taken_milli, used_by_user
 
+#: The assumed length of a session without a time limit when too few have ended to estimate it.
 UNLIMITED_S = 4 * 3600
-"""What a session without a time limit is taken to run where too few have ended to guess by."""
+#: The shortest estimate: it limits what a user gains by many short sessions before a long one.
 LEAST_GUESS_S = 900
-"""Nobody is guessed to run for less: so little can be gained by many short sessions before a long one."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """Those who wait in one resource group, in the order of their places, and what an order may look at.
+    """The waiting sessions of one resource group, in the order of their positions, and what an order may use.
 
-    ``waited_s`` is for each how long it has waited: nobody less than somebody behind, however the clock was set, but for
-    those that were queued again after they had run.
+    ``waited_s`` is how long each has waited: never less than a session behind it, even after the clock was set,
+    except for sessions that were queued again after they had run.
     """
 
     snapshot: Snapshot
@@ -32,24 +35,21 @@ class QueueSnapshot:
     waited_s: Sequence[int]
 
 
+#: Returns a rank for each waiting session. Lower comes first; equal ranks go by position.
 Order = Callable[[QueueSnapshot], Sequence[float]]
-"""A rank for each in the line; lower comes first, and who has the earlier place where ranks are equal."""
 
 
 def queue_snapshots(snapshot: Snapshot) -> dict[str, QueueSnapshot]:
-    """Return the line of each resource group in which somebody waits, by name."""
-    waiting = snapshot.index.waiting
-    return {group: line(snapshot, group, waiting[group].values()) for group in sorted(waiting)}
-
-
-def line(snapshot: Snapshot, resource_group: str, waiting: Iterable[Session]) -> QueueSnapshot:
-    """Return the line of these sessions of a resource group."""
-    own = by_place(waiting)
-    return QueueSnapshot(snapshot, resource_group, own, waited_s(own, snapshot.now_s))
+    """Return the queue of each resource group with waiting sessions, by name."""
+    found = {}
+    for group, waiting in sorted(snapshot.index.waiting.items()):
+        own = by_place(waiting.values())
+        found[group] = QueueSnapshot(snapshot, group, own, waited_s(own, snapshot.now_s))
+    return found
 
 
 def by_place(waiting: Iterable[Session]) -> list[Session]:
-    """Return sessions in the order of their places: first come first, by ids where two have one place."""
+    """Return sessions in the order of their positions in the queue; equal ones by id."""
     own = sorted(waiting, key=attrgetter("id"))
     if any([s.place_of is not None for s in own]):
         own.sort(key=attrgetter("place"))
@@ -57,11 +57,11 @@ def by_place(waiting: Iterable[Session]) -> list[Session]:
 
 
 def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
-    """Return how long each has waited, given in the order of their places.
+    """Return how long each session has waited; ``waiting`` is in the order of the positions.
 
-    Places tell who came first. Instants do not: after the clock was set back those who come later seem to
-    have waited longer. So nobody has waited less than somebody behind. Only one that was queued again has: it stands
-    at its old place, and while it ran it did not wait.
+    Positions say who came first. Instants do not: after the clock was set back, later sessions seem to have waited
+    longer. So no session counts as having waited less than one behind it. The exception is a session that was queued
+    again: it has its old position, and did not wait while it ran.
     """
     first = now_s
     found = []
@@ -76,71 +76,71 @@ def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
     return found
 
 
-def aged_from_s(line: QueueSnapshot, longest_wait_s: int) -> dict[int, int]:
-    """Return the instant from which each request for several GPUs comes before all others of its priority, by id.
+def aged_from_s(queue: QueueSnapshot, longest_wait_s: int) -> dict[int, int]:
+    """Return by session id the instant from which a request for several GPUs comes first within its priority.
 
     A request for n GPUs may wait for an n-th of ``longest_wait_s``. It needs the rest of its time in the queue until
     enough GPUs of one node are free together; a smaller request fits as soon as any session has ended.
     """
-    now_s = line.snapshot.now_s
+    now_s = queue.snapshot.now_s
     return {
         session.id: now_s - waited_s + longest_wait_s // gpus
-        for session, waited_s in zip(line.waiting, line.waited_s, strict=True)
-        if (gpus := _gpus(session, line)) > 1
+        for session, waited_s in zip(queue.waiting, queue.waited_s, strict=True)
+        if (gpus := _gpus(session, queue)) > 1
     }
 
 
-def _gpus(session: Session, line: QueueSnapshot) -> int:
-    """Return how many GPUs a request needs, counted by the first GPU of the resource group."""
-    nodes = (node for node in line.snapshot.nodes if node.resource_group == line.resource_group)
+def _gpus(session: Session, queue: QueueSnapshot) -> int:
+    """Return how many GPUs a request needs, by the capacity of the group's first GPU."""
+    nodes = (node for node in queue.snapshot.nodes if node.resource_group == queue.resource_group)
     whole = next((d.capacity_milli for node in nodes for d in node.devices), 1)
     return session.request.fgpu_milli // whole
 
 
-def in_order(line: QueueSnapshot, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
-    """Return the indexes of the waiting requests, next one first.
+def in_order(queue: QueueSnapshot, ranks: Sequence[float], aged: Collection[int] = ()) -> list[int]:
+    """Return the indexes of the waiting sessions, the next one first.
 
-    Higher priority comes first, then the ``aged``: the largest first, of equal ones by their places.
+    Higher priority comes first, then the ``aged`` ones: the largest first, equal ones by position.
     """
     found = sorted(range(len(ranks)), key=ranks.__getitem__)
     if aged:
-        first = dict.fromkeys(sorted(aged, key=lambda n: (-line.waiting[n].request.fgpu_milli, n)))
+        first = dict.fromkeys(sorted(aged, key=lambda n: (-queue.waiting[n].request.fgpu_milli, n)))
         found = [*first, *(n for n in found if n not in first)]
-    if any([s.request.priority for s in line.waiting]):
-        found.sort(key=lambda n: -line.waiting[n].request.priority)
+    if any([s.request.priority for s in queue.waiting]):
+        found.sort(key=lambda n: -queue.waiting[n].request.priority)
     return found
 
 
-def lengths_s(line: QueueSnapshot) -> list[float]:
-    """Return how long each in the line is taken to run: its time limit, or a guess.
+def lengths_s(queue: QueueSnapshot) -> list[float]:
+    """Return how long each waiting session is assumed to run: its time limit, or an estimate.
 
-    The guess is the mean of those sessions that a forecast would go by: of the same user and image, if enough ended. It
-    orders, and is no limit: nobody ends by it, and nothing is promised by it.
+    The estimate is the mean of past runs as in a forecast: of the same user and image, if enough ended. It affects
+    only the order: no session ends by it, and no promise rests on it.
     """
     guesses: dict[tuple[str, str], float] = {}
     found: list[float] = []
-    for session in line.waiting:
+    for session in queue.waiting:
         asked = session.request
         if asked.time_limit_s is not None:
             found.append(asked.time_limit_s)
             continue
         who = asked.user, asked.image
         if who not in guesses:
-            rest = line.snapshot.runs.lengths(line.resource_group).rest(*who, 0)
+            rest = queue.snapshot.runs.lengths(queue.resource_group).rest(*who, 0)
             mean_s = None if rest is None else rest.mean_s()
             guesses[who] = UNLIMITED_S if mean_s is None else max(LEAST_GUESS_S, mean_s)
         found.append(guesses[who])
     return found
 
 
-def asked_milli(line: QueueSnapshot) -> list[int]:
-    """Return the fGPU x 1000 that each in the line asks for; of GPU memory and compute the least they are worth."""
-    found = [s.request.fgpu_milli for s in line.waiting]
+def asked_milli(queue: QueueSnapshot) -> list[int]:
+    """Return the requested fGPU x 1000 of each session; for explicit amounts the least that they are worth."""
+    found = [s.request.fgpu_milli for s in queue.waiting]
     if 0 not in found:
         return found
-    nodes = line.snapshot.nodes
+    nodes = queue.snapshot.nodes
     worth: dict[tuple[int | None, int | None, tuple[str, ...]], int] = {}
-    for at, session in enumerate(line.waiting):
+    for at, session in enumerate(queue.waiting):
         asked = session.request
         if asked.gpu_memory_mib is not None:
             shape = asked.gpu_memory_mib, asked.compute_percent, asked.gpu_models
@@ -150,27 +150,24 @@ def asked_milli(line: QueueSnapshot) -> list[int]:
     return found
 
 
-def fifo(line: QueueSnapshot) -> Sequence[float]:
-    """First come, first served: in the order of their places.
-
-    A session that is queued again has the place of the one that it replaces.
-    """
-    return [0] * len(line.waiting)
+def fifo(queue: QueueSnapshot) -> Sequence[float]:
+    """First come, first served, by position: a session that is queued again keeps its old one."""
+    return [0] * len(queue.waiting)
 
 
-def lifo(line: QueueSnapshot) -> Sequence[float]:
+def lifo(queue: QueueSnapshot) -> Sequence[float]:
     """Last come, first served."""
-    return range(len(line.waiting), 0, -1)
+    return range(len(queue.waiting), 0, -1)
 
 
-def fair_share(line: QueueSnapshot) -> Sequence[float]:
-    """Rank by what a user has used, decayed, and what their own requests ahead would use: fGPU x 1000 x seconds.
+def fair_share(queue: QueueSnapshot) -> Sequence[float]:
+    """Rank by the decayed usage of the user and of their own requests ahead: fGPU x 1000 x seconds.
 
-    So a user's second request stands behind the first of all who have used as little.
+    So a user's second request stands behind the first ones of all users with as little usage.
     """
-    used: dict[str, float] = {**used_by_user(line.snapshot, line.resource_group)}
+    used: dict[str, float] = {**used_by_user(queue.snapshot, queue.resource_group)}
     ranks = []
-    for session, milli, length_s in zip(line.waiting, asked_milli(line), lengths_s(line), strict=True):
+    for session, milli, length_s in zip(queue.waiting, asked_milli(queue), lengths_s(queue), strict=True):
         user = session.request.user
         before = used.get(user, 0)
         ranks.append(before)
@@ -179,31 +176,31 @@ def fair_share(line: QueueSnapshot) -> Sequence[float]:
 
 
 # Set on seeds 1 to 12 of bench/scheduler/lab.py (docs/decisions/0027).
+#: The weight of usage as high as the average user's.
 USAGE = 0.3
-"""How much it counts to have used as much as users have on average."""
+#: The weight, without a time limit, of holding as much as the average user who holds shares.
 TAKEN = 3.0
-"""How much it counts, without a time limit, to hold as much as users who hold something do on average."""
+#: A session that has waited for this long counts as half its size.
 PATIENCE_S = 3600
-"""Who has waited for that long counts as half the size."""
 
 
-def usage_size_age(line: QueueSnapshot) -> Sequence[float]:
-    """Rank by size, more with the user's usage, and less with the time waited.
+def usage_size_age(queue: QueueSnapshot) -> Sequence[float]:
+    """Rank by size, higher with the user's usage, and lower with the time waited.
 
-    The size is the square of the time limit, times the root of the fGPU: limits tell more of the wait that a session
-    causes than amounts do. Without a limit the length is guessed from sessions that have ended, and counts once: it says
-    less. Usage is that of `fair_share`, with the user's own requests ahead. Where no limit tells when a
-    session ends, what its user holds now counts as well, and holds up those who ask for much at a time.
+    The size is the square of the time limit, times the root of the fGPU: limits predict the waits that a session causes
+    better than amounts do. Without a limit the estimated length counts once, since it predicts less. Usage is that of
+    `fair_share`, with the user's own requests ahead. Without a limit, the fGPU that the user holds now counts as well, so
+    that users who request much at a time are held back.
     """
-    used: dict[str, float] = {**used_by_user(line.snapshot, line.resource_group)}
-    taken = taken_by_user(line.snapshot, line.resource_group)
+    used: dict[str, float] = {**used_by_user(queue.snapshot, queue.resource_group)}
+    taken = taken_by_user(queue.snapshot, queue.resource_group)
     usage = USAGE / max(1.0, sum(used.values()) / max(1, len(used)))
     taking = TAKEN / max(1.0, sum(taken.values()) / max(1, len(taken)))
     ranks = []
     sizes: dict[tuple[int, float, int | None], float] = {}
-    lengths = lengths_s(line)
+    lengths = lengths_s(queue)
     for session, waited_s, milli, length_s in zip(
-        line.waiting, line.waited_s, asked_milli(line), lengths, strict=True
+        queue.waiting, queue.waited_s, asked_milli(queue), lengths, strict=True
     ):
         asked = session.request
         user, limit_s = asked.user, asked.time_limit_s
@@ -222,21 +219,19 @@ def usage_size_age(line: QueueSnapshot) -> Sequence[float]:
     return ranks
 
 
-MILLION = 10**6
+def drf(queue: QueueSnapshot) -> Sequence[float]:
+    """Rank by the user's dominant share in millionths of the resource group: the largest of fGPU, CPU and memory.
 
-
-def drf(line: QueueSnapshot) -> Sequence[float]:
-    """Rank by the user's dominant share, in millionths of the resource group: of fGPU, CPU or memory the largest.
-
-    It counts what the user holds now and their own requests ahead (dominant resource fairness: Ghodsi et al., NSDI 2011).
+    It counts the sessions of the user and their own requests ahead (dominant resource fairness: Ghodsi et al., NSDI
+    2011).
     """
-    snapshot, group = line.snapshot, line.resource_group
+    snapshot, group = queue.snapshot, queue.resource_group
     nodes = [n for n in snapshot.nodes if n.resource_group == group]
-    fgpu = MILLION / max(1, sum(d.capacity_milli for n in nodes for d in n.devices))
-    cpu = MILLION / max(1, sum(n.cpu_milli for n in nodes))
-    memory = MILLION / max(1, sum(n.memory_mib for n in nodes))
+    fgpu = 10**6 / max(1, sum(d.capacity_milli for n in nodes for d in n.devices))
+    cpu = 10**6 / max(1, sum(n.cpu_milli for n in nodes))
+    memory = 10**6 / max(1, sum(n.memory_mib for n in nodes))
+    #: For each user the share of fGPU, CPU and memory.
     taken: dict[str, list[float]] = {}
-    """Of each user the share of fGPU, CPU and memory."""
     for session in snapshot.sessions:
         asked = session.request
         if session.state in HOLDING and asked.resource_group == group:
@@ -245,10 +240,10 @@ def drf(line: QueueSnapshot) -> Sequence[float]:
             own[1] += asked.cpu_milli * cpu
             own[2] += asked.memory_mib * memory
     ranks = []
-    for session, milli in zip(line.waiting, asked_milli(line), strict=True):
+    for session, milli in zip(queue.waiting, asked_milli(queue), strict=True):
         asked = session.request
         own = taken.get(asked.user) or taken.setdefault(asked.user, [0, 0, 0])
-        # Rounded: sums that differ only by the order in which they were made are equal.
+        # Rounded, because the order of the additions changes the last digits.
         ranks.append(int(max(own) + 0.5))
         own[0] += milli * fgpu
         own[1] += asked.cpu_milli * cpu

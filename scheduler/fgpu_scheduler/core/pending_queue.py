@@ -10,26 +10,26 @@ from fgpu_scheduler.core.model import Session, WaitReason
 from fgpu_scheduler.core.request_counts import AMOUNTS
 from fgpu_scheduler.core.units import share_memory_mib
 
+#: fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models.
 Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
-"""fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
 
+#: The free CPU x 1000 and memory in MiB of a node, and the most free fGPU x 1000 of one of its devices.
 FreeAmounts = tuple[int, int, int]
-"""The CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
 
-_ASKED = attrgetter(*_MEASURES)
-_ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
-_ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
+_AMOUNTS = attrgetter(*_MEASURES)
+_KEY = attrgetter(*_MEASURES, "time_limit_s")
+_KEY_WITH_USER = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
 
 
 class EquivalentRequests:
     """The sessions of a queue with identical requests, in queue order. A pass tries only the first that waits."""
 
-    __slots__ = ("at", "numbers", "reason", "shape")
+    __slots__ = ("amounts", "at", "numbers", "reason")
 
-    def __init__(self, shape: Amounts) -> None:
-        self.shape = shape
+    def __init__(self, amounts: Amounts) -> None:
+        self.amounts = amounts
         #: The position of each session in the queue.
         self.numbers: list[int] = []
         #: The index in ``numbers`` of the first session that waits.
@@ -38,7 +38,7 @@ class EquivalentRequests:
         self.reason = WaitReason.RESOURCES
 
     @property
-    def left(self) -> bool:
+    def waits(self) -> bool:
         """Whether a session still waits."""
         return self.at < len(self.numbers)
 
@@ -46,53 +46,50 @@ class EquivalentRequests:
 class PendingQueue:
     """The sorted queue of a resource group, split into sets of identical requests. Held sessions are in no set.
 
-    Sessions share an `EquivalentRequests` if the planner must decide the same for both; with quotas the user and groups
-    count too.
+    Two sessions are in one set if the planner must decide the same for both; with quotas the user and groups count too.
     """
 
-    __slots__ = ("heads", "lane_of", "lanes", "promised", "sessions")
+    __slots__ = ("heads", "promised", "sessions", "set_of", "sets")
 
     def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
         self.sessions = sessions
-        key_of = _ASKED_BY if by_user else _ASKED_FOR
+        key_of = _KEY_WITH_USER if by_user else _KEY
         found: dict[object, EquivalentRequests] = {}
-        #: The sessions with a promised start, in queue order, each with its own lane.
+        #: The sessions with a promised start, in queue order, each with its own set.
         self.promised: list[tuple[Session, EquivalentRequests]] = []
-        #: The lane of each session, by its position in the queue; None where it is held.
-        self.lane_of = lane_of = list[EquivalentRequests | None]()
+        #: The set of each session, by its position in the queue; None where it is held.
+        self.set_of = set_of = list[EquivalentRequests | None]()
         for number, session in enumerate(sessions):
             if session.held and not held:
-                lane_of.append(None)
+                set_of.append(None)
                 continue
-            # A session that a node refused has its own lane: equal requests may still start on that node. So has a
+            # A session that a node refused has its own set: equal requests may still start on that node. So has a
             # session with a promised start: its reservation is not for the others.
             alone = session.refused or session.promised_at_s is not None
             key = session.id if alone else key_of(session.request)
-            lane = found.get(key)
-            if lane is None:
-                lane = found[key] = EquivalentRequests(_ASKED(session.request))
+            equals = found.get(key)
+            if equals is None:
+                equals = found[key] = EquivalentRequests(_AMOUNTS(session.request))
             if session.promised_at_s is not None:
-                self.promised.append((session, lane))
-            lane.numbers.append(number)
-            lane_of.append(lane)
-        self.lanes = list(found.values())
-        #: For the first waiting session of each lane, its position in the queue and the number of the lane.
-        self.heads = sorted((lane.numbers[0], n) for n, lane in enumerate(self.lanes))
+                self.promised.append((session, equals))
+            equals.numbers.append(number)
+            set_of.append(equals)
+        self.sets = list(found.values())
+        #: For the first waiting session of each set, its position in the queue and the number of the set.
+        self.heads = sorted((equals.numbers[0], n) for n, equals in enumerate(self.sets))
 
     def copy(self) -> PendingQueue:
         """Return an independent copy."""
         other = copy(self)
-        other.lanes, other.heads = [copy(lane) for lane in self.lanes], list(self.heads)
-        new = {id(old): lane for old, lane in zip(self.lanes, other.lanes, strict=True)}
-        other.promised = [(session, new[id(lane)]) for session, lane in self.promised]
+        other.sets, other.heads = [copy(equals) for equals in self.sets], list(self.heads)
+        new = {id(old): equals for old, equals in zip(self.sets, other.sets, strict=True)}
+        other.promised = [(session, new[id(equals)]) for session, equals in self.promised]
         return other
 
     def drop_started(self) -> None:
         """Remove sessions that have started from ``heads``."""
-        lanes = self.lanes
-        self.heads = [
-            (at, n) for at, n in self.heads if lanes[n].left and lanes[n].numbers[lanes[n].at] == at
-        ]
+        sets = self.sets
+        self.heads = [(at, n) for at, n in self.heads if sets[n].waits and sets[n].numbers[sets[n].at] == at]
 
 
 class UnschedulableRequests:
@@ -124,7 +121,7 @@ class UnschedulableRequests:
                 asked: None
                 for asked in earlier
                 if not any(
-                    r[0] >= asked[1] and r[1] >= asked[2] and r[2] >= min(asked[0], least) for r in freed
+                    f[0] >= asked[1] and f[1] >= asked[2] and f[2] >= min(asked[0], least) for f in freed
                 )
             }
         self._earlier, self.found, self._least = earlier, {}, []
@@ -142,7 +139,7 @@ class UnschedulableRequests:
             return True
         if gpu_memory is not None or compute is not None:
             return False
-        # Not any(): a generator costs more than the comparisons, and this runs for every lane in every pass.
+        # Not any(): a generator costs more than the comparisons, and this runs for every set in every pass.
         for least in self._least:
             if fgpu >= least[0] and cpu >= least[1] and memory >= least[2] and _among(models, least[5]):
                 return True

@@ -1,4 +1,4 @@
-"""A mapping that is carried on in parts: a change makes the parts anew that it touches, and shares all others."""
+"""An immutable mapping in parts: a change copies only the parts that it touches and shares all others."""
 
 from __future__ import annotations
 
@@ -12,44 +12,41 @@ V = TypeVar("V")
 
 
 def part_of_id(number: int) -> int:
-    """Return the part of an id: those of a part came one after the other, and parts are in order as ids are."""
+    """Return the part that holds an id. Ids of one part are consecutive, and parts are in the order of their ids."""
     return number >> 6
 
 
 def part_of_name(name: str) -> int:
-    """Return the part of a name: the same in every process."""
+    """Return the part that holds a name; it is the same in every process."""
     return crc32(name.encode(errors="surrogatepass")) & 63
 
 
 class PersistentMap(Mapping[K, V]):
-    """A mapping of which no part is ever changed. In order of the parts, as these were first needed."""
+    """An immutable mapping whose successors share its unchanged parts. Its keys are in the order of the parts."""
 
     __slots__ = ("_part_of", "_parts")
 
     def __init__(self, part_of: Callable[[K], int], parts: Mapping[int, Mapping[K, V]] | None = None) -> None:
-        """``part_of`` tells of a key in which part it is; ``parts`` are for this class to hand in."""
+        """``part_of`` returns the part of a key; only this class passes ``parts``."""
         self._part_of = part_of
         self._parts = parts or {}
 
     def then(self, changes: Mapping[K, V | None]) -> PersistentMap[K, V]:
-        """Return the mapping after changes; None: the key is there no more."""
-        parts, anew = dict(self._parts), dict[int, dict[K, V]]()
+        """Return the mapping after changes; the value None removes a key."""
+        parts, copied = dict(self._parts), dict[int, dict[K, V]]()
         for key, value in changes.items():
             number = self._part_of(key)
-            part = anew.get(number)
+            part = copied.get(number)
             if part is None:
-                part = parts[number] = anew[number] = dict(parts.get(number, ()))
+                part = parts[number] = copied[number] = dict(parts.get(number, ()))
             if value is None:
                 part.pop(key, None)
             else:
                 part[key] = value
-        for number, part in anew.items():
-            if not part:
-                del parts[number]
-        return PersistentMap(self._part_of, parts)
+        return PersistentMap(self._part_of, {number: part for number, part in parts.items() if part})
 
     def changed_keys(self, other: PersistentMap[K, V]) -> Iterator[K]:
-        """Yield the keys of which not both have the same object; only parts that are not the same are looked into."""
+        """Yield the keys whose values are not the same object in both mappings. Shared parts are skipped."""
         nothing: Mapping[K, V] = {}
         for number in self._parts.keys() | other._parts.keys():
             own, others = self._parts.get(number, nothing), other._parts.get(number, nothing)
@@ -70,10 +67,10 @@ class PersistentMap(Mapping[K, V]):
         return sum(map(len, self._parts.values()))
 
     def __repr__(self) -> str:
-        return f"Parts({dict(self)!r})"
+        return f"PersistentMap({dict(self)!r})"
 
     def values(self) -> ValuesView[V]:
-        """Return the values, in the order of the keys, and sooner than one after the other."""
+        """Return the values in the order of the keys, faster than by one lookup per key."""
         return _Values(self)
 
 

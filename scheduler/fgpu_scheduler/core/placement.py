@@ -1,7 +1,7 @@
-"""What is free, what fits, and which of the fitting placements is taken.
+"""Free capacity, feasible placements, and the best of them.
 
-`feasible_device_sets` and `best_device_set` search one node, `place` many nodes, and `placer` places many requests.
-`after` checks a placement again, whoever found it, before it is committed.
+`feasible_device_sets` and `best_device_set` search one node, `place` several nodes, and `placer` places many requests one
+after the other. `claimed_if_fits` checks a placement again before it is committed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fgpu_scheduler.core.shares import (
 
 @dataclass(frozen=True, slots=True)
 class DeviceFree:
-    """What is left of one device. ``mode`` is that of the shares on it, None where there is none.
+    """The free amounts of one device. ``mode`` is the mode of the shares on it, None if there are none.
 
-    Of a cordoned one no ``shares`` are left, or fewer than none.
+    ``shares`` is the number of further sessions that may share it: 0 or less if it is cordoned.
     """
 
     device: Device
@@ -49,13 +49,13 @@ class DeviceFree:
 
     @property
     def untouched(self) -> bool:
-        """Whether no session holds any of it, and one may take it all."""
+        """Whether no session holds a share of it and one session may take it whole."""
         return self.shares == self.device.max_shares
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """What is left of one node; devices in order of their index."""
+    """The free amounts of one node; devices in order of their index."""
 
     node: Node
     cpu_milli: int
@@ -63,12 +63,12 @@ class NodeFree:
     devices: tuple[DeviceFree, ...]
 
 
+#: The free amounts of every node, in order of the nodes' ids.
 Free = tuple[NodeFree, ...]
-"""What is left of every node, in order of the nodes' ids."""
 
 
 def untouched(node: Node) -> NodeFree:
-    """Return ``node`` with nothing taken."""
+    """Return the free amounts of an empty node."""
     devices = tuple(
         DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.shares_offered) for d in node.devices
     )
@@ -76,9 +76,9 @@ def untouched(node: Node) -> NodeFree:
 
 
 def free(snapshot: Snapshot) -> Free:
-    """Return what the sessions that hold shares leave of each node.
+    """Return the free amounts of each node.
 
-    Amounts can be below zero where an administrator has made a node smaller than what runs on it.
+    They are below zero where an administrator has made a node smaller than what runs on it.
     """
     on_node = snapshot.index.on_node
     return tuple(
@@ -88,7 +88,7 @@ def free(snapshot: Snapshot) -> Free:
 
 
 def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
-    """Return what those who have a place on a node leave of it, all at once: one after the other takes long."""
+    """Return the free amounts of a node beside these sessions. One sum over all is faster than one `claimed` for each."""
     held = [
         (session.request, session.placement)
         for _, session in sorted(there.items())
@@ -97,7 +97,7 @@ def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
     cpu_milli, memory_mib = node.cpu_milli, node.memory_mib
     taken: dict[str, list[int]] = {}
     modes: dict[str, ShareMode] = {}
-    # In order of their ids: it decides whose mode counts.
+    # In order of their ids: the first session on a device decides its mode.
     for asked, where in held:
         cpu_milli -= asked.cpu_milli
         memory_mib -= asked.memory_mib
@@ -137,12 +137,12 @@ _UUID = attrgetter("device.uuid")
 
 
 def claimed(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree:
-    """Return what ``placement`` would leave of a node, below zero where others still hold what it needs."""
+    """Return the free amounts with ``placement``, below zero where other sessions still hold what it needs."""
     return _changed(left, request, placement, -1)
 
 
 def released(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
-    """Return what is left of a node once a session that `free` or `after` counted has ended."""
+    """Return the free amounts after the end of a session that was counted as holding this placement."""
     return _changed(left, request, placement, 1)
 
 
@@ -169,12 +169,12 @@ def _changed(left: NodeFree, request: Request | RequestShape, placement: Placeme
     )
 
 
-def after(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree | None:
-    """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
+def claimed_if_fits(left: NodeFree, request: Request | RequestShape, placement: Placement) -> NodeFree | None:
+    """Return the free amounts with ``placement``, or None if it does not fit.
 
-    The shares must be what the request is worth on the devices (`shares_of`). Memory and compute are
-    checked beside fGPU, because shares taken under an earlier unit may be worth more than their fGPU says
-    today. All shares of one device are of one mode.
+    The shares must be what the request is worth on the devices (`shares_of`). Memory and compute are checked beside fGPU,
+    because shares that were placed under an earlier unit may be worth more than their fGPU says today. All shares of one
+    device have one mode.
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
@@ -192,7 +192,7 @@ def after(left: NodeFree, request: Request | RequestShape, placement: Placement)
 
 
 def claimed_shares(left: NodeFree, session: Session, where: Placement) -> NodeFree | None:
-    """Return what is left of a node once a session has these shares there, or None if they do not fit."""
+    """Return the free amounts with these shares of a session, or None if they do not fit."""
     wanted = {share.device_uuid: share for share in where.shares}
     own = [d for d in left.devices if d.device.uuid in wanted]
     if len(own) < len(wanted) or not all(_holds(d, wanted[d.device.uuid]) for d in own):
@@ -203,7 +203,7 @@ def claimed_shares(left: NodeFree, session: Session, where: Placement) -> NodeFr
 
 
 def _holds(free: DeviceFree, share: Share) -> bool:
-    """Return whether a share fits on a device. Of what is there already all must be of its mode."""
+    """Return whether a share fits on a device; all shares of a device have one mode."""
     return (
         free.fgpu_milli >= share.fgpu_milli
         and free.memory_mib >= share.memory_mib
@@ -213,17 +213,18 @@ def _holds(free: DeviceFree, share: Share) -> bool:
     )
 
 
+#: The share of a request on part of a device, for each kind of device: capacity, memory and model.
 ShareOfKind = dict[tuple[int, int, str], Share | None]
-"""What a request takes of a part of a device, once for each kind of device: capacity, memory and model."""
 
 
 def feasible_device_sets(
     left: NodeFree, asked: Request | RequestShape, devices: Sequence[DeviceFree], share_of_kind: ShareOfKind
 ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield each way that ``asked`` fits on a node: which of its ``devices`` it takes, and the fGPU x 1000 of each.
+    """Yield each set of ``devices`` on which ``asked`` fits, by their indexes, and the fGPU x 1000 of each device.
 
-    ``devices`` are those of `by_uuid`, ``share_of_kind`` is kept from node to node. All models that are asked for count
-    the same here. For whole devices there is one way for each capacity: the first ones, being untouched and so alike.
+    ``devices`` are those of `by_uuid`; ``share_of_kind`` is a cache for all nodes. All models of the request have the
+    same preference here. For whole devices there is one set per capacity: the first devices, as untouched ones are
+    alike.
     """
     node, fgpu = left.node, asked.fgpu_milli
     if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
@@ -265,7 +266,7 @@ def placement_of(left: NodeFree, asked: Request | RequestShape, taken: Iterable[
 
 
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
-    """Yield each way that ``request`` fits on a node, with what that leaves: by liked model, then by device uuid."""
+    """Yield each placement on a node and the free amounts with it, by preferred model, then by device uuid."""
     for asked in per_preferred_model(request):
         for taken, _ in feasible_device_sets(left, asked, by_uuid(left), {}):
             placement = placement_of(left, asked, taken)
@@ -273,7 +274,7 @@ def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, No
 
 
 class NodeAmounts(NamedTuple):
-    """What a score sees of one node: what is free, and each device's capacity and model, in order of their uuids."""
+    """What a score sees of a node: its free amounts, and each device's capacity and model, in order of their uuids."""
 
     cpu_milli: int
     memory_mib: int
@@ -283,7 +284,6 @@ class NodeAmounts(NamedTuple):
 
     @classmethod
     def of(cls, left: NodeFree, devices: Sequence[DeviceFree]) -> NodeAmounts:
-        """Return what a score sees of a node with these devices."""
         free = tuple([d.fgpu_milli for d in devices])
         capacities = tuple([d.device.capacity_milli for d in devices])
         return cls(
@@ -291,9 +291,9 @@ class NodeAmounts(NamedTuple):
         )
 
 
+#: Scores a placement from the node before and after it, and the indexes of the devices taken. Lower is better; ties go
+#: to the lowest node id and uuids. Equal arguments must give equal scores, because scores are cached.
 Score = Callable[[NodeAmounts, NodeAmounts, tuple[int, ...]], tuple[int, ...]]
-"""Of a node before and after, and the places of the devices taken in it. Lower is better; compared before
-the node's id and the uuids, which break ties. Equal arguments must give equal scores: they are kept."""
 
 
 def best_fit(before: NodeAmounts, after: NodeAmounts, taken: tuple[int, ...]) -> tuple[int, ...]:
@@ -312,24 +312,24 @@ def best_device_set(
     *,
     score: Score,
     share_of_kind: ShareOfKind,
-    beside: NodeFree | None = None,
+    within: NodeFree | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the score of the best of the `feasible_device_sets`, and which devices it takes; None where there is none.
+    """Return the lowest score on a node and the indexes of its devices, or None if the request does not fit.
 
-    With ``beside``, it must fit into that as well.
+    With ``within``, the placement must fit into those free amounts as well.
     """
     devices = by_uuid(left)
     before: NodeAmounts | None = None
     found: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     tried: list[tuple[int, int, int, str]] = []
     for taken, each in feasible_device_sets(left, asked, devices, share_of_kind):
-        if beside is not None and after(beside, asked, placement_of(left, asked, taken)) is None:
+        if within is not None and claimed_if_fits(within, asked, placement_of(left, asked, taken)) is None:
             continue
         if before is None:
             before = NodeAmounts.of(left, devices)
         _, _, free, capacities, models = before
         if taken:
-            # Of devices that no score can tell apart the first will do.
+            # Among devices that no score can tell apart only the first is scored.
             alike = each, free[taken[0]], capacities[taken[0]], models[taken[0]]
             if alike in tried:
                 continue
@@ -345,15 +345,16 @@ def best_device_set(
 
 
 def place(
-    request: Request, left: Free, *, score: Score, beside: NodeFree | None = None
+    request: Request, left: Free, *, score: Score, within: NodeFree | None = None
 ) -> tuple[Placement, Free] | None:
-    """Return the best placement of ``request`` and what it leaves, or None if none fits, also into ``beside``."""
+    """Return the best placement of ``request`` and the free amounts with it, or None if none fits (``within`` as
+    above)."""
     for asked in per_preferred_model(request):
         share_of_kind: ShareOfKind = {}
         found = [
             (best[0], node.node.id, at, best[1])
             for at, node in enumerate(left)
-            if (best := best_device_set(node, asked, score=score, share_of_kind=share_of_kind, beside=beside))
+            if (best := best_device_set(node, asked, score=score, share_of_kind=share_of_kind, within=within))
             is not None
         ]
         if found:

@@ -2,8 +2,8 @@
 
 `plan` works on one snapshot, and on each resource group in turn:
 
-1. Bring the group's free capacity to the snapshot (`PlanCache.ground`). Only nodes that changed since the last plan are
-   counted again, since a plan is made after every event.
+1. Bring the group's free capacity to the snapshot (`PlanCache.free_capacity`). Only nodes that changed since the last
+   plan are counted again, since a plan is made after every event.
 2. Sort the waiting sessions by the group's policy (`GroupScheduler.in_order`).
 3. Put sessions with identical requests together (`PendingQueue`): when the first of them does not fit, the others cannot.
 4. Start what fits, and reserve a place for the first session that does not (`GroupScheduler.fill` has the steps).
@@ -11,20 +11,26 @@
    that session could take the place.
 
 Quotas span resource groups, so all groups share one `Ledger`.
+
+`committed` checks a plan again before the store writes it. It is the one check of every store, with the fit and the
+quotas of the planner.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from fgpu_scheduler.core import orders
+from fgpu_scheduler.core import lifecycle, orders, placement
 from fgpu_scheduler.core.free_capacity import PlanCache as PlanCache
 from fgpu_scheduler.core.group_scheduler import GroupScheduler
-from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Placement, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.pending_queue import PendingQueue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.errors import StaleVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,42 +85,41 @@ class Plan:
         return tuple(d for d in self.decisions if isinstance(d, StartDecision))
 
 
-def plan(snapshot: Snapshot, policy: Policy, memory: PlanCache | None = None) -> Plan:
+def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> Plan:
     """Return a decision for every waiting session, by the order and the backfill of its resource group's policy.
 
-    A held session keeps its place in the queue and is not started. A session over a quota waits and does not block the
-    sessions behind it. Sessions with identical requests start in queue order. ``memory`` from earlier plans makes the
-    plan faster; it does not change it.
+    A held session keeps its queue position and is not started. A session over a quota waits and does not block the
+    sessions behind it. Sessions with identical requests start in queue order. A ``cache`` of earlier plans makes the plan
+    faster and does not change it.
     """
     decisions: list[Decision] = []
-    memory, ledger = memory or PlanCache(), Ledger(snapshot)
-    for group, line in orders.queue_snapshots(snapshot).items():
+    cache, ledger = cache or PlanCache(), Ledger(snapshot)
+    for group, queue in orders.queue_snapshots(snapshot).items():
         own = policy.of(group)
-        with memory.ground(snapshot, group, own.placing) as ground:
-            floor = GroupScheduler(snapshot, ground, own, ledger)
-            decisions += _decided(line, floor, by_user=bool(snapshot.quotas))
+        with cache.free_capacity(snapshot, group, own.placing) as capacity:
+            scheduler = GroupScheduler(snapshot, capacity, own, ledger)
+            decisions += _decided(queue, scheduler, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions))
 
 
-def _decided(line: orders.QueueSnapshot, floor: GroupScheduler, *, by_user: bool) -> list[Decision]:
+def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
-    queue = PendingQueue(floor.in_order(line), by_user=by_user)
+    pending = PendingQueue(scheduler.in_order(queue), by_user=by_user)
     special: dict[int, Decision] = {
-        session.id: StartDecision(session.id, where) for session, where in floor.fill(queue)
+        session.id: StartDecision(session.id, where) for session, where in scheduler.fill(pending)
     }
-    kept = floor.kept
-    if kept is not None:
-        uuids = tuple(share.device_uuid for share in kept.placement.shares)
-        starts_at_s = kept.starts_at_s if floor.promises(kept.session_id, queue, special) else None
-        special[kept.session_id] = ReserveDecision(
-            kept.session_id, starts_at_s, kept.placement.node_id, uuids
-        )
+    reserved = scheduler.reservation
+    if reserved is not None:
+        uuids = tuple(share.device_uuid for share in reserved.placement.shares)
+        session_id, node_id = reserved.session_id, reserved.placement.node_id
+        starts_at_s = reserved.starts_at_s if scheduler.promises(session_id, pending, special) else None
+        special[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
     # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
         special[s.id]
         if s.id in special
-        else WaitDecision(s.id, WaitReason.HELD if lane is None else lane.reason)
-        for s, lane in zip(queue.sessions, queue.lane_of, strict=True)
+        else WaitDecision(s.id, WaitReason.HELD if equals is None else equals.reason)
+        for s, equals in zip(pending.sessions, pending.set_of, strict=True)
     ]
 
 
@@ -131,3 +136,61 @@ def applied(snapshot: Snapshot, step: Plan) -> Snapshot:
             if s.id in where
         ]
     )
+
+
+def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session, Session], ...]:
+    """Return each session that the plan changes, before and after the change, in the plan's order.
+
+    The store has checked that the plan was made on the version of ``world``.
+
+    Raises:
+        StaleVersion: a decision does not hold.
+    """
+    waiting = {number: s for queue in world.index.waiting.values() for number, s in queue.items()}
+    left, ledger = _left_on(world, plan), Ledger(world)
+    found = []
+    for decision in plan.decisions:
+        session = waiting.pop(decision.session_id, None)
+        if session is None:
+            raise StaleVersion(f"session {decision.session_id} does not wait")
+        if isinstance(decision, StartDecision):
+            new = _started(session, decision.placement, left, ledger, now_s=now_s)
+        else:
+            promised_at_s = session.promised_at_s
+            if promised_at_s is None and isinstance(decision, ReserveDecision):
+                # The scheduler is judged by the first promise, so a later one does not replace it.
+                promised_at_s = decision.starts_at_s
+            if (session.wait_reason, session.promised_at_s) == (decision.reason, promised_at_s):
+                continue
+            new = replace(session, wait_reason=decision.reason, promised_at_s=promised_at_s)
+        found.append((session, new))
+    return tuple(found)
+
+
+def _started(
+    session: Session, where: Placement, left: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
+) -> Session:
+    node = left.get(where.node_id)
+    rest = None if node is None or session.held else placement.claimed_if_fits(node, session.request, where)
+    if rest is None:
+        raise StaleVersion(f"session {session.id} does not fit where it was placed")
+    if not ledger.allows(session, where):
+        raise StaleVersion(f"session {session.id} was placed over a quota")
+    left[where.node_id] = rest
+    ledger.take(session, where)
+    return replace(lifecycle.moved(session, SessionState.SCHEDULED, now_s=now_s), placement=where)
+
+
+def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
+    """Return the free capacity of the nodes and devices on which the plan places; missing nodes are left out."""
+    uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
+    on_node = world.index.on_node
+    left = {}
+    for node_id in {place.placement.node_id for place in plan.placed}:
+        at = bisect_left(world.nodes, node_id, key=attrgetter("id"))
+        if at < len(world.nodes) and world.nodes[at].id == node_id:
+            node = world.nodes[at]
+            # Only the devices that the plan uses: counting the rest of a large node costs time and changes nothing.
+            used = replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
+            left[node_id] = placement.free_on_node(used, on_node.get(node_id, {}))
+    return left

@@ -1,4 +1,4 @@
-"""What an administrator decides of a resource group: who comes first, who may pass, and where sessions go."""
+"""What an administrator configures for a resource group: the order of its queue, backfill and placement."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DAY_S = 86400
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """How the queue of one resource group is ordered and where its sessions go. Times are in seconds.
+    """How the queue of one resource group is ordered and where its sessions are placed. Times are in seconds.
 
-    With ``strict`` no request starts before the first one of the queue. Otherwise a place is kept for the first one
-    that does not fit, and the others start where they do not delay it. ``longest_wait_s``: a request for n GPUs that
-    has waited for an n-th of it comes before all others of its priority, and what it needs is kept for it; None:
-    never. ``max_lifetime_s``: no session runs longer.
+    With ``strict`` no session starts before the first one of the queue. Otherwise a place is reserved for the first one
+    that does not fit, and others start if they do not delay it. A request for n GPUs that has waited for an n-th of
+    ``longest_wait_s`` comes first within its priority and gets the reservation; None: never. No session runs longer than
+    ``max_lifetime_s``.
     """
 
     order: Order = orders.fifo
@@ -46,6 +46,7 @@ class Policy:
         return self.groups.get(resource_group, self.default)
 
 
+#: Each order by its name in a configuration.
 ORDERS: Mapping[str, Order] = {
     "default": orders.usage_size_age,
     "fair-share": orders.fair_share,
@@ -54,11 +55,10 @@ ORDERS: Mapping[str, Order] = {
     "fifo-skip": orders.fifo,
     "lifo": orders.lifo,
 }
-"""Each order by its name in a configuration."""
+#: The name of the order in which no request overtakes another.
 STRICT = "fifo"
-"""The name of the order in which no request overtakes another."""
+#: A quarter of the usual `queue_timeout_s`: with half of it, without time limits, 8 % of 4-GPU requests timed out.
 LONGEST_WAIT_S = DAY_S // 4
-"""A quarter of the usual `queue_timeout_s`: with half of it, without time limits, 8 % of 4-GPU requests timed out."""
 
 
 def group_policy(
@@ -68,10 +68,10 @@ def group_policy(
     longest_wait_s: int = LONGEST_WAIT_S,
     half_life_s: int = 7 * DAY_S,
 ) -> GroupPolicy:
-    """Return the policy that these words of a configuration stand for. Times are in seconds.
+    """Return the policy with these names of a configuration. Times are in seconds.
 
     Raises:
-        BadSettings: a name is not known, or a number cannot be; the message has the names that are.
+        BadSettings: a name is not known, or a number is not possible; the message lists the known names.
     """
     for name, value in (("longest_wait_s", longest_wait_s), ("half_life_s", half_life_s)):
         if value < 1:

@@ -1,39 +1,51 @@
-"""Whose place sessions of higher priority take: the fewest, of the lowest priority, the youngest.
+"""Which running sessions end so that blocked requests of higher priority can start.
 
-Nobody is chosen in vain: only such sessions whose ends, together, let a blocked one start.
+1. For every node, compute its free capacity after the ends that happen anyway, and the sessions there that may be ended
+   (`_Node`). Placements of the plan are claimed.
+2. For each blocked request, in queue order and within its quotas, compute for each node the least number of sessions of
+   lower priority that must end (`_Candidates.offer`). Visit the nodes in the order of that bound and find the smallest
+   set of sessions there (`_fewest`), until no other node can be better.
+3. Of equally small sets take sessions that were warned already, then the lowest priority, then the youngest.
+
+A session is chosen only if the ends together let a blocked request start: no session ends in vain.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import combinations, count
+from itertools import accumulate, combinations, count
 from math import comb
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Snapshot
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import (
+    EndCause,
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
-from fgpu_scheduler.core.preemption_candidates import (
-    Candidates,
-    NodeCandidates,
-    Offer,
-    PreemptionCandidates,
-    first,
-)
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import RequestShape, shape
+from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape
 
+#: The sets of sessions that are tried on each node for the fewest; beyond that the largest sessions are taken first.
 TRIES = 500
-"""On each node so many sets of victims are tried for the fewest; beyond that the largest are taken first."""
-
+#: The blocked requests for which sessions end at a time.
 SERVED = 32
-"""For so many blocked sessions at a time others are ended."""
+#: A session on several devices counts for each as a part of this number, which has many divisors.
+PART = 840
 
-
-_Entry = tuple[Offer, int, Candidates, list[Session] | None]
-"""What a node offers, a serial number, and who has to end; None while that is only the least that it could be."""
+#: Sorts the sessions of a node: those that end first sort first.
+_Order = tuple[int, int, int, int]
+#: The least number of sessions that must end on a node, the order of the first of them, and the node's id. The lowest
+#: wins.
+_Offer = tuple[int, list[_Order], str]
 
 
 def victims(
@@ -44,37 +56,35 @@ def victims(
     groups: Sequence[str],
     ending: Collection[int],
     spared: Collection[int] = (),
-    clearings: PreemptionCandidates | None = None,
 ) -> tuple[int, ...]:
-    """Return, in order, the running sessions of these resource groups that have to end for those of higher priority.
+    """Return, in order, the running sessions of these resource groups that have to end for requests of higher priority.
 
-    ``ending`` are the sessions that end for another reason; what they and the TERMINATING ones give back is waited
-    for. The ``spared`` ones are not chosen. Who was warned already is chosen again if that will do. With the
-    ``clearings`` of earlier rounds they are the same, sooner.
+    ``ending`` are the sessions that end for another reason: requests wait for their shares, and for those of TERMINATING
+    sessions. The ``spared`` ones are not chosen. Sessions that were warned already are chosen again if they suffice.
     """
-    waiting = {number: s for line in snapshot.index.waiting.values() for number, s in line.items()}
-    there = (clearings or PreemptionCandidates()).of(snapshot, groups=groups, ending=ending, spared=spared)
+    waiting = {number: s for queue in snapshot.index.waiting.values() for number, s in queue.items()}
+    there = _nodes(snapshot, groups, frozenset(ending), frozenset(spared))
     for placed in plan.placed:
         session = waiting[placed.session_id]
         ledger.take(session, placed.placement)
         node_id = placed.placement.node_id
         if node_id in there:
-            left = placement.after(there[node_id].left, session.request, placed.placement)
-            assert left is not None, "what was planned on this snapshot fits it"
+            left = placement.claimed_if_fits(there[node_id].left, session.request, placed.placement)
+            assert left is not None, "a placement of the plan fits the plan's snapshot"
             there[node_id] = there[node_id].then(left, ())
     nodes = _Nodes(there)
     served = 0
-    misfits: list[tuple[RequestShape, int]] = []
+    unservable: set[tuple[RequestShape, int]] = set()
     for session in _blocked(snapshot, plan, groups, waiting):
         if served == SERVED:
             break
         asked = session.request
-        alike = shape(asked), asked.priority
-        if alike in misfits or not ledger.allows(session):
+        key = shape(asked), asked.priority
+        if key in unservable or not ledger.allows(session):
             continue
         found = nodes.best(asked)
         if found is None:
-            misfits.append(alike)
+            unservable.add(key)
             continue
         where, ended = found
         nodes.give(asked, where, ended)
@@ -89,152 +99,297 @@ def _blocked(
     placed = {one.session_id for one in plan.placed}
     for decision in plan.decisions:
         session = waiting[decision.session_id]
-        # Whoever was refused a node a moment ago might be refused the one that others are ended for, too.
-        waits = not session.held and not session.left_out(snapshot.now_s)
+        # The cluster that refused a session one node might refuse it the node that other sessions end for, too.
+        waits = not session.held and not session.refusing_nodes(snapshot.now_s)
         if session.id not in placed and waits and session.request.resource_group in groups:
             yield session
 
 
-class _Nodes:
-    """What is left of each node, and who could be ended there."""
+def _nodes(
+    snapshot: Snapshot, groups: Sequence[str], ending: frozenset[int], spared: frozenset[int]
+) -> dict[str, _Node]:
+    """Return the nodes of these resource groups by id, in the order of their ids."""
+    found = {}
+    for node in snapshot.nodes:
+        if node.resource_group not in groups:
+            continue
+        there = snapshot.index.on_node.get(node.id, {})
+        left, may_end = placement.free_on_node(node, there), []
+        for session in there.values():
+            if session.placement is None:
+                continue
+            if session.state is SessionState.TERMINATING or session.id in ending:
+                if session.state in HOLDING:
+                    left = placement.released(left, session.request, session.placement)
+            elif (
+                session.state is SessionState.RUNNING
+                and session.id not in spared
+                and session.request.resource_group in groups
+            ):
+                may_end.append(session)
+        found[node.id] = _Node(left, may_end)
+    return found
 
-    def __init__(self, clearings: dict[str, NodeCandidates]) -> None:
-        self._there = clearings
-        self._rooms: dict[tuple[str, int], dict[str, Candidates]] = {}
-        """Those of a resource group for requests of a priority, by node."""
-        self._heaps: dict[tuple[RequestShape, int], tuple[list[_Entry], int]] = {}
-        """What nodes offer to requests of a shape and priority, and how many of the changes that knows of."""
+
+def _order(session: Session) -> _Order:
+    warned = session.ends_cause is EndCause.PREEMPTED
+    return (0 if warned else 1, session.request.priority, -(session.started_at_s or 0), -session.id)
+
+
+class _Node:
+    """The free amounts of a node after the ends that happen anyway, and the sessions that may be ended there."""
+
+    __slots__ = ("_may_end", "left")
+
+    def __init__(self, left: NodeFree, may_end: Iterable[Session]) -> None:
+        self.left = left
+        self._may_end = sorted(may_end, key=_order)
+
+    def candidates(self, priority: int) -> _Candidates:
+        """Return the node for requests of a priority: only sessions of a lower one end for them."""
+        return _Candidates(self.left, [s for s in self._may_end if s.request.priority < priority])
+
+    def then(self, left: NodeFree, ended: Collection[int]) -> _Node:
+        """Return the node with other free amounts, after these sessions have ended."""
+        return _Node(left, [session for session in self._may_end if session.id not in ended])
+
+
+class _Nodes:
+    """The nodes of all groups while sessions are chosen for one request after the other."""
+
+    def __init__(self, nodes: dict[str, _Node]) -> None:
+        self._nodes = nodes
+        #: The candidates on each node of a resource group for requests of a priority.
+        self._candidates: dict[tuple[str, int], dict[str, _Candidates]] = {}
+        #: For each shape and priority a heap of offers, and how many of ``_changed`` it includes. An entry has a serial
+        #: number, and the sessions that end; None while the offer is only a lower bound.
+        self._heaps: dict[
+            tuple[RequestShape, int],
+            tuple[list[tuple[_Offer, int, _Candidates, list[Session] | None]], int],
+        ] = {}
         self._changed: list[str] = []
         self._serial = count()
         self.ended: set[int] = set()
 
     def best(self, asked: Request) -> tuple[Placement, list[Session]] | None:
-        """Return where a request fits after which sessions have ended, on the node where the fewest have to.
-
-        Nodes are looked at in the order of the best that could be found there, as long as that beats what was found.
-        """
-        alike = shape(asked), asked.priority
-        rooms = self._rooms_for(asked)
-        heap, known = self._heaps.get(alike, ([], None))
-        changed = () if known is None else dict.fromkeys(self._changed[known:])
-        new = rooms.values() if known is None else [rooms[node_id] for node_id in changed if node_id in rooms]
+        """Return the placement that needs the fewest ends, and the sessions to end; None if no ends are enough."""
+        key = shape(asked), asked.priority
+        on_node = self._candidates_for(asked)
+        heap, known = self._heaps.get(key, ([], None))
+        new: Iterable[_Candidates] = on_node.values()
+        if known is not None:
+            new = [on_node[node_id] for node_id in dict.fromkeys(self._changed[known:]) if node_id in on_node]
         found = [
             (offer, next(self._serial), candidates, None)
             for candidates in new
-            if (offer := candidates.offer(alike[0])) is not None
+            if (offer := candidates.offer(key[0])) is not None
         ]
-        if known is None:
-            heap = [*found]
-            heapify(heap)
-        else:
-            for entry in found:
-                heappush(heap, entry)
-        self._heaps[alike] = heap, len(self._changed)
+        heap = [*heap, *found]
+        heapify(heap)
+        self._heaps[key] = heap, len(self._changed)
         while heap:
             (least, _, node_id), _, candidates, ended = heap[0]
-            stands = candidates is rooms[node_id]
-            if stands and ended is not None:
+            valid = candidates is on_node[node_id]
+            if valid and ended is not None:
                 where = _fits(asked, candidates.left, ended)
                 assert where is not None
                 return where, ended
             heappop(heap)
-            if (
-                stands
-                and (ended := candidates.fewest(alike[0], partial(_fewest, asked, candidates, least)))
-                is not None
-            ):
-                offer = len(ended), sorted(map(first, ended)), node_id
+            if valid and (ended := _fewest(asked, candidates, least)) is not None:
+                offer = len(ended), sorted(map(_order, ended)), node_id
                 heappush(heap, (offer, next(self._serial), candidates, ended))
         return None
 
-    def _rooms_for(self, asked: Request) -> dict[str, Candidates]:
+    def _candidates_for(self, asked: Request) -> dict[str, _Candidates]:
         key = asked.resource_group, asked.priority
-        if key not in self._rooms:
-            self._rooms[key] = {
-                node_id: there.candidates(asked.priority)
-                for node_id, there in self._there.items()
-                if there.left.node.resource_group == asked.resource_group
+        if key not in self._candidates:
+            self._candidates[key] = {
+                node_id: node.candidates(asked.priority)
+                for node_id, node in self._nodes.items()
+                if node.left.node.resource_group == asked.resource_group
             }
-        return self._rooms[key]
+        return self._candidates[key]
 
     def give(self, asked: Request, where: Placement, ended: Sequence[Session]) -> None:
-        """Count the place as taken, and these sessions as ended."""
+        """Claim the placement, and count these sessions as ended."""
         self.ended.update(session.id for session in ended)
-        there = self._there[where.node_id]
-        left = placement.after(_without(there.left, ended), asked, where)
-        assert left is not None, "what was planned on this snapshot fits it"
-        there = self._there[where.node_id] = there.then(left, self.ended)
-        for (_, priority), rooms in self._rooms.items():
-            if where.node_id in rooms:
-                rooms[where.node_id] = there.candidates(priority)
+        node = self._nodes[where.node_id]
+        left = placement.claimed_if_fits(_without(node.left, ended), asked, where)
+        assert left is not None, "the placement was found on these free amounts"
+        node = self._nodes[where.node_id] = node.then(left, self.ended)
+        for (_, priority), candidates in self._candidates.items():
+            if where.node_id in candidates:
+                candidates[where.node_id] = node.candidates(priority)
         self._changed.append(where.node_id)
 
 
-def _fewest(asked: Request, candidates: Candidates, least: int) -> list[Session] | None:
-    """Return as few of the sessions as possible whose ends let the request start on the node; [] where none has to.
+class _Candidates:
+    """The free amounts of a node and the sessions on it that may end for a request, in the order in which they end.
 
-    Fewer than ``least`` are not enough.
+    The lists hold the most that is free after none, one, two... of the sessions have ended.
     """
-    node, there = candidates.left, candidates.there
+
+    __slots__ = ("_cpu_milli", "_devices", "_memory_mib", "left", "sessions")
+
+    def __init__(self, left: NodeFree, sessions: list[Session]) -> None:
+        self.left, self.sessions = left, sessions
+        self._cpu_milli = _sums(left.cpu_milli, [s.request.cpu_milli for s in sessions])
+        self._memory_mib = _sums(left.memory_mib, [s.request.memory_mib for s in sessions])
+        self._devices: _Devices | None = None
+
+    @property
+    def devices(self) -> _Devices:
+        """The node's GPUs, computed when needed: on many nodes of a full cluster the CPU is already too little."""
+        if self._devices is None:
+            self._devices = _Devices(self.left, self.sessions)
+        return self._devices
+
+    def offer(self, asked: RequestShape) -> _Offer | None:
+        """Return the best that the node could offer; None if the end of all sessions is not enough."""
+        least = max(
+            bisect_left(self._cpu_milli, asked.cpu_milli), bisect_left(self._memory_mib, asked.memory_mib)
+        )
+        of_devices = self.devices.least(asked) if least <= len(self.sessions) else None
+        if of_devices is None:
+            return None
+        least = max(least, of_devices)
+        return least, [_order(session) for session in self.sessions[:least]], self.left.node.id
+
+
+class _Devices:
+    """The GPUs of a node that take sessions, and what the candidates hold of them."""
+
+    __slots__ = ("_capacities", "_clear", "_devices", "_fgpu_milli", "_models", "_taken")
+
+    def __init__(self, left: NodeFree, sessions: Iterable[Session]) -> None:
+        #: By device, the fGPU x 1000 and memory in MiB that each candidate holds.
+        self._taken: dict[str, list[tuple[int, int]]] = {}
+        parts: dict[str, int] = {}
+        for session in sessions:
+            shares = session.placement.shares if session.placement else ()
+            for share in shares:
+                uuid = share.device_uuid
+                self._taken.setdefault(uuid, []).append((share.fgpu_milli, share.memory_mib))
+                parts[uuid] = parts.get(uuid, 0) + PART // len(shares)
+        ready = left.node.state is NodeState.READY
+        self._devices = [d for d in left.devices if ready and not d.device.cordoned]
+        self._models = {d.device.model for d in self._devices}
+        self._capacities = sorted({d.device.capacity_milli for d in self._devices})
+        self._fgpu_milli = self._most([d.fgpu_milli for d in self._devices], 0)
+        clear = [
+            parts.get(d.device.uuid, 0)
+            for d in self._devices
+            if d.shares + len(self._taken.get(d.device.uuid, ())) == d.device.max_shares
+        ]
+        #: The ends, in units of PART, that empty none, one, two... devices.
+        self._clear = list(accumulate(sorted(clear), initial=0))
+
+    def _most(self, free: list[int], kind: int) -> list[int]:
+        """Return the most that any device has free after none, one, two... of its sessions have ended."""
+        found = [max(free, default=0)]
+        for device, own in zip(self._devices, free, strict=True):
+            taken = self._taken.get(device.device.uuid)
+            if taken is not None:
+                for number, amount in enumerate(_sums(own, [one[kind] for one in taken])):
+                    if number == len(found):
+                        found.append(found[-1])
+                    found[number] = max(found[number], amount)
+        # More ends never leave less, even if the device with the most has fewer sessions.
+        return list(accumulate(found, max))
+
+    def least(self, asked: RequestShape) -> int | None:
+        """Return a lower bound of the ends that a request needs; None if all ends are not enough."""
+        if asked.fgpu_milli == 0 and not is_explicit(asked):
+            return 0
+        if not self._capacities or (asked.gpu_models and self._models.isdisjoint(asked.gpu_models)):
+            return None
+        if asked.fgpu_milli > self._capacities[-1]:
+            devices = -(-asked.fgpu_milli // self._capacities[-1])
+            return -(-self._clear[devices] // PART) if devices < len(self._clear) else None
+        if is_explicit(asked):
+            sums = self._most([d.memory_mib for d in self._devices], 1)
+            wanted = asked.gpu_memory_mib or 0
+        else:
+            sums, wanted = self._fgpu_milli, min(asked.fgpu_milli, self._capacities[0])
+        found = bisect_left(sums, wanted)
+        return found if found < len(sums) else None
+
+    def may_fit(self, asked: Request, ended: Iterable[Session]) -> bool:
+        """Return whether enough devices have enough free fGPU after these ends."""
+        if asked.fgpu_milli == 0:
+            return True
+        gives: dict[str, int] = {}
+        for session in ended:
+            for share in session.placement.shares if session.placement else ():
+                gives[share.device_uuid] = gives.get(share.device_uuid, 0) + share.fgpu_milli
+        enough = 0
+        for device in self._devices:
+            free_milli = device.fgpu_milli + gives.get(device.device.uuid, 0)
+            enough += free_milli >= min(asked.fgpu_milli, device.device.capacity_milli)
+        return enough >= -(-asked.fgpu_milli // self._capacities[-1])
+
+
+def _sums(free: int, gives: list[int]) -> list[int]:
+    """Return the most that is free after none, one, two... of the sessions have ended that give these amounts back."""
+    return list(accumulate(sorted(gives, reverse=True), initial=free))
+
+
+def _fewest(asked: Request, candidates: _Candidates, least: int) -> list[Session] | None:
+    """Return a smallest set of sessions whose ends let the request start on the node; fewer than ``least`` never do."""
+    node, sessions = candidates.left, candidates.sessions
     if least == 0 and _starts(asked, node, ()):
         return []
-    warned = [s for s in there if s.ends_cause is EndCause.PREEMPTED]
+    warned = [s for s in sessions if s.ends_cause is EndCause.PREEMPTED]
     if warned and _starts(asked, node, warned):
-        # A better choice would have to be warned first, and these were warned in vain.
-        there = warned
+        # A better choice would have to be warned first, and these would have been warned in vain.
+        sessions = warned
     tries, checked = TRIES, False
-    for number in range(1, len(there)):
-        tries -= comb(len(there), number)
+    for number in range(1, len(sessions)):
+        tries -= comb(len(sessions), number)
         if number > least and not checked:
-            # Most nodes need no more than the least: whether all together are enough is asked of the others only.
-            if not _starts(asked, node, there):
+            # Most nodes need no more than the least: only the others are asked whether all sessions are enough.
+            if not _starts(asked, node, sessions):
                 return None
             checked = True
         if tries < 0:
             break
         if number < least:
             continue
-        for some in combinations(there, number):
+        for some in combinations(sessions, number):
             if candidates.devices.may_fit(asked, some) and _starts(asked, node, some):
                 return list(some)
-    if not _starts(asked, node, there):
+    if not _starts(asked, node, sessions):
         return None
-    return _device_after_device(asked, node, there) if tries < 0 else list(there)
+    return _device_after_device(asked, node, sessions) if tries < 0 else list(sessions)
 
 
-def _device_after_device(asked: Request, node: NodeFree, there: Sequence[Session]) -> list[Session]:
-    """Return few sessions whose ends let the request start: one device is cleared, then the one with the fewest."""
+def _device_after_device(asked: Request, node: NodeFree, sessions: Sequence[Session]) -> list[Session]:
+    """Return few sessions whose ends let the request start: empty one device, then the one with the fewest sessions."""
     on: dict[str, list[Session]] = {device.device.uuid: [] for device in node.devices}
-    for session in sorted(there, key=_size, reverse=True):
+    for session in sorted(sessions, key=_size, reverse=True):
         for share in session.placement.shares if session.placement else ():
             on.setdefault(share.device_uuid, []).append(session)
     fewest = sorted(on, key=lambda uuid: (len(on[uuid]), uuid))
-    best = list(there)
+    best = list(sessions)
     for cleared in fewest:
         others = [uuid for uuid in fewest if uuid != cleared]
         ended: dict[int, Session] = {}
-        for session in (*(s for uuid in (cleared, *others) for s in on[uuid]), *there):
+        for session in (*(s for uuid in (cleared, *others) for s in on[uuid]), *sessions):
             ended[session.id] = session
             if len(ended) >= len(best) or _starts(asked, node, ended.values()):
                 break
         if len(ended) < len(best):
-            best = _without_the_needless(asked, node, list(ended.values()))
+            best = list(ended.values())
+            for session in reversed(list(ended.values())):
+                rest = [s for s in best if s is not session]
+                if _starts(asked, node, rest):
+                    best = rest
     return best
 
 
 def _size(session: Session) -> tuple[int, ...]:
     shares = session.placement.shares if session.placement else ()
     return (sum(share.fgpu_milli for share in shares), session.started_at_s or 0, session.id)
-
-
-def _without_the_needless(asked: Request, node: NodeFree, ended: Sequence[Session]) -> list[Session]:
-    """Return a set of which none can be left out: who was added last is let go first."""
-    found = list(ended)
-    for session in reversed(ended):
-        rest = [s for s in found if s is not session]
-        if _starts(asked, node, rest):
-            found = rest
-    return found
 
 
 def _fits(asked: Request, node: NodeFree, ended: Iterable[Session]) -> Placement | None:

@@ -1,7 +1,7 @@
-"""Quotas: what a user, a Hub group or everybody together may take, have waiting, and for how long.
+"""Quotas: what a user, a Hub group or all users together may hold, queue, and run for how long.
 
-Of several quotas that count a session the strictest holds. What would be over the concurrent quota waits; what
-would be over the pending quota, or could never fit in a quota, is refused.
+Of several quotas that count a session the strictest holds. A session over a concurrent quota waits. A request over a
+pending quota, or one that could never fit in a quota, is refused.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from fgpu_scheduler.core.lifecycle import HOLDING, WAITING
 from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
 from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape, shares_of
 
+#: The name of a quota for each user, for each Hub group, or for all users together.
 ANY = "*"
-"""The name of a quota for each user, or for each Hub group, or for everybody."""
 
 
 class Ledger:
-    """What counts against every quota: by the sessions of a snapshot, and by what was taken since.
+    """The usage of every quota: by the sessions of a snapshot, and by the sessions that started or ended since.
 
-    What the snapshot's sessions hold is counted when it is first asked for: of a quota of one user the user's own
-    sessions only. Without quotas it counts nothing and allows everything.
+    The snapshot's sessions are counted when first needed; for a quota of one user only that user's sessions. Without
+    quotas the ledger counts nothing and allows everything.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -30,30 +30,30 @@ class Ledger:
         self._counting = _Counting(snapshot.quotas)
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
-        self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Count, ...]] = {}
+        self._counts: dict[tuple[str, str, tuple[str, ...]], tuple[_Count, ...]] = {}
         self._least: dict[RequestShape, int] = {}
         self._shared_counted = False
 
     def allows(self, session: Session, where: Placement | None = None) -> bool:
-        """Return whether all quotas let the session start beside what is held and was taken."""
+        """Return whether all quotas let the session start now."""
         return not self._quotas or self.stops(session, where) is None
 
     def stops(self, session: Session, where: Placement | None = None) -> Quota | None:
         """Return the first quota that does not let the session start now, or None.
 
-        It counts with the fGPU of the shares in ``where`` or, where that is None, of the fewest it could get.
+        It counts the fGPU of the shares in ``where`` or, without them, the least that the request could be worth.
         """
-        lines = self._of(session.request)
-        if not lines:
+        counts = self._of(session.request)
+        if not counts:
             return None
         more = self._milli(session, where)
-        for line in lines:
-            most = line.quota.max_fgpu_milli
-            if most is not None and more > 0 and line.tally.fgpu_milli + more > most:
-                return line.quota
-            most = line.quota.max_sessions
-            if most is not None and line.tally.sessions >= most:
-                return line.quota
+        for one in counts:
+            most = one.quota.max_fgpu_milli
+            if most is not None and more > 0 and one.tally.fgpu_milli + more > most:
+                return one.quota
+            most = one.quota.max_sessions
+            if most is not None and one.tally.sessions >= most:
+                return one.quota
         return None
 
     def take(self, session: Session, where: Placement | None = None) -> None:
@@ -61,17 +61,17 @@ class Ledger:
         self._count(session, where, 1)
 
     def give_back(self, session: Session, where: Placement | None = None) -> None:
-        """Count a session no more that has ended: one of the snapshot, or one that was taken the same way."""
+        """Stop counting a session that has ended: one of the snapshot, or one that was taken with the same arguments."""
         self._count(session, where, -1)
 
     def room_milli(self, request: Request, *, in_all: bool = False) -> int | None:
-        """Return how much more fGPU x 1000 the quotas leave whoever makes a request; None without limit.
+        """Return how much more fGPU x 1000 the quotas allow the user of a request; None without limit.
 
-        ``in_all``: by those quotas only that count in all resource groups together.
+        ``in_all``: only by quotas that count all resource groups together.
         """
         rooms: list[int] = []
-        for line in self._of(request):
-            quota, tally = line.quota, line.tally
+        for one in self._of(request):
+            quota, tally = one.quota, one.tally
             if in_all and quota.resource_group is not None:
                 continue
             if quota.max_sessions is not None and tally.sessions >= quota.max_sessions:
@@ -81,11 +81,11 @@ class Ledger:
         return min(rooms, default=None)
 
     def left(self, request: Request) -> QuotaRemaining:
-        """Return how much the quotas leave whoever makes a request, and whose quota leaves the least of each."""
+        """Return what the quotas still allow the user of a request, and which quotas allow the least."""
         fgpu: tuple[int, Quota] | None = None
         sessions: tuple[int, Quota] | None = None
-        for line in self._of(request):
-            quota, tally = line.quota, line.tally
+        for one in self._of(request):
+            quota, tally = one.quota, one.tally
             if quota.max_fgpu_milli is not None:
                 room = max(0, quota.max_fgpu_milli - tally.fgpu_milli)
                 fgpu = (room, quota) if fgpu is None or room < fgpu[0] else fgpu
@@ -96,23 +96,23 @@ class Ledger:
 
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
-        limits = [line.quota.max_lifetime_s for line in self._of(request)]
+        limits = [one.quota.max_lifetime_s for one in self._of(request)]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _count(self, session: Session, where: Placement | None, sign: int) -> None:
-        lines = self._of(session.request)
-        if lines:
+        counts = self._of(session.request)
+        if counts:
             milli = self._milli(session, where)
-            for line in lines:
-                line.tally.add(sign * milli, sign)
+            for one in counts:
+                one.tally.add(sign * milli, sign)
 
     def _of(self, request: Request) -> tuple[_Count, ...]:
         if not self._quotas:
             return ()
         who = request.resource_group, request.user, request.groups
-        found = self._lines.get(who)
+        found = self._counts.get(who)
         if found is None:
-            found = self._lines[who] = tuple(
+            found = self._counts[who] = tuple(
                 _Count(quota, self._tally(at, quota, counted))
                 for at, quota, counted in self._counting.of(request)
             )
@@ -131,7 +131,7 @@ class Ledger:
         return found
 
     def _count_shared(self) -> None:
-        """Count for the quotas of more than one user, all at once."""
+        """Count the sessions for all quotas of several users, in one pass."""
         if self._shared_counted:
             return
         self._shared_counted = True
@@ -164,7 +164,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRemaining:
-    """What quotas leave somebody of fGPU x 1000 and of sessions at a time, and whose they are; None is no limit."""
+    """The fGPU x 1000 and sessions that quotas still allow a user, and the strictest quotas; None is no limit."""
 
     fgpu_milli: int | None
     fgpu_of: Quota | None
@@ -174,7 +174,7 @@ class QuotaRemaining:
 
 @dataclass(slots=True)
 class _Tally:
-    """What one user, group or everybody holds of one quota."""
+    """The usage of one quota by one user, Hub group, or all users."""
 
     fgpu_milli: int = 0
     sessions: int = 0
@@ -191,9 +191,9 @@ class _Count:
 
 
 def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:
-    """Return under which names a quota counts the sessions of a request; none where it is not for them.
+    """Return the names under which a quota counts the sessions of a request; none if it does not apply.
 
-    All with the same name share the quota: a user's, a Hub group's members', or everybody's.
+    All sessions with the same name share the quota: those of a user, of a Hub group's members, or of all users.
     """
     if quota.resource_group not in (None, request.resource_group):
         return ()
@@ -207,7 +207,7 @@ def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:
 
 
 class _Counting:
-    """Finds the quotas that count a request among many: most of them name a single user."""
+    """Finds the quotas that count a request, among many that name a single user."""
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
         self._quotas = quotas
@@ -216,7 +216,7 @@ class _Counting:
             self._named.setdefault((quota.scope, quota.name), []).append(at)
 
     def of(self, request: Request) -> Iterator[tuple[int, Quota, str]]:
-        """Return each quota that counts a request, with its place and under which name, in the quotas' order."""
+        """Yield each quota that counts a request, with its index and the name, in the quotas' order."""
         wanted = {
             (QuotaScope.ALL, ANY),
             (QuotaScope.USER, ANY),
@@ -232,7 +232,7 @@ class _Counting:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """What one user, group or everybody has of a quota: what it takes in fGPU x 1000 and in sessions, and has waiting."""
+    """The usage of a quota by one name: fGPU x 1000 and sessions that hold shares, and sessions that wait."""
 
     name: str
     fgpu_milli: int
@@ -241,9 +241,9 @@ class QuotaUsage:
 
 
 def usage_of_quotas(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[QuotaUsage, ...], ...]:
-    """Return for each quota what everybody whom it counts has of it, with one look at each session.
+    """Return the current usage of each quota, in one pass over the sessions.
 
-    Who takes most comes first; those without anything are left out.
+    The largest usage comes first; names without any are left out.
     """
     found: list[dict[str, list[int]]] = [{} for _ in quotas]
     counting = _Counting(quotas)
@@ -264,7 +264,7 @@ def usage_of_quotas(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[
 
 
 def quota_words(quota: Quota) -> str:
-    """Name a quota in words that go on from "the quota of"."""
+    """Return a phrase that names a quota after "the quota of"."""
     match quota.scope:
         case QuotaScope.USER:
             who = "each user" if quota.name == ANY else f"user {quota.name!r}"
@@ -287,7 +287,7 @@ class OverPending:
 
     @property
     def message(self) -> str:
-        """What to tell the user."""
+        """The message to the user."""
         return (
             f"the quota of {quota_words(self.quota)} is {self.limit} requests waiting: "
             f"{self.waiting} wait already, and this would add {self.more}"
@@ -297,7 +297,7 @@ class OverPending:
 def over_pending(
     quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]
 ) -> OverPending | None:
-    """Return the first pending quota that ``asked`` would go over beside what is waiting, or None."""
+    """Return the first pending quota that ``asked`` would exceed beside the waiting requests, or None."""
     limited = [quota for quota in quotas if quota.max_pending is not None]
     if not limited:
         return None
@@ -325,7 +325,7 @@ def _numbers(quota: Quota, requests: Iterable[Request]) -> dict[str, int]:
 def least_milli(request: Request, nodes: Iterable[Node]) -> int:
     """Return the smallest fGPU x 1000 that a request could be worth on any device of its resource group.
 
-    0 where no device there could hold it.
+    It is 0 if no device there could hold it.
     """
     if not is_explicit(request):
         return request.fgpu_milli

@@ -1,8 +1,13 @@
-"""Taking back what is held: at the end of a lifetime, from the idle, and for sessions of higher priority.
+"""Warnings and ends of running sessions: at the end of a time limit, when idle, and for requests of higher priority.
 
-Never without a warning to the owner that has stood for the grace. The instant of a warning tells its owner when the
-end comes; how long it has stood is measured on a clock that nobody sets, so that a jump of the clock, or a time in
-which nobody could see the warning, shortens no grace.
+1. `reclaims` decides for each running session whether it is due: `_due` for its own limits, `preemption.victims` for
+   requests of higher priority.
+2. A session that becomes due is warned (`Warn`). The warning names the instant of the end, at least a grace period ahead.
+3. A session that is no longer due gets its warning withdrawn (`WithdrawWarning`).
+4. A session ends (`End`) when that instant is past and its warning has stood for the whole grace period.
+
+How long a warning has stood is measured on a monotonic clock (`WarningAges`). So neither a jump of the wall clock nor a
+time in which no process could show the warning shortens a grace period.
 """
 
 from __future__ import annotations
@@ -14,24 +19,23 @@ from fgpu_scheduler.core.lifecycle import moved
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.preemption import victims
-from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.errors import StaleVersion
 
+#: The warning of a time limit comes this much before the grace period begins, because sessions are checked periodically.
 WARNED_AHEAD_S = 60
-"""So much earlier than the grace asks for comes the warning of a lifetime's end: whoever looks does so now and then."""
 
+#: The causes of warnings; of two for the same instant the owner sees the first.
 CAUSES = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
-"""What a session is warned of; the first of two for the same instant is the one that its owner is told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When sessions of a resource group are ended, all in seconds.
+    """When sessions of a resource group are ended, in seconds. None is never; for ``min_runtime_s`` it is at once.
 
-    Sessions live for ``max_lifetime_s`` at most; their GPU and kernels are both idle for ``idle_after_s`` before the
-    warning; ``preempt`` lets a session of higher priority take the place of others once these have run for
-    ``min_runtime_s``, and they are queued again if ``requeue``. None is never, or, of ``min_runtime_s``, at once.
+    Sessions run for ``max_lifetime_s`` at most. A session is warned when its GPU and kernels have been idle for
+    ``idle_after_s``. With ``preempt``, requests of higher priority may end sessions that have run for ``min_runtime_s``;
+    with ``requeue`` these are queued again.
     """
 
     grace_s: int = 600
@@ -56,7 +60,7 @@ class AllRules:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Tell the owner that the session is going to be ended then, and why. It takes the place of an earlier warning."""
+    """Warn the owner of the instant and the cause of the session's end. It replaces an earlier warning."""
 
     session_id: int
     cause: EndCause
@@ -65,14 +69,14 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawWarning:
-    """Take the warning back: there is no reason to end the session any more."""
+    """Withdraw the warning: there is no reason left to end the session."""
 
     session_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the session, as its owner was warned, and queue it again at its place if ``requeue``."""
+    """End the session, as its owner was warned. With ``requeue`` it is queued again at its old position."""
 
     session_id: int
     cause: EndCause
@@ -89,12 +93,11 @@ def reclaims(
     rules: AllRules,
     *,
     warned_for_s: Mapping[int, int],
-    clearings: PreemptionCandidates | None = None,
 ) -> tuple[Reclaim, ...]:
-    """Decide of every running session whether it is warned, spared or ended, in the order of their ids.
+    """Return the warnings and ends that are due, in the order of the session ids.
 
-    ``plan`` is the one made on this snapshot. ``warned_for_s`` is for how many seconds each session's warning has stood,
-    by `WarningAges`; of one that is missing, not at all. With the ``clearings`` of earlier rounds it is the same, sooner.
+    ``plan`` is the plan of this snapshot. ``warned_for_s`` is for how many seconds each session's warning has stood, by
+    `WarningAges`; a missing one counts as 0.
     """
     ledger = Ledger(snapshot)
     running = [s for s in snapshot.sessions if s.state is SessionState.RUNNING]
@@ -103,7 +106,7 @@ def reclaims(
     if preempting:
         otherwise = [s.id for s in running if due[s.id] is not None]
         from_s = {s.id: preemptible_from_s(s, rules.of(s.request.resource_group)) for s in running}
-        # Their warning may come ahead of that, as the end comes a grace after it.
+        # The warning may come a grace period before the session may end.
         too_soon = [
             s.id
             for s in running
@@ -116,7 +119,6 @@ def reclaims(
             groups=preempting,
             ending=otherwise,
             spared=too_soon,
-            clearings=clearings,
         ):
             due[session_id] = _Due(EndCause.PREEMPTED, max(snapshot.now_s, from_s[session_id]), None)
     found = (
@@ -132,19 +134,19 @@ def _groups(snapshot: Snapshot) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Why a session is to end, and from when on. ``limit_s`` is that of a lifetime, which may be short."""
+    """Why a session should end, and from which instant on. ``limit_s`` is a lifetime, which may be short."""
 
     cause: EndCause
     at_s: int
     limit_s: int | None
 
     def grace_s(self, rules: Rules) -> int:
-        # The warning of an hour's end cannot come a day ahead.
+        # The grace period of a short lifetime is at most half of it.
         return rules.grace_s if self.limit_s is None else min(rules.grace_s, self.limit_s // 2)
 
 
 def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | None:
-    """Return what the session is to be warned of now for itself, whatever others need."""
+    """Return why the session should end by its own limits, or None. Other requests are not considered."""
     found = []
     limit_s = lifetime_s(session, rules, ledger)
     if limit_s is not None and session.started_at_s is not None:
@@ -158,20 +160,20 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
     earliest = [(max(due.at_s, now_s + due.grace_s(rules)), CAUSES.index(due.cause), due) for due in found]
     standing = [due for due in found if due.cause is session.ends_cause]
     if standing and session.ends_at_s is not None:
-        # The standing warning is not one of `earliest` any more: its grace began when it was given.
+        # The grace period of the standing warning began when it was given.
         earliest = [one for one in earliest if one[2] is not standing[0]]
         earliest.append((session.ends_at_s, CAUSES.index(standing[0].cause), standing[0]))
     return min(earliest, key=lambda one: one[:2])[2] if earliest else None
 
 
 def lifetime_s(session: Session, rules: Rules, ledger: Ledger) -> int | None:
-    """Return for how long a session may run: by its own limit, the rules' and its quotas', the shortest. Or None."""
+    """Return how long a session may run: the shortest of its own limit, the rules' and its quotas', or None."""
     limits = session.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def preemptible_from_s(session: Session, rules: Rules) -> int:
-    """Return the instant before which a running session is not ended for one of higher priority."""
+    """Return the instant from which a running session may be ended for a request of higher priority."""
     return (session.started_at_s or 0) + (rules.min_runtime_s or 0)
 
 
@@ -189,14 +191,15 @@ def _decision(
     if past and now_s >= due.at_s and not missing_s:
         requeue = rules.requeue and due.cause is EndCause.PREEMPTED
         return End(session.id, due.cause, end_message(due.cause, requeued=requeue), requeue)
-    # Past, with some of its grace missing or its lifetime longer now; or far off, since the clock was set back.
+    # Either the instant is past, but part of the grace period is missing or the lifetime was extended; or the clock was
+    # set back and the instant is too far ahead.
     if past or session.ends_at_s > max(due.at_s, now_s + grace_s):
         return Warn(session.id, due.cause, max(due.at_s, now_s + missing_s))
     return None
 
 
 def end_message(cause: EndCause, *, requeued: bool = False) -> str:
-    """Return what the owner is told of a session that was ended."""
+    """Return the message to the owner of a session that was ended."""
     match cause:
         case EndCause.TIME_LIMIT:
             return "the session's time was over, as its owner was warned"
@@ -208,10 +211,10 @@ def end_message(cause: EndCause, *, requeued: bool = False) -> str:
 
 
 def warned(session: Session, decision: Warn | WithdrawWarning) -> Session:
-    """Return the session with its owner warned, or not any more.
+    """Return the session with the warning, or without it.
 
     Raises:
-        StaleVersion: it does not run.
+        StaleVersion: the session does not run.
     """
     _check_running(session)
     if isinstance(decision, WithdrawWarning):
@@ -223,7 +226,7 @@ def terminating(session: Session, decision: End, *, now_s: int) -> Session:
     """Return the session TERMINATING.
 
     Raises:
-        StaleVersion: it does not run, or was not warned that it would be ended by now, and for this.
+        StaleVersion: the session does not run, or was not warned of this end by now.
     """
     _check_running(session)
     if session.ends_cause is not decision.cause or session.ends_at_s is None or session.ends_at_s > now_s:
@@ -233,9 +236,9 @@ def terminating(session: Session, decision: End, *, now_s: int) -> Session:
 
 
 def requeued(session: Session, *, now_s: int) -> Session:
-    """Return the session that takes the old one's place in the queue; the store gives it its id.
+    """Return the session that takes the old one's position in the queue; the store gives it its id.
 
-    It is held: nobody waits to launch it yet. Its submission is the old one's.
+    It is held, because no launcher waits for it yet. Its submission is that of the old one.
     """
     return Session(
         0,
@@ -251,7 +254,7 @@ def requeued(session: Session, *, now_s: int) -> Session:
 
 
 def kept_while_idle(session: Session, until_s: int) -> Session:
-    """Return the session with the owner's answer to a warning for being idle. A later instant is not taken back."""
+    """Return the session that its owner keeps although it is idle. A later instant from before stays."""
     idle = session.ends_cause is EndCause.IDLE
     return replace(
         session,
@@ -264,7 +267,7 @@ def kept_while_idle(session: Session, until_s: int) -> Session:
 def extended(session: Session, by_s: int) -> Session:
     """Return the session with a longer time limit.
 
-    A standing warning of the old one's end is of the new one's then: it is not given once more, with a grace of its own.
+    A standing warning of the old end becomes one of the new end, without a new grace period.
     """
     _check_running(session)
     ends_at_s = session.ends_at_s
@@ -279,15 +282,15 @@ def _check_running(session: Session) -> None:
 
 
 class WarningAges:
-    """For how long each warning has stood, measured on a clock that nobody sets."""
+    """How long each warning has stood, measured on a monotonic clock."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, EndCause], float] = {}
 
     def warned_for_s(self, sessions: Sequence[Session], steady_s: float) -> Mapping[int, int]:
-        """Return for how many whole seconds the warning of each session was seen to stand, at an instant of that clock.
+        """Return for how many whole seconds the warning of each session has stood; ``steady_s`` is the monotonic time.
 
-        To be asked on every snapshot: a warning that one lacks begins anew. After a restart all of them do.
+        Call it with every snapshot: a warning that is missing from one starts again. After a restart all do.
         """
         standing = [(s.id, s.ends_cause) for s in sessions if s.ends_cause is not None]
         self._since = {key: self._since.get(key, steady_s) for key in standing}

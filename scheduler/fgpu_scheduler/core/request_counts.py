@@ -1,6 +1,6 @@
-"""Which requests of the past say what people will ask for next, and how they are counted.
+"""Which past requests predict future ones, and how often each was made.
 
-All processes that read one database count the same ones, so that a forecast places as the scheduler does.
+All processes that read one database count the same requests, so that a forecast places as the scheduler does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 from fgpu_scheduler.core.model import Request, RequestCount
 
+#: How many of the newest requests are counted, over all resource groups.
 NEWEST = 2000
-"""So many of the newest requests are counted, of all resource groups together."""
-
+#: The counts are renewed after this many requests: scores are computed from them, which takes a while.
 EVERY = 100
-"""They are counted anew with every so many requests: scores are made from the counts, and that takes a while."""
 
+#: The fields of a `RequestCount` without its count.
 AMOUNTS = tuple(field.name for field in fields(RequestCount) if field.name != "count")
-"""All of an `RequestCount` but its count: what a request asks for of which resource group."""
 
 _amounts_of = attrgetter(*AMOUNTS)
 
@@ -32,12 +31,12 @@ def counted_ids(newest_id: int) -> range:
 
 
 def count_requests(requests: Iterable[Request]) -> tuple[RequestCount, ...]:
-    """Count requests, in whatever order they come."""
+    """Return the counts of these requests, whatever their order."""
     counts = Counter(map(_amounts_of, requests))
     return in_order((*amounts, count) for amounts, count in counts.items())
 
 
 def in_order(counts: Iterable[Iterable[Any]]) -> tuple[RequestCount, ...]:
-    """Return the counts of amounts as a snapshot has them: by resource group, then by amounts; an open one first."""
+    """Return counts in the order of a snapshot: by resource group, then by amounts, None first."""
     found = [RequestCount(*count) for count in counts]
     return tuple(sorted(found, key=lambda one: [(value is not None, value) for value in _amounts_of(one)]))

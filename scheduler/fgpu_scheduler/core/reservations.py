@@ -1,16 +1,21 @@
-"""The place that is kept for the first of a queue while it does not fit, and who may start beside it.
+"""The place that is reserved for a blocked session, the known ends that free it, and who may start beside it.
 
-Where enough of those who hold what it needs have time limits, the instant is known by which they have ended: then
-the place is kept from that instant on, and who ends before it may still use it (EASY backfill: Lifka, "The
-ANL/IBM SP scheduling system", 1995). Where it is not known, the place is the one that lacks least, and nothing of
-it is given to anybody else. What it lacks never grows then, and gets less with every end there; a change to another
-place happens only to one that lacks less still. So the first of the queue starts, if sessions end.
+1. If enough sessions on a node have time limits, the instant is known by which they have ended. `ReleaseSchedule.soonest`
+   finds the earliest one. The place is reserved from then on, and sessions that end before may still use it (EASY
+   backfill: Lifka, "The ANL/IBM SP scheduling system", 1995).
+2. If no instant is known, `least_missing_place` reserves the place that lacks least, and no other session gets a part of
+   it. What it lacks never grows: each end there makes it smaller, and the reservation moves only to a place that lacks
+   less still. So the session starts, if sessions end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from typing import NamedTuple
 
 from fgpu_scheduler.core.model import (
     Device,
@@ -22,46 +27,53 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Share,
 )
-from fgpu_scheduler.core.placement import DeviceFree, NodeFree, claimed
-from fgpu_scheduler.core.shares import accepts_model, devices_needed, per_preferred_model, shares_of
+from fgpu_scheduler.core.placement import DeviceFree, NodeFree, Score, claimed, place, released
+from fgpu_scheduler.core.shares import (
+    RequestShape,
+    accepts_model,
+    devices_needed,
+    is_explicit,
+    per_preferred_model,
+    shape,
+    shares_of,
+)
 
+#: The longest launch that promises allow for: a time limit counts from the end of the launch.
 LAUNCH_S = 600
-"""No launch takes longer, as far as promises go: a time limit counts from the end of the launch."""
+#: The time from the end of a session until its shares are free that promises allow for.
 ENDING_S = 60
-"""From the end of a session until its shares are free, as far as promises go."""
-
+#: Other sessions may use this part (1/LENT) of the time until a promised start, and of the rest again in each plan.
+#: Set on seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0027).
 LENT = 4
-"""Others may have one part in so many of the time until a promised start; of what is left, the same again in each plan.
-
-On seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0027).
-"""
-
+#: The ends that an owner was warned of and cannot avert. An end for idleness can be averted.
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
-"""What the owner was warned of and cannot avert; an end for being idle can be."""
+
+NEVER_S = 1 << 62
+_FREE_AT = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The place that is kept for a session.
+    """The place that is reserved for a session. Instants are in UTC seconds.
 
-    ``starts_at_s`` is when it can start at the latest, or None where that is not known. ``beside`` is what it leaves
-    of the node then, below zero where others still hold what it needs. ``lent_until_s``: others may have it until then;
-    None: until the start.
+    ``starts_at_s`` is the latest start, or None where it is not known. ``remaining`` is what the reservation leaves of
+    the node then, below zero where other sessions still hold what it needs. Until ``lent_until_s`` other sessions may
+    use the place; None stands for ``starts_at_s``.
     """
 
     session_id: int
     placement: Placement
     starts_at_s: int | None
-    beside: NodeFree
+    remaining: NodeFree
     lent_until_s: int | None = None
 
     def ends_before(self, free_at_s: int | None) -> bool:
-        """Return whether what is free again at that instant is in time."""
+        """Return whether shares that are free again at that instant do not delay the reserved start."""
         until_s = self.starts_at_s if self.lent_until_s is None else self.lent_until_s
         return until_s is not None and free_at_s is not None and free_at_s <= until_s
 
     def until(self, promised_at_s: int | None) -> Reservation:
-        """Return it with the instant that was promised, if that is later: part of that time is lent to others."""
+        """Return the reservation for a later promised start: part of the time until then is lent to other sessions."""
         if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
             return self
         lent_until_s = self.starts_at_s + (promised_at_s - self.starts_at_s) // LENT
@@ -69,9 +81,9 @@ class Reservation:
 
 
 def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | None:
-    """Return the instant by which what a session holds, or would hold from now on, is free again.
+    """Return the instant by which a session's shares are free again, or None if its end is not known.
 
-    ``limit_s`` is the longest that it may run. None where no end is known; never before a moment from now.
+    For a session that waits it is the instant if it started now. ``limit_s`` is the longest that it may run.
     """
     if session.state is SessionState.TERMINATING:
         return now_s + ENDING_S
@@ -88,30 +100,28 @@ def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | Non
     return max(end_s, now_s) + ENDING_S
 
 
-def least_missing_place(session: Session, left: Mapping[str, NodeFree]) -> Reservation | None:
-    """Return the place that lacks least, to be kept until it lacks nothing; None where no node could hold it."""
+def least_missing_place(session: Session, nodes: Mapping[str, NodeFree]) -> Reservation | None:
+    """Reserve the place that lacks least, without a known start; None if no node could ever hold the request."""
     asked = session.request
     found: tuple[tuple[int, int, str, tuple[str, ...]], Placement, NodeFree] | None = None
-    for node_id, node in left.items():
+    for node_id, node in nodes.items():
         if node.node.state is not NodeState.READY or node.node.resource_group != asked.resource_group:
             continue
         if asked.cpu_milli > node.node.cpu_milli or asked.memory_mib > node.node.memory_mib:
             continue
-        ways = (
-            (at, shares) for at, one in enumerate(per_preferred_model(asked)) for shares in _places(node, one)
-        )
-        for at, shares in ways:
-            placement = Placement(node_id, shares)
-            beside, lacks = _claim(node, asked, placement)
-            key = lacks, at, node_id, tuple(share.device_uuid for share in shares)
-            if found is None or key < found[0]:
-                found = key, placement, beside
+        for preference, one in enumerate(per_preferred_model(asked)):
+            for shares in _places(node, one):
+                placement = Placement(node_id, shares)
+                remaining, lack = _claim(node, asked, placement)
+                key = lack, preference, node_id, tuple(share.device_uuid for share in shares)
+                if found is None or key < found[0]:
+                    found = key, placement, remaining
     return None if found is None else Reservation(session.id, found[1], None, found[2])
 
 
 def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
-    """Yield what a request would get on each device or, of whole ones, on those of which least is held."""
-    if asked.fgpu_milli == 0 and asked.gpu_memory_mib is None and asked.compute_percent is None:
+    """Yield the shares of a request on each device, or on the whole devices of which sessions hold least."""
+    if asked.fgpu_milli == 0 and not is_explicit(asked):
         yield ()
         return
     whole: dict[int, list[DeviceFree]] = {}
@@ -136,29 +146,28 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
 
 
 def _claim(left: NodeFree, asked: Request, placement: Placement) -> tuple[NodeFree, int]:
-    """Return what a place leaves once all that it needs is its own, and how much that lacks now.
+    """Return what a place leaves of its node once the request has it, and how much it lacks now.
 
     The lack is a sum over fGPU, GPU memory, compute, shares, CPU and memory, each in thousandths of the whole.
     """
     modes = {share.device_uuid: share.mode for share in placement.shares}
-    beside = claimed(left, asked, placement)
-    lacks = _lack(beside.cpu_milli, left.node.cpu_milli) + _lack(beside.memory_mib, left.node.memory_mib)
+    remaining = claimed(left, asked, placement)
+    lack = _lack(remaining.cpu_milli, left.node.cpu_milli) + _lack(remaining.memory_mib, left.node.memory_mib)
     devices = []
-    for before, device in zip(left.devices, beside.devices, strict=True):
+    for before, device in zip(left.devices, remaining.devices, strict=True):
         whole = device.device
         if whole.uuid not in modes:
             devices.append(device)
             continue
         mode = modes[whole.uuid]
         if before.mode not in (None, mode):
-            # Those of another mode have to end before the first share of this one: all of it is kept.
+            # Shares of another mode must end before the first share of this one: all of the device is reserved.
             held = whole.max_shares - before.shares
-            device = replace(
-                device, fgpu_milli=before.fgpu_milli - whole.capacity_milli - 1, shares=-held, mode=mode
-            )
-        lacks += _device_lack(device)
+            fgpu_milli = before.fgpu_milli - whole.capacity_milli - 1
+            device = replace(device, fgpu_milli=fgpu_milli, shares=-held, mode=mode)
+        lack += _device_lack(device)
         devices.append(device)
-    return replace(beside, devices=tuple(devices)), lacks
+    return replace(remaining, devices=tuple(devices)), lack
 
 
 def _lack_as_whole(free: DeviceFree) -> int:
@@ -182,5 +191,140 @@ def _device_lack(free: DeviceFree) -> int:
 
 
 def _lack(free: int, whole: int) -> int:
-    # Rounded up: what lacks is never nothing.
+    # Rounded up: a lack is never 0.
     return -(-1000 * -free // whole) if free < 0 < whole else 0
+
+
+class Release(NamedTuple):
+    """A session that ends, and the instant by which its shares are free again, in UTC seconds."""
+
+    free_at_s: int
+    session: Session
+    placement: Placement
+
+
+class _Fit(NamedTuple):
+    """Where a request fits on a node; the best sorts first. Without a ``place`` it does not fit before ``at_s``."""
+
+    at_s: int
+    preference: int
+    node_id: str
+    #: The number of changes of the node when this was computed.
+    change: int
+    computed_at_s: int
+    place: tuple[Placement, NodeFree] | None = None
+
+
+class ReleaseSchedule:
+    """The known ends on the nodes of one resource group.
+
+    It keeps the result of each node for the last request shape, until something changes on that node.
+    """
+
+    def __init__(self, at_first: Callable[[str], Iterable[Release]]) -> None:
+        """``at_first`` returns the known ends of the sessions that hold shares of a node in the snapshot."""
+        self._at_first = at_first
+        self._started: dict[str, tuple[Release, ...]] = {}
+        self._ended: dict[int, None] = {}
+        self._changes: dict[str, int] = {}
+        self._shape: RequestShape | None = None
+        #: A heap; entries of nodes that have changed since are stale.
+        self._fits: list[_Fit] = []
+
+    def copy(self) -> ReleaseSchedule:
+        """Return an independent copy."""
+        other = copy(self)
+        other._started, other._ended = dict(self._started), dict(self._ended)
+        other._changes, other._fits = dict(self._changes), list(self._fits)
+        return other
+
+    def start(self, session: Session, where: Placement, free_at_s: int | None) -> None:
+        """Add a session that starts; None: its end is not known."""
+        if free_at_s is not None:
+            release = Release(free_at_s, session, where)
+            self._started[where.node_id] = (*self._started.get(where.node_id, ()), release)
+        self._changed(where.node_id)
+
+    def end(self, session_id: int, node_id: str) -> None:
+        """Remove a session that has ended."""
+        self._ended[session_id] = None
+        self._changed(node_id)
+
+    def _changed(self, node_id: str) -> None:
+        change = self._changes[node_id] = self._changes.get(node_id, 0) + 1
+        heappush(self._fits, _Fit(0, 0, node_id, change, 0))
+
+    def soonest(
+        self, session: Session, nodes: Mapping[str, NodeFree], *, now_s: int, score: Score
+    ) -> Reservation | None:
+        """Reserve the place where a session that fits nowhere now can start soonest; None if no end is known.
+
+        ``nodes`` are the free capacities of the nodes of its resource group, by id.
+        """
+        asked, fits, changes = session.request, self._fits, self._changes
+        if shape(asked) != self._shape:
+            self._shape = shape(asked)
+            ends = ((min((r.free_at_s for r in self._on_node(i)), default=NEVER_S), i) for i in nodes)
+            fits[:] = [_Fit(at_s, 0, i, changes.get(i, 0), 0) for at_s, i in ends if at_s < NEVER_S]
+            heapify(fits)
+        # An end that is overdue is still to come.
+        least_s, until_s = now_s + ENDING_S, NEVER_S
+
+        def is_known(fit: _Fit) -> bool:
+            current = fit.change == changes.get(fit.node_id, 0) and fit.node_id in nodes
+            return current and (fit.at_s > least_s or fit.computed_at_s == now_s)
+
+        while fits:
+            best = fits[0]
+            node_id = best.node_id
+            if best.change != changes.get(node_id, 0) or node_id not in nodes:
+                heappop(fits)
+            elif best.place is not None and is_known(best):
+                return Reservation(session.id, best.place[0], best.at_s, best.place[1])
+            else:
+                heappop(fits)
+                if fits and fits[0].place and is_known(fits[0]):
+                    until_s = min(until_s, fits[0].at_s)
+                fit = self._first_fit(asked, nodes[node_id], now_s, max(until_s, least_s), score)
+                if fit is not None:
+                    heappush(fits, fit)
+                    if fit.place:
+                        until_s = min(until_s, fit.at_s)
+        return None
+
+    def _first_fit(
+        self, asked: Request, left: NodeFree, now_s: int, until_s: int, score: Score
+    ) -> _Fit | None:
+        """Return when a request first fits on a node, if that is not after ``until_s``; None if it never does."""
+        node_id, least_s = left.node.id, now_s + ENDING_S
+        change = self._changes.get(node_id, 0)
+        releases = sorted(self._on_node(node_id), key=_FREE_AT)
+        for number, release in enumerate(releases):
+            at_s = max(release.free_at_s, least_s)
+            if at_s > until_s:
+                return _Fit(at_s, 0, node_id, change, now_s)
+            left = released(left, release.session.request, release.placement)
+            more = number + 1 < len(releases) and max(releases[number + 1].free_at_s, least_s) == at_s
+            if more or not may_hold(left, asked):
+                continue
+            for preference, one in enumerate(per_preferred_model(asked)):
+                found = place(one, (left,), score=score)
+                if found is not None:
+                    return _Fit(at_s, preference, node_id, change, now_s, (found[0], found[1][0]))
+        return None
+
+    def _on_node(self, node_id: str) -> list[Release]:
+        there = (*self._at_first(node_id), *self._started.get(node_id, ()))
+        return [release for release in there if release.session.id not in self._ended]
+
+
+def may_hold(left: NodeFree, asked: Request) -> bool:
+    """Return whether a node has enough CPU, memory and fGPU; whether the request fits takes longer to find out."""
+    if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
+        return False
+    wanted, enough = asked.fgpu_milli, 0
+    for free in left.devices:
+        capacity = free.device.capacity_milli
+        if free.fgpu_milli >= min(wanted, capacity):
+            enough += capacity
+    return enough >= wanted

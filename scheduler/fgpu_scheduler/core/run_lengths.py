@@ -1,6 +1,6 @@
-"""How much longer a session runs, from those that have ended and had run for at least as long.
+"""How much longer a session runs, estimated from ended sessions that ran for at least as long.
 
-Whoever has outlived most is expected to go on: the longer something has run, the longer it mostly still does.
+The longer a session has run, the longer it usually still runs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+#: The least number of past runs, at least as long as the session's, that make an estimate.
 LEAST = 5
-"""Fewer runs say nothing: so many must have lasted at least as long as the session has."""
+#: A session that ran for more than this many times the longest past run is a fault of the clock.
 BELIEVED = 10
-"""A session is believed to have run for so many times as long as the longest of all."""
+#: The number of the newest runs of a resource group that count.
 NEWEST_RUNS = 500
-"""So many of the newest runs of a resource group tell."""
 
 
 class LengthSource(StrEnum):
-    """Whose runs tell how long a session goes on, the narrowest first; AGE where too few ever ran for as long."""
+    """The past runs that an estimate rests on, the narrowest first; AGE if too few ran for as long."""
 
     USER_IMAGE = "user and image"
     USER = "user"
@@ -32,7 +32,7 @@ class LengthSource(StrEnum):
 
 
 class PastRun(NamedTuple):
-    """A session that has run and ended; ``length_s`` in seconds. Later ends, and of one instant higher ids, are newer."""
+    """A session that has run and ended; ``length_s`` in seconds. A later end is newer, then a higher id."""
 
     resource_group: str
     user: str
@@ -44,9 +44,9 @@ class PastRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemainingTime:
-    """What is known of the rest of a session that has run for ``ran_s``: the ``lengths_s`` of others, ascending.
+    """The remaining time of a session that has run for ``ran_s``: the ``lengths_s`` of past runs, ascending.
 
-    All are at least ``ran_s``. Where there are none, its age alone tells.
+    All are at least ``ran_s``. If there are none, the estimate rests on its age alone.
     """
 
     source: LengthSource
@@ -54,19 +54,19 @@ class RemainingTime:
     lengths_s: Sequence[int] = ()
 
     def at_s(self, part: float) -> int:
-        """Return in how many seconds it has ended in that part of the cases, from 0 to below 1."""
+        """Return the seconds after which this part of such sessions has ended, for a part from 0 to below 1."""
         if not self.lengths_s:
-            # A tail as that of Pareto's law with exponent 2: what lengths of sessions mostly have far out.
+            # The tail of a Pareto distribution with exponent 2, as the lengths of sessions usually have.
             return round(self.ran_s * (1 / math.sqrt(1 - part) - 1))
         return self.lengths_s[int(part * len(self.lengths_s))] - self.ran_s
 
     def mean_s(self) -> float | None:
-        """Return in how many seconds it ends in the mean; None where its age alone tells."""
+        """Return the mean remaining seconds; None if the estimate rests on the age alone."""
         return sum(self.lengths_s) / len(self.lengths_s) - self.ran_s if self.lengths_s else None
 
 
 class RunLengths:
-    """The lengths of what ran in one resource group, and of all for where it has too few."""
+    """The lengths of past runs in one resource group, and in all groups if it has too few."""
 
     def __init__(self, resource_group: str, runs: Iterable[PastRun] = ()) -> None:
         self._found: dict[tuple[LengthSource, str, str], list[int]] = {}
@@ -84,13 +84,13 @@ class RunLengths:
         self._found.setdefault(key, []).append(max(0, run.length_s))
 
     def __bool__(self) -> bool:
-        """Whether enough has ended to tell anything."""
+        """Whether there are enough past runs for any estimate."""
         return len(self._found.get((LengthSource.ALL, "", ""), ())) >= LEAST
 
     def rest(self, user: str, image: str, ran_s: int) -> RemainingTime | None:
-        """Return what is known of the rest of a session that has run for so long; None where nothing is.
+        """Return the remaining time of a session, or None without any estimate.
 
-        The narrowest source counts of which at least `LEAST` have run for as long.
+        It rests on the narrowest source with at least `LEAST` runs that lasted for ``ran_s``.
         """
         keys = (
             (LengthSource.USER_IMAGE, user, image),
@@ -107,7 +107,7 @@ class RunLengths:
         if not self:
             return None
         longest_s = self._found[LengthSource.ALL, "", ""][-1]
-        # A clock that was set, and no session, is that far beyond all that ever was.
+        # A session so much older than all others is a fault of the clock.
         return RemainingTime(LengthSource.AGE, ran_s if ran_s <= BELIEVED * longest_s else longest_s)
 
 
@@ -117,10 +117,9 @@ class PastRuns:
 
     of_group: Mapping[str, tuple[PastRun, ...]] = field(default_factory=dict)
     _lengths: dict[str, RunLengths] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Once somebody asked for them."""
 
     def then(self, runs: Iterable[PastRun]) -> PastRuns:
-        """Return these and others."""
+        """Return these runs and others."""
         found = dict(self.of_group)
         for run in runs:
             own = [run, *found.get(run.resource_group, ())]
@@ -129,7 +128,7 @@ class PastRuns:
         return PastRuns(found)
 
     def lengths(self, resource_group: str) -> RunLengths:
-        """Return the lengths of what ran in a resource group; of all groups, where that has too few."""
+        """Return the lengths of past runs in a resource group; in all groups, if it has too few."""
         known = self._lengths.get(resource_group)
         if known is None:
             own = self.of_group.get(resource_group, ())

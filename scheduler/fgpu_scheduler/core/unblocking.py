@@ -12,7 +12,7 @@ from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, PlanCache, StartDecision, applied, plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.release_schedule import may_hold
+from fgpu_scheduler.core.reservations import may_hold
 from fgpu_scheduler.core.usage import taken_milli
 
 TRIED = 16

@@ -1,4 +1,4 @@
-"""What sessions have used, and how it is forgotten: amounts are fGPU x 1000 x seconds."""
+"""The past usage of sessions and its decay. Amounts are fGPU x 1000 x seconds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Callable
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, Snapshot
 
+#: The default time after which usage counts half.
 HALF_LIFE_S = 7 * 24 * 3600
-"""After so many seconds what was used counts half, unless the policy says otherwise."""
 
-
+#: Returns the half-life of usage in a resource group, in seconds.
 HalfLife = Callable[[str], int]
-"""The half-life of usage in a resource group, in seconds."""
 
 
 def fgpu_seconds(session: Session, now_s: int) -> int:
-    """Return what a session has used until now, or until its end: its shares' fGPU x 1000 x the seconds it held them.
+    """Return the usage of a session until now, or until its end: the fGPU x 1000 of its shares x seconds.
 
-    It holds them from its placement on. A clock that was set back in between makes it 0 and never less.
+    It holds its shares from its placement on. After a clock that was set back the usage is 0, never less.
     """
     if session.placement is None or session.scheduled_at_s is None:
         return 0
@@ -33,22 +32,22 @@ def fgpu_seconds(session: Session, now_s: int) -> int:
 
 
 def taken_milli(session: Session) -> int:
-    """Return the fGPU x 1000 that a session holds, or would hold as far as its request tells."""
+    """Return the fGPU x 1000 that a session holds or, before its placement, requests."""
     if session.placement is None:
         return session.request.fgpu_milli
     shares = session.placement.shares
-    # Most hold one, and everybody is asked in each pass.
+    # Most sessions hold one share, and this runs for every session in each pass.
     return shares[0].fgpu_milli if len(shares) == 1 else sum(share.fgpu_milli for share in shares)
 
 
 def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:
-    """Return what is left of an amount after ``age_s`` seconds; all of it where the clock was set back."""
+    """Return the rest of an amount after ``age_s`` seconds; all of it after a clock that was set back."""
     half_lives: float = max(0, age_s) / half_life_s
     return amount * float(0.5**half_lives)
 
 
 def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
-    """Return what each user has used of a resource group: their ended sessions, decayed, and those that hold shares."""
+    """Return the usage of each user in a resource group: ended sessions, decayed, and sessions that hold shares."""
     used: dict[str, int] = {}
     for ended in snapshot.usage:
         if ended.resource_group == resource_group:
@@ -61,7 +60,7 @@ def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
 
 
 def taken_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
-    """Return the fGPU x 1000 that each user holds of a resource group, of those who hold shares."""
+    """Return the fGPU x 1000 that each user holds in a resource group; users without shares are left out."""
     taken: dict[str, int] = {}
     for session in snapshot.sessions:
         asked = session.request

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, plan
-from fgpu_scheduler.core.preemption_candidates import PreemptionCandidates
 from fgpu_scheduler.core.reclaim import AllRules, WarningAges, reclaims
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
 from fgpu_scheduler.store.store import Store
@@ -20,7 +19,7 @@ class Reclaiming:
         self._policy = policy
         self._rules = rules
         self._warnings = WarningAges()
-        self._memory, self._clearings = PlanCache(), PreemptionCandidates()
+        self._cache = PlanCache()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
         """Return the running sessions that their rules end for being idle."""
@@ -59,9 +58,7 @@ class Reclaiming:
             snapshot = self._store.snapshot(now_s)
             warned_for_s = self._warnings.warned_for_s(snapshot.sessions, steady_s)
             planned = self._planned(snapshot)
-            decided = reclaims(
-                snapshot, planned, self._rules, warned_for_s=warned_for_s, clearings=self._clearings
-            )
+            decided = reclaims(snapshot, planned, self._rules, warned_for_s=warned_for_s)
             if not decided:
                 return ()
             try:
@@ -75,4 +72,4 @@ class Reclaiming:
         """Return the plan on which pre-emption is decided; without pre-emption an empty plan is enough."""
         if not any(own.preempt for own in (self._rules.default, *self._rules.groups.values())):
             return Plan(snapshot.version, ())
-        return plan(snapshot, self._policy, self._memory)
+        return plan(snapshot, self._policy, self._cache)

@@ -21,11 +21,10 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import resizing
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.forecast import Outlook
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Quota, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, plan
+from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, committed, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import duration

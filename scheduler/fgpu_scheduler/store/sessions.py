@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle, reclaim, resizing
-from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.model import (
     EndCause,
     Request,
@@ -16,7 +15,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.planner import Plan
+from fgpu_scheduler.core.planner import Plan, committed
 from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import format_milli

@@ -10,7 +10,7 @@ from simulator import world
 from simulator.world import request
 
 from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
-from fgpu_scheduler.core.placement import after, could_ever_fit, free, placements, released
+from fgpu_scheduler.core.placement import claimed_if_fits, could_ever_fit, free, placements, released
 from fgpu_scheduler.core.shares import shape, shares_of
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
@@ -110,7 +110,7 @@ def test_the_fit_check_itself_keeps_to_one_mode() -> None:
     for asked, fits in ((asks(1024), False), (asks(1024, 10), True)):
         share = on_one(asked, device)
         assert share is not None
-        assert (after(left, asked, Placement("n1", (share,))) is not None) is fits
+        assert (claimed_if_fits(left, asked, Placement("n1", (share,))) is not None) is fits
 
 
 def test_the_fit_check_refuses_a_share_that_is_not_what_was_asked() -> None:
@@ -119,7 +119,7 @@ def test_the_fit_check_refuses_a_share_that_is_not_what_was_asked() -> None:
     asked = asks(2048, 20)
     share = on_one(asked, left.devices[0].device)
     assert share is not None
-    assert after(left, asked, Placement("n1", (share,))) is not None
+    assert claimed_if_fits(left, asked, Placement("n1", (share,))) is not None
     for wrong in (
         replace(share, memory_mib=1024),
         replace(share, memory_mib=4096),
@@ -127,7 +127,7 @@ def test_the_fit_check_refuses_a_share_that_is_not_what_was_asked() -> None:
         replace(share, fgpu_milli=1),
         replace(share, mode=MEMORY),
     ):
-        assert after(left, asked, Placement("n1", (wrong,))) is None
+        assert claimed_if_fits(left, asked, Placement("n1", (wrong,))) is None
 
 
 def test_what_any_part_lacks_does_not_fit() -> None:
@@ -192,8 +192,8 @@ def test_the_fit_check_itself_keeps_to_the_model() -> None:
     (left,) = free(world(devices=1))
     asked = request("new", "0.5")
     ((where, _),) = placements(left, asked)
-    assert after(left, replace(asked, gpu_models=("Test GPU",)), where) is not None
-    assert after(left, replace(asked, gpu_models=("A100",)), where) is None
+    assert claimed_if_fits(left, replace(asked, gpu_models=("Test GPU",)), where) is not None
+    assert claimed_if_fits(left, replace(asked, gpu_models=("A100",)), where) is None
 
 
 def test_whole_devices_of_a_model_come_from_a_node_of_several_models() -> None:

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from fgpu_scheduler.core.forecast_accuracy import (
+    LEAST_OUTCOMES,
     LEAST_WAIT_S,
     NEWEST_OUTCOMES,
-    TAUGHT_BY,
     Calibration,
     ForecastOutcome,
     StartRange,
@@ -27,7 +27,7 @@ def told(
 
 
 def test_a_few_starts_teach_nothing() -> None:
-    assert calibrated([told(9000)] * (TAUGHT_BY - 1)) is None
+    assert calibrated([told(9000)] * (LEAST_OUTCOMES - 1)) is None
 
 
 def test_a_range_is_stretched_by_its_wait_and_a_start_that_was_planned_for_now_moves_too() -> None:

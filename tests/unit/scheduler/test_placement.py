@@ -11,7 +11,7 @@ from simulator.world import request
 
 from fgpu_scheduler.core.model import MAX_SHARES, Placement, SessionState, Share
 from fgpu_scheduler.core.placement import (
-    after,
+    claimed_if_fits,
     could_ever_fit,
     free,
     placements,
@@ -175,7 +175,7 @@ def test_what_has_ended_gives_back_exactly_what_it_took() -> None:
 
 
 def fits(lab: World, fgpu: str, *shares: Share) -> bool:
-    return after(free(lab)[0], request("new", fgpu), Placement("n1", shares)) is not None
+    return claimed_if_fits(free(lab)[0], request("new", fgpu), Placement("n1", shares)) is not None
 
 
 def test_the_fit_check_accepts_exactly_what_was_asked() -> None:

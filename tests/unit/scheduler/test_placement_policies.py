@@ -27,10 +27,9 @@ from fgpu_scheduler.core.scores import (
     worth,
 )
 from fgpu_scheduler.core.scores.cutting_stock import residual_values
-from fgpu_scheduler.core.scores.fragmentation import Fragmentation
+from fgpu_scheduler.core.scores.fgd import Fragmentation
 from fgpu_scheduler.core.scores.placements import PLACEMENTS, score_for, workload_of
-from fgpu_scheduler.core.scores.scarce_nodes import ScarceNodes, scarce_nodes
-from fgpu_scheduler.core.scores.worth import prices
+from fgpu_scheduler.core.scores.worth import ScarceNodes, prices, scarce_nodes
 
 
 def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str] | None:

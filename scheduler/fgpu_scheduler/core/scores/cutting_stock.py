@@ -1,8 +1,8 @@
-"""What a free part of a device is worth to the fractions that people ask for.
+"""What a free part of a device is worth to the fractions that users request.
 
-Fractions share devices as pieces are cut from rolls. The dual of the cutting-stock problem prices each
-fraction by the part of a device that it costs when all are packed as well as can be: 0.81 of a device
-costs nearly all of it where little fits beside it, and 0.16 costs nothing where such gaps abound.
+Fractions share devices as pieces are cut from rolls. The dual of the cutting-stock problem prices each fraction by the
+part of a device that it costs when all are packed optimally: 0.81 of a device costs nearly all of it if few requests fit
+beside it, and 0.16 costs nothing if such gaps are common.
 Method: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961.
 """
 
@@ -15,25 +15,22 @@ import numpy as np
 
 from fgpu_scheduler.core.node_table import Ints
 
+#: The number of the most popular fractions that are priced.
 FRACTIONS = 16
-"""How many fractions are priced at the most: the popular ones."""
-
+#: The part of a price that is the size of the piece: the dual alone gives several sizes the same price.
 SIZE_PART = 0.05
-"""How much of a price is the piece's plain size: the dual alone prices pieces of several sizes alike."""
-
+#: The most cells into which a device is divided.
 CELLS = 1000
-"""How finely a device is divided at the most."""
-
+#: Bound of the pivots; some tens are usual.
 ROUNDS = 400
-"""Bound of the pivots; some tens are usual."""
 
 
 def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> Ints:
-    """Return what each free amount of a device, 0 to ``capacity_milli``, is worth, in the same milli.
+    """Return the worth of each free amount of a device from 0 to ``capacity_milli``, in the same milli.
 
-    ``demand`` counts the requests for each amount below the whole device; others are left out. A whole
-    device is worth itself, no part more than that, and a larger part never less than a smaller. A part
-    can be worth more than its size: 0.81 that only a fraction of 0.81 can use is worth the device it saves.
+    ``demand`` counts the requests for each amount; amounts of a whole device or more are left out. A whole device is
+    worth its size, and a larger part is never worth less than a smaller one. A part can be worth more than its size:
+    0.81 that only a fraction of 0.81 can use is worth the device that it saves.
     """
     popular = sorted(demand, key=lambda amount: (-demand[amount], amount))
     sizes = sorted(a for a in popular[:FRACTIONS] if 0 < a < capacity_milli and demand[a] > 0)
@@ -48,7 +45,7 @@ def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> Ints:
     ]
     worth, _ = _best_cut(prices, lengths, cells)
     whole = worth[cells] or 1.0
-    # All amounts of a cell are worth the same, and cells are few where fractions are round.
+    # All amounts of a cell are worth the same, and round fractions make few cells.
     values = np.repeat([int(capacity_milli * of_cell / whole) for of_cell in worth], cell)[
         : capacity_milli + 1
     ]

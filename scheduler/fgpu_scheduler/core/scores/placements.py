@@ -1,4 +1,4 @@
-"""The placements that an administrator can choose: each makes a score of what is asked for and of what there is."""
+"""The placement policies that an administrator can choose: each makes a score from the workload and the nodes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from functools import lru_cache
 
 from fgpu_scheduler.core.model import Device, Request, RequestCount, Snapshot
 from fgpu_scheduler.core.placement import Score, best_fit
-from fgpu_scheduler.core.scores.cluster_totals import ClusterTotals, DeviceKind
 from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
-from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload, only_model
+from fgpu_scheduler.core.scores.workload import (
+    ClusterTotals,
+    DeviceKind,
+    TypicalRequest,
+    Workload,
+    only_model,
+)
 from fgpu_scheduler.core.scores.worth import worth
 from fgpu_scheduler.core.shares import is_explicit, shares_of
 
+#: Makes the score from the workload and the nodes of a resource group.
 ScoreFactory = Callable[[Workload, ClusterTotals], Score]
-"""Makes the score for the nodes of a resource group and what people ask for there."""
 
+#: The workload counts from this many requests for GPUs on. With fewer, `worth` is best fit: with a guessed workload it
+#: refused whole-node jobs for which best fit has room.
 LEAST_ASKED = 50
-"""From so many requests for GPU on they say what is popular; with fewer nothing is known, and `worth` is best fit.
-
-A guess would do harm: told of a plain mix, `worth` turned away whole-node jobs that best fit has room for.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedScore:
-    """The placement by one score, whatever is asked for."""
+    """The placement by one score, whatever the workload."""
 
     score: Score
 
@@ -53,9 +56,9 @@ PLACEMENTS: Mapping[str, ScoreFactory] = {
 def score_for(
     placing: ScoreFactory, snapshot: Snapshot, resource_group: str, cluster: ClusterTotals | None = None
 ) -> Score:
-    """Return the score that a placement goes by in one resource group; the same for all who have this snapshot.
+    """Return the score of a placement policy in one resource group.
 
-    ``cluster`` is that of the group's nodes, for whoever has counted them before.
+    ``cluster`` are the totals of the group's nodes, if the caller has them already.
     """
     if isinstance(placing, FixedScore):
         return placing.score
@@ -67,12 +70,12 @@ def score_for(
 
 @lru_cache(maxsize=32)
 def _made(placing: ScoreFactory, asked: tuple[RequestCount, ...], cluster: ClusterTotals) -> Score:
-    """Return a score once for all passes: what it works out of the workload costs more than a pass."""
+    """Return the score, made once for many passes: making it costs more than a pass."""
     return placing(workload_of(asked, cluster), cluster)
 
 
 def workload_of(asked: Iterable[RequestCount], cluster: ClusterTotals) -> Workload:
-    """Return what is popular, by what was asked for on these nodes; nothing where that is too little to say."""
+    """Return the typical requests on these nodes; none if there were too few requests."""
     known = Workload.counted((_typical(one, cluster), one.count) for one in asked)
     on_devices = sum(count for shape, count in known.counts if shape.fgpu_milli > 0)
     return known if on_devices >= LEAST_ASKED else Workload()
@@ -81,7 +84,7 @@ def workload_of(asked: Iterable[RequestCount], cluster: ClusterTotals) -> Worklo
 def _typical(one: RequestCount, cluster: ClusterTotals) -> TypicalRequest:
     fgpu_milli = one.fgpu_milli
     if is_explicit(request := _request(one)):
-        # Explicit amounts count as what they are worth where they are worth least.
+        # Explicit amounts count as the least fGPU that they are worth on any device.
         shares = [shares_of(request, (_device(kind),)) for kind, _ in cluster.kinds]
         fgpu_milli = min((share[0].fgpu_milli for share in shares if share), default=0)
     return TypicalRequest(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))
