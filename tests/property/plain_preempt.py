@@ -28,7 +28,7 @@ def plain_victims(
     for session in snapshot.sessions:
         if session.state is SessionState.TERMINATING and session.placement is not None:
             node_id = session.placement.node_id
-            left[node_id] = placement.returned(left[node_id], session.request, session.placement)
+            left[node_id] = placement.released(left[node_id], session.request, session.placement)
     could = [s for s in snapshot.sessions if s.state is SessionState.RUNNING and s.id not in spared]
     placed = [one.session_id for one in plan.placed]
     blocked = [sessions[d.session_id] for d in plan.decisions if d.session_id not in placed]
@@ -44,7 +44,7 @@ def plain_victims(
             where, ended = found
             for victim in ended:
                 assert victim.placement is not None
-                left[where.node_id] = placement.returned(
+                left[where.node_id] = placement.released(
                     left[where.node_id], victim.request, victim.placement
                 )
                 chosen.append(victim.id)
@@ -127,6 +127,6 @@ def _without_the_needless(asked: Request, node: NodeFree, ended: Sequence[Sessio
 def _fits(asked: Request, node: NodeFree, ended: Iterable[Session]) -> Placement | None:
     for session in ended:
         assert session.placement is not None
-        node = placement.returned(node, session.request, session.placement)
+        node = placement.released(node, session.request, session.placement)
     found = placement.place(asked, (node,), score=placement.best_fit)
     return None if found is None else found[0]

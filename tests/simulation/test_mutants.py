@@ -93,7 +93,7 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
 
 
 def test_a_planner_that_ignores_refused_nodes_is_noticed(monkeypatch):
-    monkeypatch.setattr(Session, "left_out", lambda session, now_s: ())
+    monkeypatch.setattr(Session, "refusing_nodes", lambda session, now_s: ())
     assert fires("again, refused at")
 
 
@@ -138,7 +138,7 @@ def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
 
 
 def test_a_promise_without_a_reservation_is_noticed(monkeypatch):
-    monkeypatch.setattr(group_scheduler.GroupScheduler, "_keep_promised", lambda self, session: None)
+    monkeypatch.setattr(group_scheduler.GroupScheduler, "_reserve_promised", lambda self, session: None)
     calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
     assert fires("was promised a start at", policy=policy("lifo"), **calm)
 

@@ -172,7 +172,7 @@ def test_a_node_that_was_refused_is_left_out_for_twice_as_long_each_time_up_to_f
         assert waits.refused == (RefusedNode("n1", 100, number, "no room"),)
         assert waits.refusing_nodes(99 + pause_s) == waits.refused
         # Not after that, nor before it was refused: a clock that was set back leaves no node out for hours.
-        assert waits.refusing_nodes(100 + pause_s) == waits.left_out(99) == ()
+        assert waits.refusing_nodes(100 + pause_s) == waits.refusing_nodes(99) == ()
         refused = waits
 
 
