@@ -28,7 +28,9 @@ def test_after_any_changes_it_is_what_a_dict_would_be(part_of: Callable[[int], i
         assert dict(before) == was
         assert len(parts) == len(plain)
         assert sorted(parts.values()) == sorted(plain.values())
-        assert set(parts.changed_keys(before)) == {n for n in {*was, *plain} if was.get(n) is not plain.get(n)}
+        assert set(parts.changed_keys(before)) == {
+            n for n in {*was, *plain} if was.get(n) is not plain.get(n)
+        }
 
 
 def test_what_is_not_there_is_a_key_error_that_names_it() -> None:
