@@ -123,7 +123,7 @@ def test_the_version_is_that_of_the_jupyterlab_extension() -> None:
     assert __version__ == json.loads((ROOT / "labextension/package.json").read_text())["version"]
 
 
-def test_what_is_missing_to_build_with_is_said_by_itself(checkout: Path) -> None:
+def test_missing_build_tool_is_named(checkout: Path) -> None:
     def check(**env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "scripts/build_isolation.py", "--check"],

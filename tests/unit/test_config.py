@@ -119,7 +119,7 @@ def test_the_snippet_in_the_readme_loads_and_passes_the_hubs_own_checks(folder: 
 # --- What `configure` sets ---
 
 
-def test_sessions_may_be_kept_from_ending_others(folder: Path) -> None:
+def test_sessions_may_be_forbidden_to_end_others(folder: Path) -> None:
     c = configured(folder, sessions_may_end_sessions=False)
     assert "delete:servers!user" not in c.Spawner.server_token_scopes
 
@@ -158,7 +158,7 @@ def before_by_additions(c: Config) -> None:
 
 
 @pytest.mark.parametrize("given", [before, before_by_additions])
-def test_what_was_set_before_is_added_to(given: Callable[[Config], None], folder: Path) -> None:
+def test_earlier_lists_are_extended(given: Callable[[Config], None], folder: Path) -> None:
     c = Config()
     given(c)
     configured(folder, c)
@@ -172,7 +172,7 @@ def test_what_was_set_before_is_added_to(given: Callable[[Config], None], folder
     assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 9, "headers": {"X-Own": "1"}}
 
 
-def test_single_values_that_were_set_before_stay(folder: Path) -> None:
+def test_earlier_values_stay(folder: Path) -> None:
     c = Config()
     c.JupyterHub.db_url = "sqlite:////srv/hub.sqlite"
     c.JupyterHub.cookie_secret_file = "/srv/secret"
@@ -194,7 +194,7 @@ def test_single_values_that_were_set_before_stay(folder: Path) -> None:
     assert (c.Spawner.consecutive_failure_limit, c.Spawner.server_token_scopes) == (4, ["self"])
 
 
-def test_administrators_of_any_authenticator_become_those_of_the_queue(folder: Path) -> None:
+def test_admin_users_get_the_role_fgpu_admin(folder: Path) -> None:
     c = Config()
     c.Authenticator.admin_users = {"root"}
     c.PAMAuthenticator.admin_users = {"zoe", "root"}
@@ -269,7 +269,7 @@ def hub_refusal(c: Config) -> str:
     return str(caught.value)
 
 
-def test_a_setting_that_the_service_would_not_know_of_is_refused(folder: Path) -> None:
+def test_setting_after_configure_is_refused(folder: Path) -> None:
     c = configured(folder)
     c.JupyterHub.bind_url = "http://127.0.0.1:8000"
     c.FGPU.quotas = [{"user": "*", "max_fgpu": 1}]
@@ -300,14 +300,14 @@ def test_local_sessions_are_kept_to_this_machine(url: str, folder: Path) -> None
     )
 
 
-def test_a_warm_pool_where_nothing_can_be_kept_ready_is_refused(folder: Path) -> None:
+def test_warm_pool_of_local_processes_is_refused(folder: Path) -> None:
     assert hub_refusal(configured(folder, warm_pool={"python": 1})) == (
         "c.FGPU.warm_pool: sessions are local processes, all of one system user, which cannot be kept ready; leave "
         "it empty, or use runtime='docker'"
     )
 
 
-def test_an_administrator_may_let_local_sessions_be_reached_from_elsewhere(folder: Path) -> None:
+def test_local_sessions_may_be_reached_if_allowed(folder: Path) -> None:
     c = configured(folder, local_sessions_beyond_loopback=True)
     c.JupyterHub.bind_url = "http://0.0.0.0:8000"
     check_hub(app_of(c), FGPU.from_config(c).checked())
@@ -322,7 +322,7 @@ def test_an_administrator_may_let_local_sessions_be_reached_from_elsewhere(folde
         (9999, "service 'other'"),
     ],
 )
-def test_the_services_port_must_be_its_own(port: int, who: str, folder: Path) -> None:
+def test_used_port_of_the_service_is_refused(port: int, who: str, folder: Path) -> None:
     c = Config()
     c.JupyterHub.bind_url = "http://127.0.0.1:8000"
     c.JupyterHub.services = [{"name": "other", "url": "http://127.0.0.1:9999"}, {"name": "no-url"}]
@@ -385,7 +385,7 @@ def leftovers(folder: Path) -> list[str]:
         ),
     ],
 )
-def test_a_hub_that_cannot_work_ends_at_once_with_one_line(
+def test_hub_with_a_wrong_configuration_ends_at_once(
     settings: dict[str, Any], after: str, line: str, folder: Path
 ) -> None:
     path = folder / "jupyterhub_config.py"

@@ -122,7 +122,7 @@ def wrong(words: list[str], *, whole: bool = True) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_can_be_typed_as_it_stands_there(page: Path) -> None:
+def test_commands_on_a_page_are_valid(page: Path) -> None:
     found = {command: wrong(words_of(command)) for command in typed(page)}
     found |= {
         span: wrong(words_of(span), whole=False) for span in said(page) if re.match(r"fgpu [a-z-]", span)
@@ -186,9 +186,7 @@ def configured(text: str, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_setting_that_a_page_sets_is_one_and_takes_the_value(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_on_a_page_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [text for language, text in fenced(page) if language == "python" and CONFIGURES.search(text)]
     # Behind a comma may be words of what the program says.
     blocks += [re.split(", (?:and|on) ", span)[0] for span in said(page) if SETS.match(span)]
@@ -197,7 +195,7 @@ def test_every_setting_that_a_page_sets_is_one_and_takes_the_value(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
+def test_page_names_existing_settings_only(page: Path) -> None:
     named = set(re.findall(r"\bc\.([A-Z]\w+)\.([a-z]\w+)", text_of(page)))
     assert {
         f"{o}.{n}" for o, n in named if o not in OWNERS or n not in OWNERS[o].class_traits(config=True)

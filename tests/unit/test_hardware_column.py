@@ -35,7 +35,7 @@ def test_a_proof_names_model_driver_and_date(tmp_path: Path) -> None:
     assert found == "NVIDIA H200, driver 580.1, 2026-12-01: `facts` PROVED"
 
 
-def test_a_rehearsal_and_lines_without_a_mark_fill_nothing(tmp_path: Path) -> None:
+def test_rehearsal_fills_no_cell(tmp_path: Path) -> None:
     assert shown(tmp_path, {"name": "a", "simulated": True}, {"simulated": True}) == "not run"
     assert shown(tmp_path, {"name": "a", "simulated": None}, {"simulated": None}) == "not run"
 
@@ -53,12 +53,12 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     assert shown(tmp_path, {"name": "b", "verdict": "NOT RUN"}, {}).endswith(": `facts` not run")
 
 
-def test_a_part_that_was_cut_off_is_not_shown_as_a_whole_one(tmp_path: Path) -> None:
+def test_interrupted_part_is_not_shown_as_complete(tmp_path: Path) -> None:
     found = shown(tmp_path, {"name": "a"}, more='{"part": "facts", "na')
     assert found.endswith(": `facts` PROVED (0 of 1 checks not run, ended early)")
 
 
-def test_a_newer_run_of_a_part_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+def test_newer_run_replaces_an_older_one(tmp_path: Path) -> None:
     newer = {"run": "2026-12-02T10:00:00Z"}
     found = shown(tmp_path, {"name": "a", "verdict": "REFUTED"}, {}, {"name": "a", **newer}, newer)
     assert found == "NVIDIA H200, driver 580.1, 2026-12-02: `facts` PROVED"

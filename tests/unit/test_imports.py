@@ -54,9 +54,7 @@ def test_a_hub_of_local_processes_loads_nothing_of_docker(module: str) -> None:
         (["run", "--fgpu", "0.5"], 2, HEAVY),
     ],
 )
-def test_a_command_of_users_loads_nothing_that_only_a_hub_needs(
-    words: list[str], status: int, without: set[str]
-) -> None:
+def test_user_commands_import_nothing_of_the_hub(words: list[str], status: int, without: set[str]) -> None:
     lines = f"""
 import contextlib, os, sys
 from fgpuspawner.cli.main import main

@@ -39,7 +39,7 @@ def test_every_page_has_one_place_in_the_sites_navigation() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_a_page_begins_with_whom_it_is_for(page: str) -> None:
+def test_page_begins_with_its_readers(page: str) -> None:
     lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()[1:]
     first = next(line for line in lines if line and not line.startswith("<!--"))
     assert first.startswith("For "), first
@@ -64,7 +64,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_and_asks_no_other_server_for_anything(copied: Path) -> None:
+def test_site_builds_without_external_resources(copied: Path) -> None:
     done = build(copied)
     assert done.returncode == 0, done.stdout + done.stderr
     site = copied / "build/docs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-ONE = "unit/cli/test_completion_command.py::test_the_other_shells_take_the_lines_and_offer_the_same[fish]"
+ONE = "unit/cli/test_completion_command.py::test_zsh_and_fish_complete_too[fish]"
 
 
 @pytest.mark.parametrize(("ci", "told"), [("true", "1 failed"), ("", "1 skipped")])

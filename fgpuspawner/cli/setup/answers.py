@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+import click
 
 from fgpu_scheduler import parse_milli
 from fgpuspawner.cli.command import UsageError
@@ -17,6 +19,7 @@ LOGINS = ("pam", "password")
 PORT, PLAIN_PORT = 443, 8000
 
 _NAME = r"[a-z_][a-z0-9_.-]{0,31}"
+_IMAGE = r"[a-z0-9][a-z0-9.-]{0,39}"
 _FOLDER = r"(/[A-Za-z0-9._+-]+)+"
 _HOST = r"(?=.{1,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -63,36 +66,30 @@ class Answers:
 
     @property
     def groups_of_hub(self) -> list[str]:
-        """The groups that the Hub's unit is in: of the engine, and of what passwords are checked with."""
+        """The groups of the Hub's unit: to use the engine, and to check passwords."""
         return ["docker"] * (self.runtime == "docker") + ["shadow"] * (self.login == "pam")
 
     def checked(self) -> Answers:
-        """Return these answers."""
-        _matches("--user", self.user, _NAME, "a name of a-z, 0-9, _ and -, such as fgpu")
+        """Return these answers, or raise UsageError with one line that names a wrong one and what would work."""
+        path = "a whole path of letters, digits, '.', '_', '+' and '-', without spaces"
+        host = "the name by which browsers find the Hub, such as hub.example"
+        files = [one for one in (("--cert", self.cert), ("--key", self.key)) if one[1]]
+        for option, value, pattern, use in (
+            ("--user", self.user, _NAME, "a name of a-z, 0-9, _ and -, such as fgpu"),
+            *(("--admin", name, _NAME, "a name of a-z, 0-9, _, . and -") for name in self.admins),
+            *(("--group", name, _NAME, "a name of a-z, 0-9, _, . and -") for name in self.groups),
+            *(("--image", name, _IMAGE, "a recipe, such as base or pytorch") for name in self.images),
+            *((option, value, _FOLDER, path) for option, value in (("--data", self.data), *files)),
+            ("--simulated", self.simulated, r"auto|[0-9]{1,3}", "a number, or auto"),
+            *([] if self.tls == "none" else [("--host", self.host, _HOST, host)]),
+        ):
+            if not re.fullmatch(pattern, value):
+                raise UsageError(f"{option} is {repr(value) if value else 'missing'}: use {use}")
         if self.user == "root":
             raise UsageError("--user is root: the Hub needs a user of its own, such as fgpu")
-        for option, names in (("--admin", self.admins), ("--group", self.groups)):
-            for name in names:
-                _matches(option, name, _NAME, "a name of a-z, 0-9, _, . and -")
-        for image in self.images:
-            _matches("--image", image, r"[a-z0-9][a-z0-9.-]{0,39}", "a recipe, such as base or pytorch")
-        for option, path in (("--data", self.data), ("--cert", self.cert), ("--key", self.key)):
-            if path or option == "--data":
-                _matches(
-                    option,
-                    path,
-                    _FOLDER,
-                    "a whole path of letters, digits, '.', '_', '+' and '-', without spaces",
-                )
         if ".." in Path(self.data).parts or len(Path(self.data).parts) < 3:
             raise UsageError(f"--data is {self.data!r}: use a folder of its own, such as /var/lib/fgpu")
         parse_milli(self.unit, field="--unit")
-        if not re.fullmatch(r"auto|[0-9]{1,3}", self.simulated):
-            raise UsageError(f"--simulated is {self.simulated!r}: use a number, or auto")
-        self._check_network()
-        return self
-
-    def _check_network(self) -> None:
         used = [self.public_port, *self.ports]
         if len(set(used)) < len(used) or not all(1 <= port <= 65535 for port in used):
             words = ", ".join(map(str, used))
@@ -102,23 +99,16 @@ class Answers:
                 f"--tls is {self.tls}: local sessions are one user's, so others must not reach them; use --tls none, "
                 "or --runtime docker"
             )
-        if self.tls == "none":
-            return
-        _matches("--host", self.host, _HOST, "the name by which browsers find the Hub, such as hub.example")
-        for option, path in (("--cert", self.cert), ("--key", self.key)):
-            if not path and self.tls != "caddy":
+        for option, file in (("--cert", self.cert), ("--key", self.key)):
+            if not file and self.tls in ("proxy", "nginx"):
                 raise UsageError(
                     f"{option} is missing: name the file, or use --tls caddy, which gets a certificate"
                 )
-
-
-def _matches(option: str, value: str, pattern: str, use: str) -> None:
-    if not re.fullmatch(pattern, value):
-        raise UsageError(f"{option} is {value!r}: use {use}" if value else f"{option} is missing: use {use}")
+        return self
 
 
 def from_json(known: Mapping[str, Any]) -> Answers:
-    """Return the answers of a record; what it does not know, or what we do not know of it, is left at the default."""
+    """Return the answers of a record; unknown names are ignored, and missing ones have their defaults."""
     names = {f.name for f in fields(Answers)}
     given: dict[str, Any] = {
         n: tuple(v) if isinstance(v, list) else v for n, v in known.items() if n in names
@@ -126,24 +116,17 @@ def from_json(known: Mapping[str, Any]) -> Answers:
     return Answers(**given)
 
 
-def ask(answers: Answers, question: Callable[[str], str]) -> Answers:
-    """Return the answers after the few questions that have no good default; Enter keeps what is in brackets."""
-
-    def one(words: str, known: str, among: tuple[str, ...] = ()) -> str:
-        while True:
-            choice = f" ({', '.join(among)})" if among else ""
-            said = question(f"{words}{choice} [{known}]: ").strip() or known
-            if not among or said in among:
-                return said
-
-    runtime = one("What sessions run in", answers.runtime, RUNTIMES)
-    tls = one("Who encrypts", answers.tls if runtime == "docker" else "none", TLS)
+def ask(answers: Answers) -> Answers:
+    """Ask on the terminal what has no good default; Enter keeps the value in brackets."""
+    runtime = click.prompt("What sessions run in", answers.runtime, type=click.Choice(RUNTIMES))
+    tls = click.prompt("Who encrypts", answers.tls if runtime == "docker" else "none", type=click.Choice(TLS))
     answers = replace(answers, runtime=runtime, tls=tls)
     if tls != "none":
-        answers = replace(answers, host=one("Name of the Hub in browsers", answers.host))
+        answers = replace(answers, host=click.prompt("Name of the Hub in browsers", answers.host))
     if tls in ("proxy", "nginx"):
-        answers = replace(answers, cert=one("File of the certificate", answers.cert))
-        answers = replace(answers, key=one("File of its key", answers.key))
-    login = one("How people log in: accounts of this machine, or one password", answers.login, LOGINS)
-    admins = one("Administrators, with spaces between them", " ".join(answers.admins))
+        answers = replace(answers, cert=click.prompt("File of the certificate", answers.cert))
+        answers = replace(answers, key=click.prompt("File of its key", answers.key))
+    words = "How people log in: accounts of this machine, or one password"
+    login = click.prompt(words, answers.login, type=click.Choice(LOGINS))
+    admins = click.prompt("Administrators, with spaces between them", " ".join(answers.admins))
     return replace(answers, login=login, admins=tuple(admins.split()))

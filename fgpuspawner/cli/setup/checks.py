@@ -35,7 +35,7 @@ def program(name: str, *folders: Path) -> Path | None:
 
 
 class Finding(NamedTuple):
-    """One line."""
+    """One line of the checks."""
 
     level: str
     words: str
@@ -50,9 +50,8 @@ def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool)
         found += _ports(answers)
     if answers.runtime == "docker" and machine.is_real:
         found.append(_docker(machine))
-    if answers.login == "pam" and machine.number("shadow", of="group") is None and machine.is_real:
-        why = "there is no group shadow, by which the Hub could check passwords; use --login password"
-        found.append(Finding(FAIL, why))
+    if answers.login == "pam" and machine.is_real and machine.number("shadow", of="group") is None:
+        found.append(Finding(FAIL, "there is no group shadow to check passwords with; use --login password"))
     return found
 
 
@@ -60,8 +59,9 @@ def _systemd(machine: Machine) -> Finding:
     if program("systemctl") is None or program("systemd-sysusers") is None:
         return Finding(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")
     if machine.is_real and not Path("/run/systemd/system").is_dir():
-        why = "systemd does not run here: use --root FOLDER to look at the files, or a machine with it"
-        return Finding(FAIL, why)
+        return Finding(
+            FAIL, "systemd does not run here: use a machine with it, or --root FOLDER to see the files"
+        )
     if machine.is_real and os.geteuid() != 0:
         return Finding(FAIL, "you are not root: run it with sudo, or with --dry-run")
     return Finding(OK, "systemd")
@@ -85,13 +85,9 @@ def _places(machine: Machine, programs: Programs) -> list[Finding]:
         hidden = next((h for h in HIDDEN if Path(path).is_relative_to(h)), None)
         closed = next((p for p in Path(path).parents if not p.stat().st_mode & stat.S_IXOTH), None)
         if hidden or closed:
-            why = (
-                f"is in {hidden}, which the units do not see"
-                if hidden
-                else f"is closed to others by {closed}"
-            )
-            words = f"{path} {why}: install into /opt, such as /opt/fgpu"
-            wrong.append(Finding(FAIL if machine.is_real else WARN, words))
+            why = f"in {hidden}, which the units do not see" if hidden else f"closed to others by {closed}"
+            level = FAIL if machine.is_real else WARN
+            wrong.append(Finding(level, f"{path} is {why}: install into /opt, such as /opt/fgpu"))
     return wrong or [Finding(OK, programs.folder)]
 
 
@@ -120,11 +116,10 @@ def _docker(machine: Machine) -> Finding:
     done = machine.tried("docker", "version", "--format", "{{.Server.Version}}")
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        why = f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local"
-        return Finding(FAIL, why)
+        words = f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local"
+        return Finding(FAIL, words)
     if machine.number("docker", of="group") is None:
-        why = "there is no group docker, by which the Hub could use the engine: groupadd --system docker"
-        return Finding(FAIL, why)
+        return Finding(FAIL, "there is no group docker for the Hub: groupadd --system docker")
     return Finding(OK, f"Docker {done.stdout.strip()}")
 
 

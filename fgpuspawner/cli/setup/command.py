@@ -91,7 +91,7 @@ def setup_command(
         done = [f"Removed. The data is in {answers.data}."]
         return _carry_out(setup, steps, [], done=done, yes=yes, dry_run=dry_run)
     if known is None and not yes and not dry_run and sys.stdin.isatty():
-        answers = ask(answers, input)
+        answers = ask(answers)
     answers = answers.checked()
     programs, known_secrets = _programs(), _secrets(machine)
     wanted = files(answers, programs, known_secrets)

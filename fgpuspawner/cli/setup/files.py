@@ -67,10 +67,8 @@ def files(answers: Answers, programs: Programs, secrets: dict[str, str]) -> list
         "pages": OURS / "proxy_pages",
         "etc": ETC,
     }
-    reverse, docker = (
-        {"caddy": "Caddyfile", "nginx": "nginx.conf"}.get(answers.tls),
-        answers.runtime == "docker",
-    )
+    reverse = {"caddy": "Caddyfile", "nginx": "nginx.conf"}.get(answers.tls)
+    docker = answers.runtime == "docker"
     rows = (
         (True, "sysusers.conf", "/etc/sysusers.d/fgpu.conf", "the Hub's user"),
         (True, "jupyterhub_config.py.j2", CONFIG, "the Hub's configuration"),

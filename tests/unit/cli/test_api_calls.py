@@ -97,7 +97,7 @@ def test_a_certificate_is_trusted_if_this_machine_trusts_it(
     )
 
 
-def test_encrypted_key_is_usable_with_the_passphrase_that_the_proxy_has_and_a_missing_file_is_named(
+def test_encrypted_key_is_checked_with_the_proxys_passphrase(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = str(certificate), certificate.with_name("key.pem")

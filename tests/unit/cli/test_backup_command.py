@@ -94,7 +94,7 @@ def first(tmp_path: Path, at: Callable[[str], str]) -> str:
     return installation(tmp_path / "first", at("first"), hub_database(tmp_path))
 
 
-def test_on_another_machine_queue_history_and_the_hubs_own_database_are_the_same(
+def test_restore_on_another_machine_brings_back_both_databases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
 ) -> None:
     backup = str(tmp_path / "backup.tar.gz")
@@ -111,7 +111,7 @@ def test_on_another_machine_queue_history_and_the_hubs_own_database_are_the_same
     assert rows(f"sqlite:///{tmp_path}/there/hub.sqlite") == {"users": ["('alice',)"]}
 
 
-def test_one_that_is_made_while_somebody_writes_is_of_one_instant(
+def test_backup_during_writes_is_of_one_instant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
 ) -> None:
     ended, begun = threading.Event(), threading.Event()
@@ -166,7 +166,7 @@ def passphrase(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_only_its_owner_may_read_it_and_secrets_are_in_it_only_where_asked_for_and_encrypted(
+def test_backup_is_private_and_its_secrets_are_encrypted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, cookie: Path, passphrase: str
 ) -> None:
     without, with_it = tmp_path / "without.tar.gz", tmp_path / "with.tar.gz"
@@ -187,7 +187,7 @@ def test_only_its_owner_may_read_it_and_secrets_are_in_it_only_where_asked_for_a
     assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o600}
 
 
-def test_a_restore_puts_the_secret_back_with_its_passphrase_and_leaves_it_out_without_one(
+def test_restore_needs_the_passphrase_for_the_cookie_secret(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     first: str,
@@ -219,7 +219,7 @@ def test_a_restore_puts_the_secret_back_with_its_passphrase_and_leaves_it_out_wi
     assert not (tmp_path / "else" / "data" / "jupyterhub_cookie_secret").exists()
 
 
-def test_a_passphrase_is_asked_for_twice_and_not_a_short_one_nor_one_that_others_can_read(
+def test_passphrase_is_typed_twice_and_long_and_its_file_private(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -249,7 +249,7 @@ def test_a_passphrase_is_asked_for_twice_and_not_a_short_one_nor_one_that_others
     assert typed == []
 
 
-def test_one_that_is_damaged_is_told_before_it_is_needed(
+def test_verify_finds_a_damaged_backup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
 ) -> None:
     good = tmp_path / "good.tar.gz"
@@ -272,7 +272,7 @@ def test_one_that_is_damaged_is_told_before_it_is_needed(
     )
 
 
-def test_nothing_is_put_back_under_a_running_hub_nor_over_tables_that_are_there(
+def test_restore_refuses_a_running_hub_and_a_used_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
 ) -> None:
     backup = str(tmp_path / "backup.tar.gz")
@@ -299,7 +299,7 @@ def test_nothing_is_put_back_under_a_running_hub_nor_over_tables_that_are_there(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_what_root_restores_is_the_hub_users_who_starts_from_it_and_makes_the_nightly_backup(
+def test_files_that_root_restores_belong_to_the_hub_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], passphrase: str
 ) -> None:
     user, opens = 4711, ("--passphrase-file", passphrase)
@@ -339,7 +339,7 @@ def test_what_root_restores_is_the_hub_users_who_starts_from_it_and_makes_the_ni
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_root_gives_files_away_from_the_inside_and_has_the_home_of_the_user_that_it_is(
+def test_root_acts_as_the_hub_user_with_that_users_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[str] = []
@@ -362,7 +362,7 @@ def test_root_gives_files_away_from_the_inside_and_has_the_home_of_the_user_that
         assert (os.environ["HOME"], given) == ("/root", ["file", "inner", "lent"])
 
 
-def test_of_those_in_a_folder_the_newest_are_kept(
+def test_keep_removes_all_but_the_newest_backups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
 ) -> None:
     folder = tmp_path / "backups"
@@ -386,7 +386,7 @@ def test_of_those_in_a_folder_the_newest_are_kept(
     ("name", "kind"),
     [("../escaped", tarfile.REGTYPE), ("/tmp/escaped", tarfile.REGTYPE), ("link", tarfile.SYMTYPE)],
 )
-def test_what_would_be_written_elsewhere_is_no_backup(
+def test_archive_with_paths_outside_its_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: bytes
 ) -> None:
     backup = tmp_path / "backup.tar.gz"
@@ -404,7 +404,7 @@ def test_what_would_be_written_elsewhere_is_no_backup(
     ("name", "most"),
     [("databases/fgpu.sqlite", "MOST_BYTES"), ("config/a.py", "MOST_OTHER_BYTES"), ("b", "MOST_FILES")],
 )
-def test_what_holds_more_than_a_backup_may_is_not_unpacked(
+def test_archive_above_the_limits_is_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, most: str
 ) -> None:
     monkeypatch.setattr(archive, most, 1)

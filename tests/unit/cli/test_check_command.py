@@ -48,7 +48,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
     return found
 
 
-def test_check_says_what_a_good_configuration_gives(
+def test_check_describes_a_good_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "has_here", lambda: (4, 8192))
@@ -91,7 +91,7 @@ def test_check_says_what_a_good_configuration_gives(
         ((2, 512), "only 2 cores and 512 MiB of memory"),
     ],
 )
-def test_check_warns_of_more_than_the_machine_has(
+def test_check_warns_of_more_cpu_or_memory_than_the_machine_has(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -138,15 +138,13 @@ def test_check_reports_an_unsynchronised_clock(
     ],
     ids=["the same", "nanoseconds", "ahead", "behind", "silent"],
 )
-def test_check_compares_the_time_of_engines_elsewhere_with_the_hubs(
-    time: Callable[[datetime], str], said: str | None
-) -> None:
+def test_check_compares_clocks_of_remote_engines(time: Callable[[datetime], str], said: str | None) -> None:
     client = SimpleNamespace(info=lambda: {"SystemTime": time(datetime.now(UTC))})
     lines = others.wrong_time(client, Address("tcp://b:2376", ("b",), host="b"))
     assert (lines == []) if said is None else re.search(said, *lines)
 
 
-def test_check_needs_no_token_of_the_proxy_and_says_that_the_hub_does(
+def test_check_warns_of_a_missing_proxy_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CONFIGPROXY_AUTH_TOKEN", raising=False)
@@ -163,7 +161,7 @@ def test_check_needs_no_token_of_the_proxy_and_says_that_the_hub_does(
     assert words not in fgpu(capsys, "check", "--config", str(path))[1]
 
 
-def test_check_warns_of_an_image_of_the_warm_pool_that_no_catalogue_has(
+def test_check_warns_of_an_unknown_image_in_the_warm_pool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     able = replace(LocalFGPUSpawner.capabilities, warm_pool=True)
@@ -175,7 +173,7 @@ def test_check_warns_of_an_image_of_the_warm_pool_that_no_catalogue_has(
     )
 
 
-def test_check_warns_where_users_may_share_images_on_the_hubs_own_domain(
+def test_check_warns_of_shared_images_without_subdomains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     able = replace(LocalFGPUSpawner.capabilities, saves_images=True)
@@ -194,7 +192,7 @@ def test_check_warns_where_users_may_share_images_on_the_hubs_own_domain(
         assert ("Set c.JupyterHub.subdomain_host" in out) is warned
 
 
-def test_check_says_that_nothing_is_held_where_nothing_was_built(
+def test_check_reports_isolation_none_without_libfgpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
 ) -> None:
     built.library.unlink()
@@ -203,7 +201,7 @@ def test_check_says_that_nothing_is_held_where_nothing_was_built(
     assert "    isolation: none: NOTHING holds a session to its slice, as libfgpu is not built; " in out
 
 
-def test_check_refuses_an_isolation_that_cannot_be_had(
+def test_check_refuses_an_unavailable_isolation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
 ) -> None:
     status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, isolation="mig"))
@@ -212,7 +210,7 @@ def test_check_refuses_an_isolation_that_cannot_be_had(
     assert not (tmp_path / "data" / "isolation.json").exists(), "nothing is written"
 
 
-def test_check_tells_a_database_that_answers_from_one_that_is_not_used_yet(
+def test_check_accepts_a_database_that_no_hub_has_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_config(tmp_path)
@@ -322,7 +320,7 @@ c.JupyterHub.authenticator_class = Lab
          "c.JupyterHub.ssl_cert = c.JupyterHub.ssl_key = '/for/the/proxy/alone.pem'", ""),
     ],
 )  # fmt: skip
-def test_check_passes_what_works_though_it_cannot_judge_it(
+def test_check_passes_an_authenticator_that_it_cannot_judge(
     after: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, after=after))
@@ -332,7 +330,7 @@ def test_check_passes_what_works_though_it_cannot_judge_it(
     assert ("log in" in out) == bool(line)
 
 
-def test_check_tries_only_the_ports_that_the_hub_will_listen_on(
+def test_check_ignores_ports_that_the_hub_does_not_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
@@ -348,7 +346,7 @@ def test_check_tries_only_the_ports_that_the_hub_will_listen_on(
     assert tried[4:] == [7002, 7001]
 
 
-def test_check_finds_a_port_in_use_unless_it_is_the_hubs_own(
+def test_check_finds_a_used_port_unless_the_hub_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
@@ -365,9 +363,7 @@ def test_check_finds_a_port_in_use_unless_it_is_the_hubs_own(
             assert fgpu(capsys, "check", "--config", path)[0] == 0
 
 
-def test_check_of_a_wrong_class_names_those_that_can_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_the_possible_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, after="c.JupyterHub.authenticator_class = 'pamm'")
     status, line = failure(capsys, "check", "--config", path)
     assert status == 1
@@ -377,9 +373,7 @@ def test_check_of_a_wrong_class_names_those_that_can_be(
     assert ", pam, shared-password" in line
 
 
-def test_check_says_that_docker_is_not_there_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_reports_that_docker_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     path = Path(write_config(tmp_path))
     path.write_text(path.read_text().replace("configure(c,", 'configure(c, runtime="docker",'))
@@ -389,7 +383,7 @@ def test_check_says_that_docker_is_not_there_in_words(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_roots_check_judges_as_the_owner_of_the_data_folder_and_makes_nothing_there(
+def test_check_by_root_judges_as_the_hub_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -418,7 +412,7 @@ def test_roots_check_judges_as_the_owner_of_the_data_folder_and_makes_nothing_th
         ) == (1, True)
 
 
-def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_line_of_a_syntax_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "broken.py"
     path.write_text("c = get_config()\nc.FGPU.max_fgpu = (\n")
     status, line = failure(capsys, "check", "--config", str(path))

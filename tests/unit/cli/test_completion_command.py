@@ -93,19 +93,19 @@ def test_bash_offers_options_and_choices() -> None:
     assert in_bash("fgpu images ex") == ["export"]
 
 
-def test_bash_offers_what_the_hub_says(hub: str) -> None:
+def test_bash_completes_sessions_and_images_of_the_hub(hub: str) -> None:
     assert in_bash("fgpu show ", url=hub) == ["12", "13"]
     assert in_bash("fgpu run --image py", url=hub) == ["python", "pytorch"]
     assert in_bash("fgpu forecast --group c", url=hub) == ["class"]
 
 
-def test_nothing_is_offered_and_said_where_the_hub_does_not_say_it(hub: str) -> None:
+def test_completion_is_silent_if_the_hub_fails(hub: str) -> None:
     assert in_bash("fgpu run --image py", url=hub, token="another") == []
     assert in_bash("fgpu run --image py", url=hub, token="") == []
     assert in_bash("fgpu run --image py", url="http://127.0.0.1:1") == []
 
 
-def test_who_types_does_not_wait_for_a_hub_that_does_not_answer() -> None:
+def test_completion_gives_up_on_a_slow_hub() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         assert in_bash("fgpu run --image py", url=f"http://127.0.0.1:{silent.getsockname()[1]}") == []
@@ -114,7 +114,7 @@ def test_who_types_does_not_wait_for_a_hub_that_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_other_shells_take_the_lines_and_offer_the_same(shell: str, hub: str, tmp_path: Path) -> None:
+def test_zsh_and_fish_complete_too(shell: str, hub: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed; apt-get install {shell}")
     env = {**environment(hub), "HOME": str(tmp_path), "TERM": "xterm"}

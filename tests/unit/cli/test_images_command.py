@@ -66,7 +66,7 @@ def lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Lab:
     return Lab(tmp_path, capsys)
 
 
-def test_the_list_says_state_source_and_differences(lab: Lab) -> None:
+def test_list_shows_state_source_and_differences(lab: Lab) -> None:
     assert lab.fgpu("hide", "torch") == (
         0,
         "image torch is not shown any more; who knows its slug may start it\n",
@@ -81,7 +81,7 @@ def test_the_list_says_state_source_and_differences(lab: Lab) -> None:
     )
 
 
-def test_the_list_as_json_says_the_same_to_programs(lab: Lab) -> None:
+def test_list_as_json(lab: Lab) -> None:
     lab.fgpu("disable", "torch")
     status, said = lab.fgpu("list", "--json")
     found = json.loads(said)
@@ -98,7 +98,7 @@ def test_the_list_as_json_says_the_same_to_programs(lab: Lab) -> None:
     }
 
 
-def test_an_action_is_written_with_who_did_it_and_back_forgets_it(lab: Lab) -> None:
+def test_action_is_recorded_and_back_undoes_it(lab: Lab) -> None:
     lab.fgpu("default", "torch")
     (edit,) = ImageEdits(lab.store).all()
     assert (edit.slug, edit.changes) == ("torch", {"default": True})
@@ -107,14 +107,14 @@ def test_an_action_is_written_with_who_did_it_and_back_forgets_it(lab: Lab) -> N
     assert ImageEdits(lab.store).all() == ()
 
 
-def test_images_change_places_until_the_files_order_is_taken_again(lab: Lab) -> None:
+def test_file_order_undoes_moves(lab: Lab) -> None:
     lab.fgpu("up", "torch")
     assert lab.fgpu("list")[1].startswith("torch")
     assert lab.fgpu("file-order") == (0, "the images are in the file's order\n")
     assert lab.fgpu("list")[1].startswith("python")
 
 
-def test_what_is_exported_is_what_is_in_force(lab: Lab, tmp_path: Path) -> None:
+def test_export_is_the_catalogue_in_force(lab: Lab, tmp_path: Path) -> None:
     lab.fgpu("disable", "torch")
     lab.fgpu("up", "torch")
     out = tmp_path / "new.toml"
@@ -134,7 +134,7 @@ def test_what_is_exported_is_what_is_in_force(lab: Lab, tmp_path: Path) -> None:
     assert "differs" not in lab.fgpu("list")[1]
 
 
-def test_check_says_in_one_line_what_is_wrong(lab: Lab, tmp_path: Path) -> None:
+def test_check_refuses_a_wrong_catalogue_in_one_line(lab: Lab, tmp_path: Path) -> None:
     assert lab.fgpu("check") == (0, f"OK: {lab.catalogue}: 2 images (python, torch)\n")
     lab.catalogue.write_text(CATALOGUE + 'minimum = { fgpu = "3" }\n')
     assert lab.fgpu("check") == (
@@ -160,7 +160,7 @@ def test_check_says_in_one_line_what_is_wrong(lab: Lab, tmp_path: Path) -> None:
     )
 
 
-def test_what_was_changed_of_an_image_that_is_gone_is_told_until_it_is_forgotten(lab: Lab) -> None:
+def test_edit_of_a_removed_image_is_reported(lab: Lab) -> None:
     lab.fgpu("hide", "torch")
     lab.catalogue.write_text(CATALOGUE.partition('[[image]]\nslug = "torch"')[0])
     line = 'image "torch" is not in the file any more, and was edited'
@@ -171,12 +171,12 @@ def test_what_was_changed_of_an_image_that_is_gone_is_told_until_it_is_forgotten
 
 
 @pytest.mark.parametrize("what", ["enable", "hide", "up", "back", "default"])
-def test_an_image_that_there_is_not_is_refused(lab: Lab, what: str) -> None:
+def test_unknown_image_is_refused(lab: Lab, what: str) -> None:
     assert lab.fgpu(what, "flow") == (1, 'fgpu: there is no image "flow"; there are python, torch\n')
 
 
 @pytest.mark.parametrize("arguments", [["scan"], ["pin", "torch"]])
-def test_local_processes_have_no_engine_to_look_at(lab: Lab, arguments: list[str]) -> None:
+def test_local_processes_have_no_engine_to_scan(lab: Lab, arguments: list[str]) -> None:
     status, said = lab.fgpu(*arguments)
     assert status == 1
     assert "sessions are local processes" in said

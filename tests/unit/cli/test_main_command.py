@@ -13,7 +13,6 @@ import click
 import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
-from fgpuspawner import __version__
 from fgpuspawner.cli import main as cli
 from fgpuspawner.cli.sessions import FIELDS as OPTIONS
 from fgpuspawner.text.fields import FIELDS
@@ -25,11 +24,7 @@ def test_each_field_of_the_form_has_an_option() -> None:
     assert {*OPTIONS, "gpu_model"} == set(FIELDS)
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fgpu(capsys, "--version") == (0, f"fgpu {__version__}\n", "")
-
-
-def test_help_shows_what_a_user_can_do_before_what_an_administrator_can(
+def test_help_lists_users_commands_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, out, _ = fgpu(capsys, "--help")
@@ -75,7 +70,7 @@ def test_wrong_use_ends_with_status_2(
     assert failure(capsys, *arguments) == (2, line)
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_database_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "none.sqlite"
     assert failure(capsys, "status", "--db", f"sqlite:///{path}") == (
         1,
@@ -103,7 +98,7 @@ def test_an_unreachable_database_is_one_line_without_the_password(
         assert "s3cret" not in line
 
 
-def test_a_password_in_what_a_configuration_raises_is_not_repeated(
+def test_password_in_an_error_of_the_configuration_is_hidden(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_config(tmp_path, after="raise ValueError('cannot use postgresql://fgpu:s3cret@db/x')")
@@ -120,7 +115,7 @@ def test_the_installed_command_ends_with_its_status_and_no_traceback(tmp_path: P
     )
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(url: str, tmp_path: Path) -> None:
+def test_closed_pipe_is_no_error(url: str, tmp_path: Path) -> None:
     filled(url)
     program = Path(sys.executable).parent / "fgpu"
     reading, writing = os.pipe()
@@ -185,9 +180,7 @@ def test_every_command_speaks_json_but_two() -> None:
     assert silent == {"setup", "images build"}
 
 
-def test_what_a_command_says_is_in_the_json_and_so_is_an_error(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_lines_and_errors(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     filled(url)
     config = write_config(tmp_path, db_url=url)
     words = ("node", "local", "cordon", "--config", config)

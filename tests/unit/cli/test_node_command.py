@@ -11,7 +11,7 @@ from commandline import fgpu, filled, node, write_config
 from fgpu_scheduler import Audit, Store
 
 
-def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
+def test_cordon_is_in_the_audit_log_with_the_system_user(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
@@ -33,15 +33,13 @@ def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
     ]
 
 
-def test_what_there_is_to_do_is_told_in_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_action_is_refused_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, said = fgpu(capsys, "node", "local", "drain")
     assert (status, "NodeAction" in said) == (2, False)
     assert "is not one of 'cordon', 'gone', 'uncordon'; see fgpu node --help" in said
 
 
-def test_one_gpu_is_cordoned_by_its_index_with_a_reason_that_status_tells(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_gpu_is_cordoned_with_a_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
     (tmp_path / "data").mkdir()
     filled(url, node())
@@ -66,7 +64,7 @@ def test_one_gpu_is_cordoned_by_its_index_with_a_reason_that_status_tells(
         (("cordon", "--reason", "x"), "--reason: only with --gpu"),
     ],
 )
-def test_what_cannot_become_of_a_gpu_is_one_line(
+def test_wrong_action_on_a_gpu_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...], said: str
 ) -> None:
     path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"

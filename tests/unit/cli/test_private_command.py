@@ -83,7 +83,7 @@ def make(store: Store, image_id: int, *, seen: threading.Event | None = None) ->
     )
 
 
-def test_commit_says_how_far_it_is_and_then_the_full_name(
+def test_commit_shows_progress_and_the_full_name(
     config: str, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_command, "LOOK_EVERY_S", 0.02)

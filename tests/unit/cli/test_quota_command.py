@@ -40,7 +40,7 @@ def audit_of(url: str) -> Sequence[tuple[str, str, str]]:
     return found
 
 
-def test_what_is_exported_and_imported_again_changes_nothing(
+def test_exported_quotas_import_without_changes(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["=SUM(A1)", "'tis", " @x".strip(), "o'neil", 'ж,"ü"', "a;=b", "-1", "'=both"]
@@ -68,7 +68,7 @@ def test_what_is_exported_and_imported_again_changes_nothing(
     assert failure(capsys, "quota", "export", "--output", new, "--config", config)[0] == 1
 
 
-def test_a_file_says_what_it_would_change_and_changes_it_when_told_to(
+def test_import_changes_quotas_only_with_apply(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["alice,,,2,,,", "*,,,1.5,3,,", ",ml101,class,,,,", "*,,,1,4,,", ",,class,12,,,"]
@@ -104,7 +104,7 @@ def test_a_file_says_what_it_would_change_and_changes_it_when_told_to(
     assert sorted(exported[1:]) == sorted(["alice,,,2,,,", "*,,,1,4,,", ",,class,12,,,"])
 
 
-def test_every_mistake_is_told_with_its_line_and_column_and_nothing_is_changed(
+def test_import_reports_all_mistakes_and_changes_nothing(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
@@ -153,14 +153,14 @@ def test_every_mistake_is_told_with_its_line_and_column_and_nothing_is_changed(
         (["user,max_fgpu", '"a"b,1'], "line 2: ',' expected after '\"'; write a quote inside quotes twice"),
     ],
 )
-def test_a_file_that_is_no_such_table_is_one_line(
+def test_malformed_file_is_refused_in_one_line(
     lines: list[str], said: str, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, *lines)
     assert failure(capsys, "quota", "import", path, "--config", config) == (1, f"{path}: {said}")
 
 
-def test_a_file_of_a_spreadsheet_is_read(
+def test_files_of_spreadsheets_are_read(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, "max_sessions;user;max_fgpu", "2;zoë;0.5", ";;", encoding="utf-8-sig")

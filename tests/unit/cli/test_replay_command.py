@@ -26,7 +26,6 @@ from fgpu_scheduler import (
 )
 from fgpuspawner import replay as history
 from fgpuspawner.cli import main as cli
-from fgpuspawner.cli.replay import duration
 from fgpuspawner.replay import TraceRow, read_trace
 
 S = SessionState
@@ -120,7 +119,7 @@ def trace(folder: Path, text: str) -> str:
 # --- An installation's own log ---
 
 
-def test_the_log_tells_what_happened(url: str) -> None:
+def test_history_is_read_from_the_log(url: str) -> None:
     store = Store(url)
     store.connect_readonly()
     found = history.read_history(store, now_s=AT_S + 1000)
@@ -148,7 +147,7 @@ def test_a_replay_of_the_same_policy_is_what_happened(url: str) -> None:
     assert replay(found.jobs, found.nodes, Policy(group_policy(order="fifo-skip"))) == found.happened
 
 
-def test_what_still_runs_and_waits_is_replayed_up_to_now(url: str) -> None:
+def test_running_and_waiting_sessions_are_replayed_until_now(url: str) -> None:
     store = Store(url)
     store.open()
     past = Lab(store)
@@ -162,7 +161,7 @@ def test_what_still_runs_and_waits_is_replayed_up_to_now(url: str) -> None:
     assert (eve.placed_at_s, eve.left_at_s, eve.job.patience_s) == (None, AT_S + 400, None)
 
 
-def test_one_that_lost_its_place_before_its_launch_waited_on(url: str) -> None:
+def test_session_that_lost_its_node_waits_again(url: str) -> None:
     store = Store(url)
     store.open()
     (session,) = store.submit([request("dee")], now_s=AT_S + 300)
@@ -175,16 +174,7 @@ def test_one_that_lost_its_place_before_its_launch_waited_on(url: str) -> None:
     assert found.happened[-1].placed_at_s == AT_S + 350
 
 
-def test_long_logs_are_read_in_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "PAGE", 3)
-    store = Store(url)
-    store.connect_readonly()
-    found = history.read_history(store, now_s=AT_S + 1000)
-    store.close()
-    assert [job.request.user for job in found.jobs] == ["ann", "bob", "cy"]
-
-
-def test_the_table_has_what_happened_and_each_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_compares_history_with_each_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fgpu(capsys, "--db", url, "--policy", "fifo-skip", "--policy", "lifo", "--gpus", "2")
     assert lines[0] == ("3 sessions of 3 users, submitted 2026-09-21 14:13Z to 2026-09-21 14:13Z, on 2 fGPU")
     assert [line[:13].strip() for line in lines[2:]] == ["policy", "what happened", "fifo-skip", "lifo"]
@@ -193,7 +183,7 @@ def test_the_table_has_what_happened_and_each_policy(url: str, capsys: pytest.Ca
     )
 
 
-def test_another_gpu_would_have_spared_the_wait(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_gpus_shorten_the_waits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = runs(capsys, "--db", url, "--gpus", "2", "--policy", "fifo-skip")
     assert found["what happened"]["longest_wait_s"] == 90
     assert found["fifo-skip"]["longest_wait_s"] == 30
@@ -202,7 +192,7 @@ def test_another_gpu_would_have_spared_the_wait(url: str, capsys: pytest.Capture
     assert (more["fifo-skip"]["longest_wait_s"], more["fifo-skip"]["started"]) == (0, 3)
 
 
-def test_the_installations_quotas_hold_unless_others_are_given(
+def test_quotas_of_the_installation_apply_by_default(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Store.snapshot
@@ -230,7 +220,7 @@ def test_the_installations_quotas_hold_unless_others_are_given(
         (("--quota", "none"), "no quota"),
     ],
 )
-def test_the_table_says_which_quotas_are_tried(
+def test_table_names_the_quotas(
     url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     lines = fgpu(capsys, "--db", url, "--policy", "fifo", *words)
@@ -246,7 +236,7 @@ def test_a_lifetime_quota_ends_sessions(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["longest_wait_s"], found["started"]) == (0, 3)
 
 
-def test_days_choose_what_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_limit_the_counted_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path, TRACE + f"{10 * 86400},dee,1,50,0\n")
     found = runs(capsys, "--trace", path, "--gpus", "1", "--days", "2", "--policy", "fifo")
     assert [run["sessions"] for run in found.values()] == [1, 1]
@@ -257,11 +247,11 @@ def test_days_choose_what_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
-def test_without_a_policy_it_is_the_configured_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_is_the_configured_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(runs(capsys, "--db", url)) == ["what happened", "as configured"]
 
 
-def test_nothing_ever_submitted_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_history_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'empty.sqlite'}"
     store = Store(url)
     store.open()
@@ -274,21 +264,12 @@ def test_nothing_ever_submitted_is_said(tmp_path: Path, capsys: pytest.CaptureFi
 # --- Trace files ---
 
 
-def test_a_trace_with_waits_tells_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = runs(capsys, "--trace", trace(tmp_path, TRACE), "--gpus", "1", "--policy", "fifo-skip")
-    same = {key: value for key, value in found["what happened"].items() if key != "policy"}
-    assert same == {key: value for key, value in found["fifo-skip"].items() if key != "policy"}
-    assert same["longest_wait_s"] == 90
-
-
-def test_a_trace_without_waits_tells_not_what_happened(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_without_waits_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path, "user,submitted_at_s,length_s,fgpu\nann,5,10,0.5\n")
     assert list(runs(capsys, "--trace", path, "--gpus", "1", "--policy", "lifo")) == ["lifo"]
 
 
-def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
+def test_trace_has_all_fields_of_a_request(tmp_path: Path) -> None:
     cells = {
         "submitted_at_s": "7",
         "user": "ann",
@@ -313,7 +294,7 @@ def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
     assert job == Job(asked, 7, 60)
 
 
-def test_a_trace_of_before_names_one_model(tmp_path: Path) -> None:
+def test_trace_may_name_one_gpu_model(tmp_path: Path) -> None:
     (job,) = read_trace(trace(tmp_path, "submitted_at_s,user,length_s,fgpu,gpu_model\n7,ann,60,1,T;4\n")).jobs
     assert job.request.gpu_models == ("T;4",)
 
@@ -357,7 +338,7 @@ HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
         ),
     ],
 )
-def test_a_bad_trace_is_named_by_line_and_field(
+def test_bad_trace_is_refused_with_line_and_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
     path = trace(tmp_path, text)
@@ -366,9 +347,7 @@ def test_a_bad_trace_is_named_by_line_and_field(
     assert line.startswith(f"{path}: {said}")
 
 
-def test_a_trace_that_is_no_text_or_not_there_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
     assert ": is not CSV in UTF-8: " in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
@@ -387,8 +366,3 @@ def test_a_trace_needs_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     path = trace(tmp_path, lines + "0,cy,1,60,class\n")
     status, said = failure(capsys, "--trace", path, "--gpus", "1")
     assert (status, "several resource groups (class, lab)" in said) == (2, True)
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00:00"), (59.6, "0:01:00"), (90_061, "25:01:01")])
-def test_durations_are_hours_minutes_and_seconds(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown

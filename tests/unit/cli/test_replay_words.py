@@ -33,7 +33,7 @@ def test_a_policy_is_several_words() -> None:
         ("fifo,longest_wait_s=soon", "policy: longest_wait_s: 'soon' is not a whole number such as 3"),
     ],
 )
-def test_a_wrong_policy_is_answered_with_what_there_is(words: str, said: str) -> None:
+def test_wrong_policy_is_refused_with_the_choices(words: str, said: str) -> None:
     with pytest.raises(BadSettings) as caught:
         policy_of(words)
     assert str(caught.value).startswith(said)
@@ -63,7 +63,7 @@ def test_a_quota_has_a_scope_a_name_and_limits() -> None:
         ("user:*:sessions=-1", "quota: sessions: '-1' is not a whole number such as 3"),
     ],
 )
-def test_a_wrong_quota_is_answered_with_what_would_do(words: str, said: str) -> None:
+def test_wrong_quota_is_refused_with_the_form(words: str, said: str) -> None:
     with pytest.raises(BadSettings) as caught:
         quota_of(words)
     assert str(caught.value).startswith(said)

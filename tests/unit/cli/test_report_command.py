@@ -66,7 +66,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_config(tmp_path, after=AFTER.format(**PLANTED))
 
 
-def test_nothing_of_what_is_planted_is_in_the_report(
+def test_report_contains_no_planted_secret(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.txt"
@@ -95,7 +95,7 @@ def test_nothing_of_what_is_planted_is_in_the_report(
     assert (status, "File exists" in line) == (1, True)
 
 
-def test_names_are_there_where_they_are_asked_for(
+def test_report_with_users_has_their_names(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.txt"
@@ -105,7 +105,7 @@ def test_names_are_there_where_they_are_asked_for(
     assert {name for name, secret in PLANTED.items() if secret in text} == set()
 
 
-def test_where_users_cannot_be_read_there_are_no_logs(
+def test_report_leaves_out_logs_if_users_are_unknown(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data" / "jupyterhub.sqlite").write_text("damaged" * 1000)
@@ -115,9 +115,7 @@ def test_where_users_cannot_be_read_there_are_no_logs(
     assert "carol" not in file.read_text()
 
 
-def test_a_configuration_that_cannot_be_used_is_reported_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_of_a_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(
         tmp_path, after="raise ValueError('postgresql://fgpu:s3cret@db/x?password=hunter22')"
     )
@@ -129,7 +127,7 @@ def test_a_configuration_that_cannot_be_used_is_reported_too(
     assert "hunter22" not in text
 
 
-def test_what_is_short_or_an_ordinary_word_stays() -> None:
+def test_report_keeps_short_and_ordinary_words() -> None:
     hide = Hiding({"ab", "", "s3cr3tvalue"}, {"a.b"})
     assert (
         hide("absent: s3cr3tvalue of a.b, and of aXb, and xa.b")
@@ -141,7 +139,7 @@ def steady(line: str) -> str:
     return re.sub(r"\d+ MiB left", "some left", line)
 
 
-def test_the_check_tells_its_level_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_as_json_has_a_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path)
     status, out, _ = fgpu(capsys, "check", "--json", "--config", config)
     found = json.loads(out)

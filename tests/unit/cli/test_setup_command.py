@@ -75,9 +75,7 @@ def contents(root: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def test_a_plan_is_shown_and_nothing_is_changed_before_somebody_says_yes(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_setup_changes_nothing_before_yes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = plan(setup(root, capsys, "--dry-run", *TRYING, yes=False))
     assert shown["/etc/jupyterhub/jupyterhub_config.py"] == "write"
     assert shown["user fgpu"] == "make"
@@ -88,7 +86,7 @@ def test_a_plan_is_shown_and_nothing_is_changed_before_somebody_says_yes(
     assert not root.exists()
 
 
-def test_what_is_secret_is_read_by_root_and_the_hubs_user_alone(
+def test_secrets_are_readable_by_root_and_the_hub_user_only(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = setup(root, capsys, *TRYING)
@@ -117,7 +115,7 @@ def test_what_is_secret_is_read_by_root_and_the_hubs_user_alone(
     assert re.fullmatch(r"fgpu:x:\d+:\d+:[^:]*:/var/lib/fgpu:/usr/sbin/nologin", account)
 
 
-def test_the_second_time_there_is_nothing_to_do(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_setup_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup(root, capsys, *TRYING)
     before = contents(root)
     said = setup(root, capsys)
@@ -125,7 +123,7 @@ def test_the_second_time_there_is_nothing_to_do(root: Path, capsys: pytest.Captu
     assert contents(root) == before
 
 
-def test_what_an_administrator_changed_stays_until_something_else_is_asked_for_and_then_beside(
+def test_setup_keeps_files_that_the_administrator_changed(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup(root, capsys, *TRYING)
@@ -143,7 +141,7 @@ def test_what_an_administrator_changed_stays_until_something_else_is_asked_for_a
     assert "zoe" in config.read_text(), "what is not said again stays as it was"
 
 
-def test_rights_that_became_too_wide_are_mended(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_setup_repairs_file_modes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup(root, capsys, *TRYING)
     before = contents(root)
     (root / ETC / "proxy.env").chmod(0o644)
@@ -151,7 +149,7 @@ def test_rights_that_became_too_wide_are_mended(root: Path, capsys: pytest.Captu
     assert contents(root) == before
 
 
-def test_removal_leaves_the_data_and_puts_back_what_was_there(
+def test_removal_keeps_the_data_and_restores_previous_files(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     earlier, data = root / ETC / "jupyterhub_config.py", root / "var/lib/fgpu/fgpu.sqlite"
@@ -182,7 +180,7 @@ def test_removal_leaves_the_data_and_puts_back_what_was_there(
     assert (status, line) == (2, f"nothing is set up: there is no {root}/{ETC}/fgpu-setup.json")
 
 
-def test_dockers_own_settings_are_kept_beside_live_restore(tmp_path: Path) -> None:
+def test_setup_keeps_docker_settings_and_adds_live_restore(tmp_path: Path) -> None:
     daemon = tmp_path / "etc/docker/daemon.json"
     daemon.parent.mkdir(parents=True)
     daemon.write_text('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
@@ -236,7 +234,7 @@ def test_dockers_own_settings_are_kept_beside_live_restore(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_that_says_what_can(
+def test_wrong_answer_is_refused_in_one_line(
     arguments: list[str], line: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, said = failure(capsys, "setup", "--root", str(root), "--yes", *arguments)
@@ -244,9 +242,7 @@ def test_what_cannot_be_is_one_line_that_says_what_can(
     assert not root.exists()
 
 
-def test_systemd_finds_nothing_wrong_in_the_units_and_calls_them_closed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_systemd_analyze_accepts_the_units(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup(root, capsys, *TRYING)
     for unit in sorted((root / "etc/systemd/system").glob("*.service")):
         judged = subprocess.run(
@@ -263,9 +259,7 @@ def test_systemd_finds_nothing_wrong_in_the_units_and_calls_them_closed(
         assert float(level) <= 3.0, f"{unit.name}: {level}"
 
 
-def test_the_record_of_another_version_is_not_guessed_at(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_of_another_version_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup(root, capsys, *TRYING)
     record = root / ETC / "fgpu-setup.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "version": 2}))

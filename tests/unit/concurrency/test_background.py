@@ -42,7 +42,7 @@ def failing_with(
     return step, done
 
 
-async def test_a_step_is_repeated_whatever_it_raises_and_each_reason_is_said_once(
+async def test_failing_step_is_repeated_and_logged_once(
     background: Background, said: Callable[[], list[tuple[str, str]]]
 ) -> None:
     away, bug = FGPUError("the database is away"), KeyError("x")
@@ -58,7 +58,7 @@ async def test_a_step_is_repeated_whatever_it_raises_and_each_reason_is_said_onc
     ]
 
 
-async def test_a_pause_ends_early_and_what_wakes_during_a_step_has_another_follow(
+async def test_event_ends_a_pause_early(
     background: Background,
 ) -> None:
     wake, steps, may_end = asyncio.Event(), [], asyncio.Event()
@@ -80,14 +80,14 @@ async def test_a_pause_ends_early_and_what_wakes_during_a_step_has_another_follo
             await asyncio.sleep(0)
 
 
-async def test_after_a_failure_the_pause_is_another(background: Background) -> None:
+async def test_pause_after_a_failure_differs(background: Background) -> None:
     step, done = failing_with(FGPUError("no"), FGPUError("no"))
     background.every(3600, step, failed="", again_after_s=0.001)
     async with asyncio.timeout(60):
         await done.wait()
 
 
-async def test_what_a_task_raises_that_nobody_awaits_is_said(
+async def test_exception_of_a_task_is_logged(
     background: Background, said: Callable[[], list[tuple[str, str]]]
 ) -> None:
     async def fails() -> None:
@@ -99,7 +99,7 @@ async def test_what_a_task_raises_that_nobody_awaits_is_said(
     assert said() == [("WARNING", "It is not looked after any more: no more room")]
 
 
-async def test_closing_ends_all_of_them_also_what_one_begins_as_it_ends(background: Background) -> None:
+async def test_close_ends_all_tasks(background: Background) -> None:
     begun: list[asyncio.Task[None]] = []
 
     async def for_ever() -> None:
@@ -118,7 +118,7 @@ async def test_closing_ends_all_of_them_also_what_one_begins_as_it_ends(backgrou
     assert [task.cancelled() for task in (first, *begun)] == [True, True]
 
 
-async def test_what_must_work_is_tried_until_it_does() -> None:
+async def test_step_is_tried_until_it_works() -> None:
     ways: list[Exception] = [FGPUError("away"), ValueError("bug")]
 
     async def step() -> str:

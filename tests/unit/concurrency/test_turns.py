@@ -18,7 +18,7 @@ async def ask(turns: Turns, who: str, log: list[str], go_on: asyncio.Event) -> N
         turns.leave(who)
 
 
-async def test_one_callers_many_wait_for_each_other_and_nobody_else_does() -> None:
+async def test_requests_of_one_caller_do_not_delay_others() -> None:
     turns, log, go_on = Turns(at_a_time=2, most=100), list[str](), asyncio.Event()
     many = [asyncio.create_task(ask(turns, "mallory", log, go_on)) for _ in range(50)]
     await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def test_one_callers_many_wait_for_each_other_and_nobody_else_does() -> No
     assert log.count("mallory") == 50
 
 
-async def test_beyond_the_most_one_is_refused_and_who_left_makes_room() -> None:
+async def test_requests_beyond_the_limit_are_refused() -> None:
     turns, log, go_on = Turns(at_a_time=1, most=3), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(ask(turns, "mallory", log, go_on)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -48,7 +48,7 @@ async def test_beyond_the_most_one_is_refused_and_who_left_makes_room() -> None:
     turns.leave("mallory")
 
 
-async def test_nothing_is_kept_of_callers_who_have_gone() -> None:
+async def test_callers_without_requests_are_forgotten() -> None:
     turns = Turns(at_a_time=1, most=3)
     for number in range(10):
         await turns.take(f"user-{number}")

@@ -7,7 +7,7 @@ import asyncio
 from fgpuspawner.concurrency.waiting import to_the_end
 
 
-async def test_what_must_not_be_left_in_mid_air_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_work_ends_although_its_caller_is_cancelled_twice() -> None:
     ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     waits = asyncio.ensure_future(to_the_end(ends))
     for _ in range(3):

@@ -42,21 +42,14 @@ def after(*steps: tuple[Action, str], edits: Edits = ()) -> tuple[Merged, Edits]
         (Action.HIDE, Action.SHOW, lambda i: not i.hidden),
     ],
 )
-def test_what_is_turned_off_and_on_again_leaves_no_edit(
-    there: Action, back: Action, key: Callable[[Image], bool]
-) -> None:
+def test_undone_action_leaves_no_edit(there: Action, back: Action, key: Callable[[Image], bool]) -> None:
     found, edits = after((there, "torch"))
     assert [key(image) for image in found.catalogue.images if image.slug == "torch"] == [False]
     found, edits = after((back, "torch"), edits=edits)
     assert (found.catalogue, edits) == (FILE, ())
 
 
-def test_what_the_file_disables_can_be_enabled() -> None:
-    found, _ = after((Action.ENABLE, "flow"))
-    assert found.catalogue.images[2].enabled
-
-
-def test_one_image_is_the_default_whoever_was_it_before() -> None:
+def test_new_default_replaces_the_previous_one() -> None:
     def default(found: Merged) -> list[str]:
         return [image.slug for image in found.catalogue.images if image.default]
 
@@ -88,7 +81,7 @@ def test_images_move_by_one_place_and_not_beyond_the_ends() -> None:
     assert [one.differences for one in found.listed] == [(), (), ()]
 
 
-def test_back_to_the_file_forgets_what_was_changed_and_what_was_added() -> None:
+def test_back_removes_edits_and_added_images() -> None:
     edits = written((), Draft(FILE, ()).add([entry_of(replace(JAX, default=False))]))
     found, edits = after((Action.HIDE, "torch"), (Action.BACK, "torch"), (Action.BACK, "jax"), edits=edits)
     assert (found.catalogue, edits) == (FILE, ())
@@ -97,7 +90,7 @@ def test_back_to_the_file_forgets_what_was_changed_and_what_was_added() -> None:
     assert edits == ()
 
 
-def test_a_whole_entry_is_written_as_what_differs_from_the_file() -> None:
+def test_edited_entry_is_stored_as_differences() -> None:
     wanted = entry_of(replace(TORCH, name="Torch", min_fgpu_milli=500))
     edits = written((), Draft(FILE, ()).edit("torch", wanted))
     assert edits[0].changes == {"name": "Torch", "minimum": {"fgpu": "0.5"}}
@@ -145,7 +138,7 @@ def test_an_added_image_keeps_its_entry_when_it_is_edited() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_line(act: Callable[[], Update], line: str) -> None:
+def test_impossible_change_is_refused_in_one_line(act: Callable[[], Update], line: str) -> None:
     with pytest.raises(CatalogueError) as caught:
         act()
     assert str(caught.value).startswith(line)

@@ -22,7 +22,7 @@ def slugs(found: object) -> list[str]:
     return [one.image.slug for one in found.listed]  # type: ignore[attr-defined]
 
 
-def test_an_edit_lies_over_the_file_key_by_key() -> None:
+def test_edit_overrides_the_file_by_key() -> None:
     edit = ImageEdit("torch", changes={"enabled": False, "description": None, "name": "Torch"})
     found = merge(FILE, [edit])
     assert found.catalogue.images[1] == replace(TORCH, enabled=False, description="", name="Torch")
@@ -37,7 +37,7 @@ def test_an_edit_lies_over_the_file_key_by_key() -> None:
     assert merge(newer, [edit]).catalogue.images[1].version == "2.14"
 
 
-def test_differences_are_said_in_words_whatever_their_kind() -> None:
+def test_differences_have_words_for_every_type() -> None:
     disabled = Catalogue((PYTHON, replace(TORCH, enabled=False, kernels=("a", "b"))))
     changes = {
         "enabled": None,
@@ -54,7 +54,7 @@ def test_differences_are_said_in_words_whatever_their_kind() -> None:
     ]
 
 
-def test_without_a_file_there_is_what_the_database_has_and_no_default() -> None:
+def test_without_a_file_only_added_images_remain() -> None:
     found = merge(
         Catalogue(()), [ImageEdit("jax", entry_of(JAX)), ImageEdit("torch", changes={"hidden": True})]
     )
@@ -62,12 +62,12 @@ def test_without_a_file_there_is_what_the_database_has_and_no_default() -> None:
     assert [*found.lost] == ["torch"]
 
 
-def test_an_edit_that_the_file_has_taken_in_is_no_difference() -> None:
+def test_edit_equal_to_the_file_is_no_difference() -> None:
     found = merge(FILE, [ImageEdit("torch", changes={"name": "PyTorch"})])
     assert (found.listed[1].source, found.listed[1].differences) == (Source.FILE, ())
 
 
-def test_an_image_of_the_database_only_is_added_at_the_end() -> None:
+def test_added_image_comes_last() -> None:
     found = merge(FILE, [ImageEdit("jax", entry_of(JAX), {"hidden": True})])
     assert found.listed[3].image == replace(JAX, hidden=True)
     assert found.listed[3].source is Source.ADDED
@@ -79,7 +79,7 @@ def test_an_added_image_that_the_file_has_now_counts_as_changes_of_it() -> None:
     assert found.listed[3].differences == (Difference("name", "From the file", "JAX"),)
 
 
-def test_an_edit_that_does_not_fit_has_no_effect_and_says_so() -> None:
+def test_wrong_edit_has_no_effect() -> None:
     file = Catalogue((PYTHON, replace(TORCH, min_fgpu_milli=2000)))
     found = merge(file, [ImageEdit("torch", changes={"recommended": {"fgpu": "1"}, "name": "Torch"})])
     assert found.catalogue == file
@@ -88,7 +88,7 @@ def test_an_edit_that_does_not_fit_has_no_effect_and_says_so() -> None:
     )
 
 
-def test_an_edit_of_an_image_that_is_gone_and_an_unreadable_entry_are_told() -> None:
+def test_lost_edits_are_reported() -> None:
     found = merge(FILE, [ImageEdit("old", changes={"name": "Old"}), ImageEdit("odd", {"slug": "odd"})])
     assert found.catalogue == FILE
     assert dict(found.lost) == {
@@ -101,7 +101,7 @@ def test_the_slug_cannot_be_edited() -> None:
     assert slugs(merge(FILE, [ImageEdit("torch", changes={"slug": "python"})])) == ["python", "torch", "flow"]
 
 
-def test_the_newest_edit_that_makes_a_default_wins() -> None:
+def test_newest_default_wins() -> None:
     edits = [
         ImageEdit("torch", changes={"default": True}, changed_at_s=9),
         ImageEdit("flow", changes={"default": True}, changed_at_s=5),
@@ -111,7 +111,7 @@ def test_the_newest_edit_that_makes_a_default_wins() -> None:
     assert found.listed[0].differences == (Difference("default", True, None),)
 
 
-def test_without_any_default_it_stays_that_of_the_file() -> None:
+def test_default_of_the_file_stays() -> None:
     found = merge(FILE, [ImageEdit("python", changes={"default": None})])
     assert [i.slug for i in found.catalogue.images if i.default] == ["python"]
 

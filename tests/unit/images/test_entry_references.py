@@ -29,12 +29,12 @@ INSTALLATION = "0123456789ab"
         ("../root", "x__x2e2e2f726f6f74"),
     ],
 )
-def test_a_users_part_is_as_readable_as_an_engine_lets_it_be(user: str, part: str) -> None:
+def test_user_part_of_an_image_name_is_readable(user: str, part: str) -> None:
     assert names.owner_part(user) == part
 
 
 @given(st.text(min_size=1, max_size=300))
-def test_every_user_has_a_part_that_engines_take_and_that_is_theirs_alone(user: str) -> None:
+def test_user_part_is_a_valid_reference(user: str) -> None:
     part = names.owner_part(user)
     assert names.PART.fullmatch(part)
     assert len(part) <= 2 * names.MOST_OWNER + 4
@@ -49,7 +49,7 @@ def test_two_users_never_have_the_same_part(one: str, other: str) -> None:
     assert (names.owner_part(one) == names.owner_part(other)) is (one == other)
 
 
-def test_of_users_whose_names_are_too_long_each_has_a_digest() -> None:
+def test_long_user_names_become_digests() -> None:
     one, other = names.owner_part("a" * 65), names.owner_part("a" * 66)
     assert one != other
     assert one.startswith("x__h")
@@ -60,7 +60,7 @@ def room(owner: str) -> int:
     return 255 - len("docker.io/") - len(f"fgpu-{INSTALLATION}/") - len(owner) - 1
 
 
-def test_a_name_as_long_as_an_engine_allows_will_do_and_one_longer_names_the_limit() -> None:
+def test_image_name_above_the_limit_is_refused() -> None:
     longest = "n" * room("alice")
     assert names.checked_name(INSTALLATION, "alice", longest) == f"alice/{longest}"
     with pytest.raises(BadImageName, match=rf"{room('alice') + 1} characters; at most {room('alice')} are"):
@@ -73,12 +73,12 @@ def test_a_name_as_long_as_an_engine_allows_will_do_and_one_longer_names_the_lim
 @pytest.mark.parametrize(
     "name", ["", "Torch", "a/b", "a:1", "-a", "a-", "a..b", "a b", "a;rm", "$(x)", "é", "a\n", "a__"]
 )
-def test_a_name_that_no_engine_takes_is_refused_with_one_that_would_do(name: str) -> None:
+def test_invalid_image_name_is_refused_with_an_example(name: str) -> None:
     with pytest.raises(BadImageName, match="such as torch-more"):
         names.checked_name(INSTALLATION, "alice", name)
 
 
 @pytest.mark.parametrize("tag", ["", ".1", "-1", "1:2", "a b", "1\n", "a/b", "é"])
-def test_a_tag_that_no_engine_takes_is_refused(tag: str) -> None:
+def test_invalid_tag_is_refused(tag: str) -> None:
     with pytest.raises(BadImageName, match="cannot be a tag"):
         names.checked_tag(tag)

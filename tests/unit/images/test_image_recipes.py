@@ -104,9 +104,7 @@ def test_what_is_put_into_an_image_is_for_its_user_to_read_whoever_builds_it(
 @pytest.mark.skipif(
     shutil.which("dpkg-query") is None, reason="needs dpkg, of whose packages images are made"
 )
-def test_a_package_is_installed_also_while_its_triggers_are_still_to_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_with_pending_triggers_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = {
         "plain": "install ok installed",
         "held": "hold ok installed",

@@ -53,9 +53,7 @@ RECIPES = sorted(path.parent for path in (ROOT / "images").glob("*/image.toml"))
 
 
 @pytest.mark.parametrize("folder", RECIPES, ids=lambda folder: folder.name)
-def test_what_is_built_carries_labels_that_a_scan_takes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_built_images_have_labels_for_a_scan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "images")
     onbase = importlib.import_module("onbase")
     # As the build adds to it: what the base itself says.
@@ -65,7 +63,7 @@ def test_what_is_built_carries_labels_that_a_scan_takes(
     assert image == checked({**facts, "reference": "lab/x:1"})
 
 
-def test_what_administrators_decide_is_no_label() -> None:
+def test_labels_cannot_set_what_administrators_decide() -> None:
     labels = labels_of(replace(FULL, **ADMINISTRATORS))  # type: ignore[arg-type]
     assert labels == labels_of(FULL)
     forged = {
@@ -78,7 +76,7 @@ def test_what_administrators_decide_is_no_label() -> None:
     assert checked(entry_from(forged, FULL.reference)) == FULL
 
 
-def test_lists_are_readable_where_no_entry_has_a_comma() -> None:
+def test_lists_in_labels_are_separated_by_commas() -> None:
     labels = labels_of(FULL)
     assert labels["fgpu.gpu_architectures"] == "7.0,10.0"
     assert labels["fgpu.groups"] == '["vision, and more", "nlp"]'
@@ -130,7 +128,7 @@ def test_forged_labels_are_refused_in_one_line(label: str, value: str, line: str
     assert len(str(caught.value)) < 300
 
 
-def test_private_images_are_in_no_file() -> None:
+def test_exported_file_has_no_private_images() -> None:
     public = replace(LEAST, default=True)
     private = replace(LEAST, slug="alice/mine:1", owner="alice")
     assert parse_catalogue(written(Catalogue((public, private))).encode(), name="x") == Catalogue((public,))
@@ -143,19 +141,7 @@ def found(image_id: str, *digests: str) -> FoundImage:
     return FoundImage(image_id, (FULL.reference,), digests, {})
 
 
-def test_what_came_from_a_registry_is_pinned_by_its_digest_there() -> None:
-    old = replace(FULL, digest=B)
-    entry, said = pinned(
-        old, {"n1": found(A, f"other/torch@{A}", f"lab/torch@{B}"), "n2": found(B, f"lab/torch@{B}")}
-    )
-    assert checked(entry) == replace(FULL, reference=f"lab/torch:2.13@{B}")
-    assert said == f"pinned to lab/torch:2.13@{B}"
-    # Once more is the same.
-    again, _ = pinned(checked(entry), {"n1": found(A, f"lab/torch@{B}")})
-    assert again == entry
-
-
-def test_the_repository_is_known_by_the_name_that_engines_give_it() -> None:
+def test_repository_digest_is_found_under_docker_hub_names() -> None:
     for reference, listed in (
         ("docker.io/library/python:3", "python"),
         ("python:3", "python"),
@@ -166,13 +152,7 @@ def test_the_repository_is_known_by_the_name_that_engines_give_it() -> None:
         assert entry["reference"] == f"{reference}@{B}"
 
 
-def test_what_was_built_there_is_pinned_by_its_id() -> None:
-    entry, said = pinned(FULL, {"n1": found(A), "n2": found(A)})
-    assert checked(entry) == replace(FULL, digest=A)
-    assert A in said
-
-
-def test_engines_that_differ_and_an_image_that_is_nowhere_cannot_be_pinned() -> None:
+def test_different_or_missing_images_cannot_be_pinned() -> None:
     with pytest.raises(CatalogueError, match="the engines have different images under lab"):
         pinned(FULL, {"n1": found(A), "n2": found(B)})
     with pytest.raises(CatalogueError, match="; pull or build it first"):

@@ -56,7 +56,7 @@ def slugs(images: Images) -> list[str]:
     return [image.slug for image in images.catalogue.images]
 
 
-def test_nothing_is_offered_before_the_database_was_read(path: Path, store: Store) -> None:
+def test_catalogue_is_empty_until_the_database_was_read(path: Path, store: Store) -> None:
     ImageEdits(store).put([ImageEdit("python", changes={"enabled": False})], by="root", now_s=1)
     images = Images(path, store)
     assert slugs(images) == []
@@ -65,9 +65,7 @@ def test_nothing_is_offered_before_the_database_was_read(path: Path, store: Stor
     assert images.catalogue.get("python") is None
 
 
-def test_what_changes_in_the_file_or_the_database_is_there_after_the_next_look(
-    path: Path, store: Store
-) -> None:
+def test_refresh_reads_file_and_database(path: Path, store: Store) -> None:
     images = Images(path, store)
     images.refresh()
     path.write_text(PYTHON + TORCH)
@@ -84,7 +82,7 @@ def test_what_changes_in_the_file_or_the_database_is_there_after_the_next_look(
     assert images.names["torch"] == "Torch"
 
 
-def test_a_bad_edit_of_the_file_keeps_the_last_good_one_and_is_logged_once(
+def test_wrong_file_keeps_the_last_good_catalogue(
     path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = Images(path, store)
@@ -111,7 +109,7 @@ def test_a_bad_edit_of_the_file_keeps_the_last_good_one_and_is_logged_once(
     assert "The catalogue can be used again" in caplog.messages
 
 
-def test_what_nobody_thought_of_in_a_file_is_a_problem_like_any_other(
+def test_unexpected_error_of_a_file_is_reported(
     path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = Images(path, store)
@@ -134,9 +132,7 @@ def test_what_nobody_thought_of_in_a_file_is_a_problem_like_any_other(
     assert images.problem is None
 
 
-def test_a_file_that_is_still_being_written_is_left_to_the_next_look(
-    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_written_file_is_read_later(path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(PYTHON + TORCH)
     images = Images(path, store)
     images.refresh()
@@ -151,7 +147,7 @@ def test_a_file_that_is_still_being_written_is_left_to_the_next_look(
     assert slugs(images) == ["python"]
 
 
-def test_a_file_that_was_away_is_good_again_when_it_is_back(path: Path, store: Store) -> None:
+def test_file_that_comes_back_is_used_again(path: Path, store: Store) -> None:
     images = Images(path, store)
     images.refresh()
     path.rename(path.with_suffix(".away"))
@@ -163,7 +159,7 @@ def test_a_file_that_was_away_is_good_again_when_it_is_back(path: Path, store: S
     assert images.problem is None
 
 
-def test_a_bad_file_at_the_start_is_refused_or_waited_out(path: Path, store: Store) -> None:
+def test_wrong_file_at_the_start_is_refused(path: Path, store: Store) -> None:
     path.write_text("")
     with pytest.raises(CatalogueError, match="write an"):
         Images(path, store)
@@ -175,7 +171,7 @@ def test_a_bad_file_at_the_start_is_refused_or_waited_out(path: Path, store: Sto
     assert (slugs(images), images.problem) == (["python"], None)
 
 
-def test_a_database_that_is_away_keeps_what_there_is(
+def test_catalogue_survives_an_unreachable_database(
     path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = Images(path, store)
@@ -193,7 +189,7 @@ def test_a_database_that_is_away_keeps_what_there_is(
     assert images.trouble is None
 
 
-def test_nothing_is_changed_on_top_of_a_file_that_was_never_good(path: Path, store: Store) -> None:
+def test_edits_need_a_good_file(path: Path, store: Store) -> None:
     ImageEdits(store).put([ImageEdit("python", changes={"name": "Snake"})], by="root", now_s=1)
     before = ImageEdits(store).all()
     path.write_text("")
@@ -254,9 +250,7 @@ def saved(store: Store, base: str, **facts: object) -> None:
         write.event("images", reason="saved")
 
 
-def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_them(
-    path: Path, store: Store
-) -> None:
+def test_private_images_inherit_from_their_catalogue_image(path: Path, store: Store) -> None:
     saved(store, "python")
     saved(store, "gone")
     images = Images(path, store)
@@ -274,7 +268,7 @@ def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_the
     assert private_entries(PrivateImages(store).all()[:1], Catalogue(tuple(edited)))[0].sudo
 
 
-def test_for_whom_the_image_under_it_does_not_exist_a_private_image_does_not_either(store: Store) -> None:
+def test_private_image_is_hidden_from_users_without_its_base(store: Store) -> None:
     saved(store, "python")
     saved(store, "gone", groups=["staff"])
     rows = PrivateImages(store).all()

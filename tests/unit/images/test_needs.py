@@ -99,7 +99,7 @@ def big(**facts: Any) -> Image:
         ),
     ],
 )
-def test_less_than_the_minimum_is_refused_with_what_would_do(
+def test_request_below_the_minimum_is_refused(
     facts: dict[str, Any], raw: dict[str, object], field: str, message: str, nearest: str
 ) -> None:
     found = refusal(offer(big(**facts)), **raw)
@@ -110,14 +110,14 @@ def test_less_than_the_minimum_is_refused_with_what_would_do(
     parse({"image": "plain", **raw}, offer(big(**facts)))
 
 
-def test_of_several_kinds_of_gpu_the_one_with_the_least_memory_counts() -> None:
+def test_gpu_with_the_least_memory_decides() -> None:
     image = big(min_gpu_memory_mib=3000)
     two = offer(image, device(0), device(1, "Old GPU", memory_mib=4096))
     assert refusal(two, fgpu="0.5").nearest == "0.8"
     assert parse({"image": "big", "fgpu": "0.5", "gpu_model": "Test GPU"}, two).gpu_models == ("Test GPU",)
 
 
-def test_without_amounts_a_request_gets_what_is_recommended_or_else_at_least_the_minimum() -> None:
+def test_request_without_amounts_gets_the_recommended_ones() -> None:
     usual = parse({"image": "plain"}, offer(big()))
     assert (usual.fgpu_milli, usual.cpu_milli, usual.memory_mib) == (500, 4000, 8192)
     recommended = big(
@@ -134,7 +134,7 @@ def test_without_amounts_a_request_gets_what_is_recommended_or_else_at_least_the
     assert (got.fgpu_milli, got.cpu_milli) == (300, 1000)
 
 
-def test_what_is_recommended_above_what_there_is_becomes_the_most_that_there_is() -> None:
+def test_recommended_amounts_are_cut_to_the_largest_node() -> None:
     got = parse(
         {"image": "big"}, offer(big(recommended_fgpu_milli=5000, recommended_cpu_milli=9000), max_cpu=2)
     )
@@ -162,7 +162,7 @@ NODES = (
     ],
     ids=str,
 )
-def test_what_is_preselected_is_together_on_a_node_of_the_group(
+def test_preselected_amounts_fit_one_node(
     recommended: dict[str, int], expected: tuple[int, int, int]
 ) -> None:
     image = big(
@@ -212,25 +212,23 @@ def test_what_is_preselected_is_together_on_a_node_of_the_group(
         ),
     ],
 )
-def test_what_no_node_could_hold_is_told_to_administrators(
-    facts: dict[str, Any], caps: Caps, problem: str
-) -> None:
+def test_administrators_see_images_that_fit_no_node(facts: dict[str, Any], caps: Caps, problem: str) -> None:
     assert never_held(big(**facts), [node(device(0))], caps) == f'image "big": {problem}'
 
 
-def test_what_no_node_could_hold_is_offered_to_nobody() -> None:
+def test_image_that_fits_no_node_is_not_offered() -> None:
     found = offer(big(min_fgpu_milli=2000))
     assert [image.slug for image in found.images] == ["plain"]
     assert refusal(found).message == "image: there is no 'big'; choose one of plain"
 
 
-def test_of_a_node_that_is_not_known_yet_nothing_is_said() -> None:
+def test_unknown_nodes_hide_no_image() -> None:
     needs = big(min_fgpu_milli=2000, min_cpu_milli=10**6, gpu_architectures=("7.0",))
     assert never_held(needs, [], CAPS) is None
     assert "minimum.cpu" in str(never_held(needs, [node()], CAPS))
 
 
-def test_a_hidden_image_is_named_nowhere_and_started_by_who_names_it() -> None:
+def test_hidden_image_starts_by_its_slug() -> None:
     secret = replace(PLAIN, slug="secret", name="Secret", default=False, hidden=True)
     found = offer(big(), hidden=(secret,))
     assert [image.slug for image in found.shown_images] == ["plain", "big"]
@@ -252,7 +250,7 @@ def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None
         assert [field["value"] for field in page.select("[name=image_name]")] == [named]
 
 
-def test_an_amount_between_two_steps_is_refused_with_the_nearest_that_can_be_asked_for() -> None:
+def test_amount_between_two_steps_is_refused_with_the_nearest() -> None:
     amounts = (100, 200, 300, 400, 1000)
     assert between_steps(big(min_fgpu_milli=200, recommended_fgpu_milli=1000), amounts) is None
     assert between_steps(big(recommended_fgpu_milli=350), amounts) == (
@@ -264,7 +262,7 @@ def test_an_amount_between_two_steps_is_refused_with_the_nearest_that_can_be_ask
     assert between_steps(big(recommended_fgpu_milli=350), ()) is None, "no machine is known yet"
 
 
-def test_only_amounts_that_the_image_may_have_are_offered_in_place_of_another() -> None:
+def test_offered_amounts_respect_the_minimum() -> None:
     found = offer(big(min_gpu_memory_mib=2048), device(0), device(1))
     wanted = parse({"image": "big", "gpu_memory_mib": 4096, "compute_percent": 50}, found)
     amounts = tuple(other.fgpu_milli for other in found.others(wanted))
@@ -292,7 +290,7 @@ def test_a_form_with_no_image_chosen_starts_none() -> None:
     assert parse(read_fields({}), found).image == "plain"
 
 
-def test_where_every_image_is_hidden_nothing_names_one() -> None:
+def test_form_names_no_hidden_image() -> None:
     config = Config({"FGPU": {"groups": {"default": {}}, "fgpu_per_gpu": 1}})
     covert = replace(PLAIN, slug="covert", name="Covert", hidden=True, recommended_fgpu_milli=300)
     found = make_offer(FGPU.from_config(config), [node(device(0))], (covert,), ("default",), user="bob")
@@ -316,7 +314,7 @@ def test_where_every_image_is_hidden_nothing_names_one() -> None:
     assert (wanted.image, wanted.fgpu_milli) == ("covert", 300)
 
 
-def test_the_form_takes_an_image_by_its_name_in_place_of_the_one_in_its_list() -> None:
+def test_form_takes_a_hidden_image_by_name() -> None:
     own = replace(PLAIN, slug="bob/mine:1", name="mine", default=False, owner="bob")
     found = offer(big(), hidden=(own,))
     fields = {"image": ["plain"], "image_name": [" bob/mine:1 "]}
@@ -364,7 +362,7 @@ def test_code_runs_on_later_minor_versions_of_the_same_major_one() -> None:
     assert runs_on(big(gpu_architectures=("3.5",)), "Simulated GPU")
 
 
-def test_an_image_goes_to_the_models_that_it_has_code_for() -> None:
+def test_image_starts_only_on_gpus_that_it_has_code_for() -> None:
     old = big(gpu_architectures=("7.0",))
     v100, a100, h200 = device(0, "Tesla V100"), device(1, "NVIDIA A100"), device(2, "NVIDIA H200")
     assert parse({"image": "big"}, offer(old, v100, a100)).gpu_models == ("Tesla V100",)
@@ -379,7 +377,7 @@ def test_an_image_goes_to_the_models_that_it_has_code_for() -> None:
     assert [image.slug for image in none.images] == ["plain"]
 
 
-def test_a_group_without_a_fitting_model_is_told() -> None:
+def test_group_without_a_suitable_gpu_is_refused() -> None:
     old = big(gpu_architectures=("7.0",))
     config = Config()
     config.FGPU.groups = {"default": {}, "new": {}}
@@ -390,7 +388,7 @@ def test_a_group_without_a_fitting_model_is_told() -> None:
     )
 
 
-def test_a_request_of_a_session_names_the_image_as_it_was_asked_for() -> None:
+def test_request_keeps_the_slug_of_its_image() -> None:
     own = replace(PLAIN, slug="bob/mine:1", name="mine", default=False, owner="bob")
     request = parse({"image": "bob/mine:1"}, offer(own)).for_server("")
     assert isinstance(request, Request)

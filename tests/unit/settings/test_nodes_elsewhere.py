@@ -84,7 +84,7 @@ def test_a_machine_is_what_it_says_but_for_what_is_declared() -> None:
         ({"gpus": [{"uuid": "GPU-1f", "memory_mib": 40960}]}, FOUND, 40960),
     ],
 )
-def test_of_a_gpu_that_the_driver_reports_a_reserve_is_nobodys(
+def test_reserve_of_a_real_gpu_is_given_to_no_session(
     given: dict[str, Any], found: FoundDevice, left_mib: int
 ) -> None:
     own = {k: v for k, v in given.items() if k != "gpus"}
