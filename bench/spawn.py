@@ -42,7 +42,7 @@ from hubs import (
 from machine import load, machine, quiet, source
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.docker import shared_network
+from fgpuspawner.engines.docker import networks as shared_network
 from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU

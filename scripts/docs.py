@@ -32,7 +32,7 @@ from fgpu_scheduler import (
     WaitReason,
 )
 from fgpuspawner.engines.base import Safeguard
-from fgpuspawner.engines.docker.safeguards import LINES
+from fgpuspawner.engines.docker.checks import LINES
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner

@@ -283,8 +283,8 @@ class SavedImage:
 class ImageStore:
     """The images of one machine, for administrators' commands. Calls block.
 
-    ``find`` returns the image of a reference, or None. ``labelled`` returns the images whose labels propose a catalogue
-    entry. Both return nothing if the machine does not answer.
+    ``find`` returns the image of a reference, or None. ``labelled`` returns the images with labels that propose a
+    catalogue entry. Both return nothing if the machine does not answer.
     """
 
     name: str

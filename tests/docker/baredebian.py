@@ -1,7 +1,7 @@
 """A bare Debian 12 as a machine: its systemd is process 1 of a container, and its Docker is its own.
 
 What stands for what a machine in a lab has: the wheels of `make dist` are not on the package index yet, images are loaded
-where there is no registry, and it trusts whom this machine trusts.
+where there is no registry, and it trusts the certificates that this machine trusts.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class BareDebian:
 
 
 def installed(machine: BareDebian) -> list[Step]:
-    """Type the page, with what it says for a machine without a GPU, and where nobody can be asked."""
+    """Type the page, with what it says for a machine without a GPU, and without questions."""
     return [
         machine.types(line + (" --simulated 2 --yes" if " setup " in line else ""))
         for line in lines_of_the_page()

@@ -1,4 +1,4 @@
-"""A real Hub whose sessions are containers of a real engine, and the containers and images that tests make."""
+"""A real Hub with sessions in containers of a real engine, and the containers and images that tests make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fgpu_scheduler import Session
-from fgpuspawner.engines.docker import exec as execs
+from fgpuspawner.engines.docker import client as execs
 from fgpuspawner.engines.docker.homes import Homes
 from hubprocess import ROOT, WITHOUT_SERVICE, HubProcess, until
 from leftovers import remove_leftovers
@@ -156,7 +156,7 @@ class Engine:
         return {entry["Name"]: entry["Id"] for entry in found}
 
     def remove(self, name: str) -> None:
-        """Remove a container at once, whoever made it, if it is there and nobody is removing it."""
+        """Remove any container at once, unless it is gone or already being removed."""
         try:
             self.client.remove_container(name, force=True)
         except APIError as e:

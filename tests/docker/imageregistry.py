@@ -46,7 +46,7 @@ def packed(tar: bytes, diff_id: str = "") -> Layer:
 
 
 def random_layer(mib: float, name: str = "large") -> Layer:
-    """Return a layer with one file that nobody has seen before."""
+    """Return a layer with one new file."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as tar:
         info = tarfile.TarInfo(name)
@@ -195,7 +195,7 @@ class ImageRegistry:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        """Answer nobody any more, also in the middle of a blob."""
+        """Stop answering, also in the middle of a blob."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -74,7 +74,7 @@ class TwoImages:
 
 @functools.cache
 def two_images(image: str) -> TwoImages:
-    """Build them once in this process, whoever asks; they are removed when it ends."""
+    """Build them once in this process; they are removed when it ends."""
     engine = Engine(connect_here({"timeout": 60}))
     atexit.register(engine.close)
     pythons = dict(zip(SLUGS, (_pythons()[0], _pythons()[-1]), strict=True))

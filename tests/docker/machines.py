@@ -31,7 +31,7 @@ PORT = 2375
 class Machine:
     """One machine: a network namespace joined to this one's by a pair of interfaces, and an engine in it.
 
-    Its number, which is nobody else's, decides its addresses. The kernel, the disks and the process numbers are this
+    Its unique number decides its addresses. The kernel, the disks and the process numbers are this
     machine's.
     """
 
@@ -110,7 +110,7 @@ class Machine:
         if loaded is not None:
             self.data.mkdir()
             run("cp", "--archive", str(loaded / "image"), str(self.data))
-            # Nobody writes into a layer of an image.
+            # Layers of images are not written to.
             run("cp", "--archive", "--link", str(loaded / "overlay2"), str(self.data))
         self.start_engine()
         return self
@@ -177,7 +177,7 @@ class Machine:
         return docker.APIClient(base_url=f"unix://{self._folder}/docker.sock", version="auto", timeout=60)
 
     def within(self) -> str:
-        """Return lines that bring a Hub whose configuration has them into the machine's network."""
+        """Return configuration lines that bring a Hub into the machine's network."""
         return (
             "import ctypes, os\n"
             f"_network = os.open('/var/run/netns/{self.name}', os.O_RDONLY)\n"
@@ -195,7 +195,7 @@ class Machine:
         self.client.inspect_image(reference)
 
     def cut(self) -> None:
-        """Cut the cable: nothing goes in or out, and nobody is told."""
+        """Cut the cable: nothing goes in or out, without a notice."""
         self.inside("ip", "link", "set", self._inner, "down")
 
     def mend(self) -> None:

@@ -39,7 +39,7 @@ match os.environ.get("JUPYTERHUB_SERVER_NAME"):
         import time
 
         class SlowAtFirst(http.server.ThreadingHTTPServer):
-            """Takes its first connection at once, and answers nobody for six seconds."""
+            """Takes its first connection at once, and answers nothing for six seconds."""
 
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)

@@ -13,8 +13,7 @@ import pytest
 from dockerhub import Engine as Made
 
 from fgpuspawner.engines.docker.address import Address
-from fgpuspawner.engines.docker.daemon import Daemon
-from fgpuspawner.engines.docker.events import LISTED_AFTER_S
+from fgpuspawner.engines.docker.daemon import LISTED_AFTER_S, Daemon
 
 SOCKET = "/var/run/docker.sock"
 
@@ -101,7 +100,7 @@ async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_ane
     assert await death_is_heard(1)
     # What has been told brings no new stream.
     await here.observe()
-    # For so long, and a little, what was heard of the first is told again.
+    # The first event is reported again for this time, and a little longer.
     await asyncio.sleep(2 * LISTED_AFTER_S[-1])
     assert relay.listeners == 1
     relay.muted.set()

@@ -18,7 +18,7 @@ from fgpu_scheduler import ENDED, Session, SessionState
 
 TOLD_WITHIN_S = 5
 BUSY_S = 40
-"""So much longer it may take on a machine that runs other tests meanwhile; how long it was is printed."""
+"""Added for a machine that runs other tests at the same time; the time taken is printed."""
 NO_GPU_RUNTIME = "this server's Docker engine has no GPU runtime; ask an administrator to install it"
 ASKS_FOR_WHAT_IS_NOT_THERE = """
 c.FGPUSpawner.extra_host_config = lambda spawner: (

@@ -1,4 +1,4 @@
-"""One user's trouble is not another's: a frozen container, or a registry that never answers, delays nobody."""
+"""A frozen container, or a registry that never answers, does not delay other users."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_pulls_from_a_registry_that_never_answers_delay_neither_a_spawn_nor_the_
         hub.spawn("bob", options=ONE)
         hub.wait_ready("bob", within_s=45)  # A call to an engine may take a minute.
         assert hub.states() == {**pulling, "bob/": "RUNNING"}, "they pull still"
-        # This waits for a minute. A pull of which nothing is heard is given up after three.
+        # This waits for a minute. A silent pull is given up after three.
         hub.terminate()

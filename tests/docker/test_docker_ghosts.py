@@ -47,7 +47,7 @@ def strangers(own_hub: DockerHub, engine: Engine) -> Strangers:
 
     def start(name: str, installation: str, session: int, attempt: int) -> str:
         labels = {"installation": installation, "session": session, "attempt": attempt, "node": "two"}
-        # One that is ours and nobody's may be gone before it is started.
+        # A container with our labels and no session may be removed before it is started.
         with contextlib.suppress(APIError):
             engine.start(name, labels={f"fgpu.{key}": str(value) for key, value in labels.items()})
         return name

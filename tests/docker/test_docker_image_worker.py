@@ -38,7 +38,7 @@ from fgpuspawner.images.model import Catalogue
 from fgpuspawner.settings import FGPU
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-"""Threads of a worker that was killed have nobody to tell it."""
+"""Threads of a killed worker cannot report it."""
 
 
 class Killed(BaseException):

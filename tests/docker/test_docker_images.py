@@ -142,7 +142,7 @@ def test_a_build_that_could_not_fetch_a_tool_leaves_nothing_in_the_way_of_the_ne
     half.mkdir()
     (half / ".lock").touch()
     monkeypatch.setenv("FGPU_IMAGE_CACHE", str(tmp_path))
-    # Nobody listens there: the package index is away. And what uv has kept of it is no help.
+    # Nothing listens there: the package index is away. And uv's cache of it is no help.
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")

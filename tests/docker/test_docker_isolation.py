@@ -331,7 +331,7 @@ TAMPERED = {
 def tampered(
     engine: Engine, image: str, make_hub: Callable[..., DockerHub], tmp_path_factory: pytest.TempPathFactory
 ) -> DockerHub:
-    """A Hub whose images were tampered with, and whose watchdog looks every second."""
+    """A Hub with images that were tampered with, and a watchdog that looks every second."""
     images = {"python": BASE}
     for slug, dockerfile in TAMPERED.items():
         images[slug] = engine.build(slug, dockerfile.replace("{base}", BASE))

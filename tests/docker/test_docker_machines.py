@@ -18,10 +18,10 @@ from machines import Machine
 from test_docker_isolation import ALLOCATE, OWN_LOADER
 
 from fgpu_scheduler import BadSettings, NodeState
-from fgpuspawner.engines.docker import exec as execs
+from fgpuspawner.engines.docker import client as execs
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.docker.daemon import Daemon
-from fgpuspawner.engines.docker.remote_driver import RemoteDriver
+from fgpuspawner.engines.docker.remote_machine import RemoteDriver
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 
 HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
@@ -292,7 +292,7 @@ def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Mac
     assert ended.message == "the session's machine was lost, and the session with it"
     until(lambda: not two.ready(user), what="the Hub has learned it")
     assert state_of(two, "there") is NodeState.LOST
-    # It was not gone after all: what it still runs belongs to nobody any more.
+    # The machine was not gone after all: its container no longer has a session.
     there.mend()
     until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     until(lambda: not containers_there(two, there), what="the ghost is removed")

@@ -19,8 +19,9 @@ import requests
 from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, until
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.docker import firewall, shared_network
-from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker import firewall
+from fgpuspawner.engines.docker import networks as network
+from fgpuspawner.engines.docker import networks as shared_network
 
 SCAN = """
 import json, socket
@@ -72,7 +73,7 @@ def reached(engine: Engine, container: str, targets: list[tuple[str, int]]) -> l
 def reaches_only(
     engine: Engine, container: str, targets: list[tuple[str, int]], own: list[tuple[str, int]]
 ) -> None:
-    """See that a session reaches ``own`` of the targets and no other, whatever networks Docker makes meanwhile."""
+    """See that a session reaches ``own`` of the targets and no other, also while Docker makes networks."""
     until(lambda: reached(engine, container, own) == own, what="what is open is reached")
     assert reached(engine, container, [target for target in targets if target not in own]) == []
 
@@ -91,7 +92,7 @@ def host_addresses() -> list[str]:
 def reached_here(engine: Engine, container: str, port: int) -> list[str]:
     """Return at which of the host's own addresses this port is reached from inside a container."""
     found = reached(engine, container, [(a, port) for a in host_addresses()])
-    # One of a network that was removed meanwhile is the host's no more: who answers there is outside.
+    # An address of a removed network is no longer the host's: an answer there comes from outside.
     still = host_addresses()
     return [a for a, _ in found if a in still]
 
@@ -225,7 +226,7 @@ def test_a_session_does_not_reach_what_else_the_host_listens_on(
 ) -> None:
     """A database, the engine's own port: whatever listens on all addresses, or on one of the bridges'."""
     neighbour = engine.start(f"{engine.prefix}-unguarded", network="bridge")
-    # Nobody accepts: as many connections as the machine has addresses must find room.
+    # Connections are not accepted, so the backlog must have room for one for each address of the machine.
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
         assert two.alice.gateway in host_addresses()
@@ -256,7 +257,7 @@ def test_a_session_does_not_reach_the_host_by_udp(engine: Engine, two: Two, addr
             return False
 
         neighbour = engine.start(f"{engine.prefix}-udp", network="bridge")
-        # Nobody sends a packet again that was lost while Docker moved its rules about for another network.
+        # A packet that is lost while Docker moves its rules for another network is not sent again.
         until(lambda: heard(neighbour, b"neighbour"), what="who may send is heard")
         assert not heard(two.alice.id, b"alice")
 
@@ -432,7 +433,7 @@ def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
     health = f"http://{address}:{hub.port + 3}/services/fgpu/health"
     code = f"from urllib.request import urlopen; print(urlopen({health!r}, timeout=60).status)"
     assert engine.python_in(carol.id, code) == "200"
-    # Names would carry data out: Docker's resolver asks nobody.
+    # Names would carry data out, so Docker's resolver has no server to ask.
     assert carol.host["Dns"] == ["127.0.0.1"]
     assert "sessions reach" in hub.log_text()
 

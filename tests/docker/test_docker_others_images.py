@@ -1,4 +1,4 @@
-"""What an image of somebody else's can do to who starts it: the attack that took over an administrator, step by step."""
+"""What another user's image can do to the user who starts it: an attack on an administrator, step by step."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_api_asks_for_the_digest_and_lab_runs_nothing_of_the_image_after_tha
     headers = {"Authorization": f"token {admin.token}"}
     script = f"{hub.url}/user/admin/lab/extensions/evil/static/x.js"
     assert requests.get(script, headers=headers, timeout=30).status_code == 404
-    # What is made of it has eve's programs still, whoever made it.
+    # An image made from it still has eve's programs.
     made = settled(hub, images, wish(images, admin, "mine"))
     hub.end("admin")
     own = hub.running("admin", image=made.name)

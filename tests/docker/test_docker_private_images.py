@@ -14,7 +14,7 @@ from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, unti
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImage, PrivateImages, Store
 from fgpuspawner.engines.base import CannotSave
-from fgpuspawner.engines.docker.images.commit import commit
+from fgpuspawner.engines.docker.images.saver import commit
 
 SECRET = "secret-of-the-lab-0123456789"
 HOME_FILE = "only-in-the-home-9876543210"
@@ -51,7 +51,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(
     make_hub: Callable[..., DockerHub], engine: Engine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DockerHub]:
-    """A Hub with homes, whose images bring a wheel; one image cannot wait for its identity."""
+    """A Hub with homes, and images with a wheel; one image cannot wait for its identity."""
     code = base64.b64encode(MAKE_WHEEL.encode()).decode()
     own = (
         f"FROM {BASE}\nUSER root\n"

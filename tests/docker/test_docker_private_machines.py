@@ -10,7 +10,7 @@ from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImages, Store
-from fgpuspawner.engines.docker import exec as execs
+from fgpuspawner.engines.docker import client as execs
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
 """The lines of docs/security.md reach their profiles as they stand there; and what they do to an engine works.
 
-Root of a container of an engine with user namespaces is nobody on its machine. So nothing that is mounted or carried into
-a session is its own there.
+With user namespaces root in a container is an unprivileged user of its machine. So nothing that is mounted or carried
+into a session is its own there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_with_the_lines_of_a_profile_nothing_is_missing_for_it(
 
 @pytest.fixture(scope="module")
 def machine(engine: Engine, image: str) -> Iterator[Machine]:
-    """A machine whose engine has the settings of the strictest profile, word for word."""
+    """A machine with an engine that has the settings of the strictest profile, word for word."""
     (settings,) = blocks("### class", "json")
     assert json.loads(settings) == {"userns-remap": "default"}
     with machines.running(engine.client, tls=True, daemon_json=settings) as made:

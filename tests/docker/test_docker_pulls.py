@@ -124,7 +124,7 @@ def pulling_hub(
     make_hub: Callable[..., DockerHub],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[DockerHub]:
-    """A Hub whose images are in registries."""
+    """A Hub with images in registries."""
     images["shared"].put(real_registry.url, "fgpu-test/shared")
     references = {slug: f"{registry.host}/fgpu-test/{slug}:1" for slug in SLUGS}
     references["shared"] = f"127.0.0.1:{real_registry.port}/fgpu-test/shared:1"
@@ -247,7 +247,7 @@ def test_how_far_it_is_only_ever_rises_to_all_of_it(
         values = [pull[kind] for pull in pulls()]
         assert values == sorted(values)
     size = len(images["shown"].layers[-1].packed)
-    # The layers beneath were there, and of no size any more.
+    # The layers beneath were there, so the engine reports no sizes for them.
     assert {pull["bytes_total"] for pull in pulls() if pull["bytes_total"]} == {size}
     bars = [e["progress"] for e in events]
     assert bars == sorted(bars)

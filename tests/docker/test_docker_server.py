@@ -14,7 +14,7 @@ HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
 
 @pytest.fixture(scope="module")
 def real_hub(make_hub: Callable[..., DockerHub]) -> DockerHub:
-    """A Hub with the service, whose sessions run what the image runs."""
+    """A Hub with the service; its sessions run the image's own command."""
     return make_hub(after="").start()
 
 
@@ -68,7 +68,7 @@ def test_the_server_learns_its_slice_from_the_service_with_its_own_token(
 def test_an_image_without_the_server_environment_ends_the_session_with_words(
     real_hub: DockerHub, slug: str
 ) -> None:
-    # Of each image somebody else's: what ended before is not taken for it.
+    # Each image has another user, so that an earlier end is not taken for this one.
     user = f"dave-{slug}"
     real_hub.add_user(user)
     real_hub.spawn(user, options={**HALF, "image": slug})

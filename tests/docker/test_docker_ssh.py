@@ -17,10 +17,9 @@ from dockerhub import PYTHON
 from dockerhub import Engine as Made
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.address import Address, Tunnel
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.handover import Handover, tell
-from fgpuspawner.engines.docker.ssh_tunnel import Tunnel
 from hubprocess import free_ports, until
 
 SSHD = Path("/usr/sbin/sshd")
@@ -148,7 +147,7 @@ def test_what_ssh_says_is_told(server: Server) -> None:
 
 def test_it_ends_with_its_process_however_that_ends(server: Server) -> None:
     code = (
-        "import os, signal, sys; from fgpuspawner.engines.docker.ssh_tunnel import Tunnel; "
+        "import os, signal, sys; from fgpuspawner.engines.docker.address import Tunnel; "
         "t = Tunnel(sys.argv[1]); t.open(); "
         "print(t._child.pid, t._folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -1,4 +1,4 @@
-"""Volumes that images ask for: they end with their session, and nobody else's do."""
+"""Volumes that images ask for: they end with their session, and other volumes stay."""
 
 from __future__ import annotations
 

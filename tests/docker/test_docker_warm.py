@@ -151,7 +151,7 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
         until(lambda: len(pool.waiting()) < 2, what="carol's is taken")
         hub.kill()
     waited = set(pool.waiting().values())
-    # Whichever it is: what follows is to be so in either case.
+    # The following holds in both cases.
     assert hub.states() in ({"carol/": "PREPARING"}, {"carol/": "RUNNING"})
     hub.start()
     until(
@@ -182,7 +182,7 @@ def test_a_home_that_does_not_answer_delays_nobody_else(
     hub.running("alice", **HALF)
     hub.end("alice")
     pool.filled(2)
-    # Nobody reads what the kernel asks of it.
+    # The file server does not read the kernel's requests.
     silent = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={silent},rootmode=40777,user_id=0,group_id=0".encode()
     try:

@@ -30,7 +30,7 @@ class Pool:
         }
 
     def filled(self, count: int) -> dict[str, str]:
-        """Return those that wait as soon as there are so many."""
+        """Wait until this number of containers is ready, and return them."""
         return until(
             lambda: found if len(found := self.waiting()) == count else {},
             within_s=180,

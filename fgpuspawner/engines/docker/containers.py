@@ -7,12 +7,14 @@ not a name. A container without both is left alone; one with both is checked aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +24,9 @@ from docker.errors import APIError, NotFound
 from fgpu_scheduler import EndCause, Observed, Session
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Ended, EngineSilent
-from fgpuspawner.engines.docker import remote_files
+from fgpuspawner.engines.docker import remote_machine
+from fgpuspawner.engines.docker.client import FAILED, checked_rows, checked_state
 from fgpuspawner.engines.docker.endings import as_text, how_it_ended, with_last_words
-from fgpuspawner.engines.docker.errors import FAILED, rows, state_of
 from fgpuspawner.engines.marks import name_of, names_of, session_and_attempt
 from fgpuspawner.text.sessions import fgpu_of
 
@@ -46,6 +48,7 @@ STOPPERS = 64
 """
 LOOKERS = 4
 LOG_TAIL_LINES = 20
+REMOVED = "the session's container was removed outside JupyterHub"
 MOST_TOLD = 1000
 
 
@@ -62,17 +65,21 @@ class Containers:
         stop_timeout_s: int = 10,
     ) -> None:
         self.client = client
-        self._elsewhere = elsewhere
+        #: A client with a short timeout, for questions.
         self.looker = looker or client
         self.installation = installation
+        self._elsewhere = elsewhere
         self.stop_timeout_s = stop_timeout_s
         #: Called after a session's container was removed.
         self.removed: Callable[[], None] = lambda: None
         self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-docker")
         self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
+        #: Ids of logged containers with our labels and another name.
         self._ignored: set[str] = set()
+        #: Node and name of what the last `look` returned.
         self._seen: frozenset[tuple[str, str]] = frozenset()
+        #: How the last ended containers ended, by id.
         self._ends: dict[str, Ended] = {}
         #: Ended containers that we are removing; they are no longer reported.
         self._in_removal: dict[str, asyncio.Task[bool]] = {}
@@ -102,48 +109,37 @@ class Containers:
         return await to_the_end(asyncio.get_running_loop().run_in_executor(threads, call))
 
     async def look(self) -> list[Observed]:
-        """Return this installation's containers; raises EngineSilent if the engine does not answer."""
-        filters = {"label": f"{LABEL}.installation={self.installation}"}
-        try:
-            listed = rows(await self._look("containers", all=True, filters=filters))
-            found = await asyncio.gather(*(self._observed(entry) for entry in listed))
-        except FAILED as e:
-            raise EngineSilent(str(e)) from e
-        self._seen = frozenset((o.node_id, o.handle) for o in found if o is not None)
-        return [o for o in found if o is not None]
-
-    async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
-        """Return files without a container, as ended containers.
-
-        Files are made before their container and removed after it, so a Hub that dies in between leaves them.
+        """Return this installation's containers, and files on another machine that a container left.
 
         Raises:
             EngineSilent: the engine does not answer.
         """
-        if not self._elsewhere:
-            return []
-        loop = asyncio.get_running_loop()
+        filters = {"label": f"{LABEL}.installation={self.installation}"}
         try:
-            names = await loop.run_in_executor(
-                self._lookers, remote_files.containers_of_volumes, self.looker, self.installation
-            )
+            listed = checked_rows(await self._look("containers", all=True, filters=filters))
+            observed = await asyncio.gather(*(self._observed(entry) for entry in listed))
+            found = [one for one in observed if one is not None]
+            if self._elsewhere:
+                found += await self._left_files({one.handle for one in found})
         except FAILED as e:
             raise EngineSilent(str(e)) from e
-        there = {o.handle for o in found}
-        left = [
-            Observed(
-                node_id=node_id,
-                session_id=named[0],
-                attempt=named[1],
-                handle=name,
-                alive=False,
-                message="the session's container was removed outside JupyterHub",
-            )
+        self._seen = frozenset((one.node_id, one.handle) for one in found)
+        return found
+
+    async def _left_files(self, there: Collection[str]) -> list[Observed]:
+        """Return files without a container, as ended containers.
+
+        Files are made before their container and removed after it, so a Hub that dies in between leaves them.
+        """
+        loop = asyncio.get_running_loop()
+        names = await loop.run_in_executor(
+            self._lookers, remote_machine.containers_of_volumes, self.looker, self.installation
+        )
+        return [
+            Observed(node_id, *named, name, alive=False, message=REMOVED)
             for name, node_id in sorted(names.items())
             if name not in there and (named := session_and_attempt(name, self.installation)) is not None
         ]
-        self._seen |= {(o.node_id, o.handle) for o in left}
-        return left
 
     def has_seen(self, observed: Observed) -> bool:
         """Return whether the last `look` returned it here: another daemon can claim a container of that name."""
@@ -180,29 +176,23 @@ class Containers:
             except FAILED as e:
                 # One broken container does not make its engine, which has just listed it, silent.
                 log.warning("Container %s has ended, and the engine does not say how: %s", name, e)
-                ended = Ended(
-                    0, EndCause.EXITED, "the session's container ended; its engine does not say how"
-                )
-        return Observed(
-            node_id=labels.get(f"{LABEL}.node", ""),
-            session_id=named[0],
-            attempt=named[1],
-            handle=name,
-            alive=alive,
-            end_cause=ended.cause if ended else EndCause.EXITED,
-            message=ended.message if ended else None,
-        )
+                words = "the session's container ended; its engine does not say how"
+                ended = Ended(0, EndCause.EXITED, words)
+        node_id = labels.get(f"{LABEL}.node", "")
+        if ended is None:
+            return Observed(node_id, *named, name, alive)
+        return Observed(node_id, *named, name, alive, ended.cause, ended.message)
 
     async def ended(self, session: Session) -> Ended | None:
         """Return how the session's container ended; None while it runs or the engine does not answer."""
         try:
             container = await self._look("inspect_container", self.name(session))
-            state = state_of(container)
+            state = checked_state(container)
             if state["Running"] or state["Status"] == "created":
                 return None
             return await self._end_of(session.id, container["Id"])
         except NotFound:
-            return Ended(0, EndCause.EXITED, "the session's container was removed outside JupyterHub")
+            return Ended(0, EndCause.EXITED, REMOVED)
         except FAILED as e:
             # Silence is not an end: the share stays held until the engine answers.
             log.warning("Session %d: the engine does not answer: %s", session.id, e)
@@ -212,7 +202,7 @@ class Containers:
         """Return how a container ended, with its last line, and log more of them. Cached, as it does not change."""
         if container not in self._ends:
             found = await self._look("inspect_container", container)
-            state_of(found)
+            checked_state(found)
             ended = how_it_ended(found)
             tail = await self.log_tail(container)
             log.info("Session %d: %s. Its last output:\n%s", session_id, ended.message, "\n".join(tail))
@@ -238,7 +228,7 @@ class Containers:
         gone = await self._removed(name, now=now)
         if gone and self._elsewhere:
             try:
-                await self.call(remote_files.unship, self.client, name)
+                await self.call(remote_machine.remove_files, self.client, name)
             except FAILED as e:
                 log.warning("The files of container %s could not be removed: %s", name, e)
         return gone
@@ -250,25 +240,14 @@ class Containers:
             await self.call(self.client.remove_container, name, v=True, force=True)
         except NotFound:
             return True
-        except APIError as e:
-            if e.status_code != 409:
-                log.warning("Container %s could not be removed: %s", name, e.explanation)
-                return await self._is_gone(name)
-            return await self._removed_by_other(name)
         except FAILED as e:
-            log.warning("Container %s could not be removed: %s", name, e)
-            return False
-        return await self._is_gone(name)
-
-    async def _removed_by_other(self, name: str) -> bool:
-        """Wait for a removal that someone else started; return whether the container is gone."""
-        try:
-            await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
-        except NotFound:
-            return True
-        except FAILED as e:
-            log.warning("Container %s is being removed, and is not gone yet: %s", name, e)
-        return await self._is_gone(name)
+            if isinstance(e, APIError) and e.status_code == HTTPStatus.CONFLICT:
+                # Another call removes it already.
+                with contextlib.suppress(*FAILED):
+                    await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
+            else:
+                log.warning("Container %s could not be removed: %s", name, e)
+        return await self._state(name) is None
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
         """Return the session of each process that runs in one of our containers on the engine's machine."""
@@ -280,7 +259,7 @@ class Containers:
         try:
             sessions = {
                 entry["Id"]: named[0]
-                for entry in rows(self.client.containers(filters=filters))
+                for entry in checked_rows(self.client.containers(filters=filters))
                 if (named := self._named(entry)) is not None
             }
             found: dict[int, int] = {}
@@ -317,24 +296,18 @@ class Containers:
             return named
         return named if named is not None and said == (str(named[0]), str(named[1])) else None
 
-    async def _has_ended(self, name: str) -> bool:
-        """Ask the engine to confirm the end: something answering in its place would accept every command."""
-        try:
-            return not state_of(await self.call(self.client.inspect_container, name))["Running"]
-        except NotFound:
-            return True
-        except FAILED as e:
-            log.warning("Container %s was told to end, and it is not known whether it has: %s", name, e)
-            return False
+    async def _state(self, name: str) -> dict[str, Any] | None:
+        """Return a container's state, {} if it is unknown, None if there is none.
 
-    async def _is_gone(self, name: str) -> bool:
+        The engine must confirm an end: something that answers in its place would accept every command.
+        """
         try:
-            await self.call(self.client.inspect_container, name)
+            return checked_state(await self.call(self.client.inspect_container, name))
         except NotFound:
-            return True
-        except FAILED:
-            return False
-        return False
+            return None
+        except FAILED as e:
+            log.warning("The state of container %s is unknown: %s", name, e)
+            return {}
 
     async def end_session(self, session: Session, *, now: bool) -> bool:
         """End the containers of every attempt of a session; return whether none is known to run.
@@ -355,7 +328,8 @@ class Containers:
             gone = await self.remove_named(name, now=True)
             self.removed()
             return gone
-        if not await self._has_ended(name):
+        state = await self._state(name)
+        if state is not None and state.get("Running", True):
             return False
         if name not in self._in_removal:
             going = self._in_removal[name] = asyncio.create_task(self.remove_named(name, now=True))

@@ -1,6 +1,4 @@
-"""The arguments for creating a container: the session's override the administrator's, those override the defaults.
-Pure.
-"""
+"""Create."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from typing import Any
 from docker.types import DeviceRequest, HostConfig, Ulimit
 from docker.utils import convert_volume_binds
 
+from fgpu_scheduler import Device
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.docker import handover
-from fgpuspawner.engines.docker.images.image_user import is_root
-from fgpuspawner.engines.docker.volumes import unnamed_volumes
+from fgpuspawner.engines.docker.images.inspection import is_root
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
 
@@ -31,6 +29,9 @@ container must stay until its end was seen.
 CPU_PERIOD_US = 100_000
 INTERPRETERS = ("bash", "sh", "dash", "ash", "python", "python3")
 """Default commands of framework images: no servers, they would end at once."""
+CDI_KIND = "nvidia.com/gpu="
+UNNAMED = "fgpu.unnamed"
+"""Label of the anonymous volumes that images ask for with ``VOLUME``: each container has its own."""
 NO_NAME_SERVER = "127.0.0.1"
 """The container's own loopback, where nothing listens."""
 
@@ -114,13 +115,12 @@ def arguments(
     }
     host = HostConfig(context.api_version, **_host(spec, options, context))
     prepared = spec.prepared
-    host["Mounts"] = [
-        *(host.get("Mounts") or []),
-        *unnamed_volumes(config, _taken(host), context.installation),
-    ]
-    own, displaced = sealed_mounts(
-        {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
-    )
+    mounts = list(host.get("Mounts") or [])
+    taken = [*map(_bind_target, host.get("Binds") or []), *(host.get("Tmpfs") or {})]
+    taken += [str(mount.get("Target", "")) for mount in mounts]
+    host["Mounts"] = [*mounts, *unnamed_volumes(config, taken, context.installation)]
+    given_host = {**made.get("host_config", {}), **host}
+    own, displaced = sealed_mounts(given_host, prepared.mounts, prepared.in_memory)
     # Only the session's own GPUs, however the configuration asks for all of them.
     own["DeviceRequests"] = [] if context.gpus is None else [context.gpus]
     gpus = [device for device in own.get("Devices") or () if device["PathOnHost"].startswith("/dev/nvidia")]
@@ -139,6 +139,18 @@ def arguments(
     return made, displaced
 
 
+def unnamed_volumes(
+    config: Mapping[str, Any], taken: Collection[str], installation: str
+) -> list[dict[str, Any]]:
+    """Return mounts for the volumes in an image's configuration, except where something is mounted. Pure."""
+    used = {posixpath.normpath(path) for path in taken}
+    return [
+        {"Type": "volume", "Target": path, "VolumeOptions": {"Labels": {UNNAMED: installation}}}
+        for path in sorted(config.get("Volumes") or {})
+        if posixpath.normpath(path) not in used
+    ]
+
+
 def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -> dict[str, Any]:
     """Return the arguments of ``HostConfig``: defaults, the administrator's settings over them, and our limits over
     both.
@@ -147,10 +159,9 @@ def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -
     if spec.sudo:
         # sudo is a set-user-id program, which does nothing under no-new-privileges.
         security = [option for option in security if not option.startswith("no-new-privileges")]
+    ulimits = sorted(options.ulimits.items())
     ours: dict[str, Any] = {
-        "ulimits": [
-            Ulimit(name=name, soft=most, hard=most) for name, most in sorted(options.ulimits.items())
-        ],
+        "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in ulimits],
         "security_opt": security,
         "cap_drop": list(options.cap_drop),
         "pids_limit": options.pids_limit,
@@ -176,7 +187,8 @@ def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -
     given = {k: v for k, v in copy.deepcopy(dict(options.host)).items() if k not in NOT_TO_BE_SET}
     if isinstance(given.get("binds"), list | tuple):
         # A list replaces the whole setting, so add the volumes.
-        given["binds"] = [*given["binds"], *_binds_of(options)]
+        volumes: Any = dict(options.volumes)
+        given["binds"] = [*given["binds"], *convert_volume_binds(volumes)]
     period_us = given.get("cpu_period", CPU_PERIOD_US)
     memory = spec.session.request.memory_mib * 2**20
     limits: dict[str, Any] = {
@@ -191,19 +203,6 @@ def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -
     if spec.prepared.hosts_ipc:
         limits["ipc_mode"] = "host"
     return _merge(added, {**ours, **given, **limits})
-
-
-def _taken(host: Mapping[str, Any]) -> list[str]:
-    return [
-        *(_bind_target(bind) for bind in host.get("Binds") or []),
-        *(str(mount.get("Target", "")) for mount in host.get("Mounts") or []),
-        *(host.get("Tmpfs") or {}),
-    ]
-
-
-def _binds_of(options: ContainerOptions) -> list[str]:
-    volumes: Any = dict(options.volumes)
-    return list(convert_volume_binds(volumes))
 
 
 def own_command(config: Mapping[str, Any]) -> list[str]:
@@ -245,7 +244,9 @@ def sealed_mounts(
     given_in_memory = {p: options for p, options in (found.get("Tmpfs") or {}).items() if stays(p)}
     if found.get("Tmpfs") or in_memory:
         found["Tmpfs"] = {**given_in_memory, **(in_memory or {})}
-    found["Mounts"] = [*given, *(_as_api(mount) for mount in mounts)]
+    found["Mounts"] = given + [
+        {"Type": "bind", "Source": str(m.source), "Target": m.target, "ReadOnly": m.read_only} for m in mounts
+    ]
     return found, displaced
 
 
@@ -264,17 +265,7 @@ def _is_in(target: str, ours: Collection[str]) -> bool:
 
 def _bind_target(bind: str) -> str:
     """Return the path in the container of ``source:target[:options]``, or of ``target`` alone."""
-    parts = bind.split(":")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
-def _as_api(mount: Mount) -> dict[str, Any]:
-    return {
-        "Type": "bind",
-        "Source": str(mount.source),
-        "Target": mount.target,
-        "ReadOnly": mount.read_only,
-    }
+    return bind.split(":")[:2][-1]
 
 
 def _merge(into: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,3 +274,39 @@ def _merge(into: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         own = into.get(key)
         into[key] = _merge(own, value) if isinstance(own, dict) and isinstance(value, Mapping) else value
     return into
+
+
+# --- Requests for GPUs: through the NVIDIA runtime, or CDI ---
+
+
+def all_gpus(info: Mapping[str, Any]) -> DeviceRequest | None:
+    """Return a request for all GPUs of an engine, for monitoring only; None if it has none."""
+    if _has_nvidia(info):
+        return DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu", "utility"]])
+    ids = cdi_devices(info)
+    whole = [i for i in ids if i == f"{CDI_KIND}all"]
+    return DeviceRequest(driver="cdi", device_ids=whole or ids) if ids else None
+
+
+def some_gpus(info: Mapping[str, Any], devices: Sequence[Device]) -> DeviceRequest | None:
+    """Return a request for these devices; None if the engine does not know all of them.
+
+    CDI names a device by its UUID or its index, depending on its configuration.
+    """
+    if _has_nvidia(info):
+        uuids = [device.uuid for device in devices]
+        return DeviceRequest(driver="nvidia", device_ids=uuids, capabilities=[["gpu", "compute", "utility"]])
+    known = cdi_devices(info)
+    names = ((f"{CDI_KIND}{d.uuid}", f"{CDI_KIND}{d.index}") for d in devices)
+    found = [next((n for n in either if n in known), "") for either in names]
+    return DeviceRequest(driver="cdi", device_ids=found) if found and all(found) else None
+
+
+def cdi_devices(info: Mapping[str, Any]) -> list[str]:
+    """Return an engine's NVIDIA devices in CDI, as ``docker info`` lists them since Docker 28.2."""
+    found = [str(d.get("ID", "")) for d in info.get("DiscoveredDevices") or () if d.get("Source") == "cdi"]
+    return sorted(i for i in found if i.startswith(CDI_KIND))
+
+
+def _has_nvidia(info: Mapping[str, Any]) -> bool:
+    return "nvidia" in (info.get("Runtimes") or {})

@@ -22,19 +22,14 @@ from docker.errors import DockerException
 from docker.tls import TLSConfig
 from docker.utils import kwargs_from_env
 
-from fgpu_scheduler import BadSettings, Seen
+from fgpu_scheduler import BadSettings, Observed, Seen
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.docker import remote_files
-from fgpuspawner.engines.docker.address import Address
-from fgpuspawner.engines.docker.client import Client
-from fgpuspawner.engines.docker.containers import Containers
-from fgpuspawner.engines.docker.errors import FAILED, GONE, words
-from fgpuspawner.engines.docker.events import Events, call_soon_and_again
-from fgpuspawner.engines.docker.keepalive import keep_alive
-from fgpuspawner.engines.docker.remote_driver import RemoteDriver
-from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
-from fgpuspawner.engines.docker.ssh_tunnel import Tunnel, TunnelFailed
+from fgpuspawner.engines.docker import remote_machine
+from fgpuspawner.engines.docker.address import Address, Tunnel, TunnelFailed
+from fgpuspawner.engines.docker.client import FAILED, Client, keep_alive, system_message
+from fgpuspawner.engines.docker.containers import LABEL, MOST_TOLD, Containers
+from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.settings.nodes import Machine
@@ -44,9 +39,100 @@ log = logging.getLogger("fgpu.docker")
 CALL_TIMEOUT_S = 60
 LOOK_TIMEOUT_S = 8
 """A daemon that has not listed its containers by then counts as silent."""
-TOLD_WITHIN_S = 1.0
+REPORTED_WITHIN_S = 1.0
 ASK_EVERY_S = 1.0
 CLIENT = {"version": "auto", "max_pool_size": 32}
+EVENTS = ("die", "oom", "destroy")
+EVENTS_AGAIN_S = 1.0
+LISTED_AFTER_S = (0.2, 0.6, 1.5)
+
+
+def call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the loop at once, and again a little later. For other threads."""
+    # The engine reports an end a little before its list of containers shows it: on a busy machine, half a second.
+    loop.call_soon_threadsafe(function)
+    for delay_s in LISTED_AFTER_S:
+        loop.call_soon_threadsafe(loop.call_later, delay_s, function)
+
+
+class Events:
+    """Reads an engine's events in a thread, and reopens the stream when it ends."""
+
+    def __init__(self, containers: Containers, name: str, happened: Callable[[], None]) -> None:
+        self._containers = containers
+        self._name = name
+        self._happened = happened
+        self._closed = threading.Event()
+        self._stream: Any = None
+        #: Names in the last events, oldest first.
+        self._reported: dict[str, None] = {}
+        #: Names that the last observation found ended; None before the first.
+        self._ended: frozenset[str] | None = None
+        threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop; the thread ends soon after."""
+        self._closed.set()
+        stream = self._stream
+        if stream is not None:
+            # On a cut connection closing takes a while.
+            threading.Thread(target=_closed_quietly, args=(stream,), daemon=True).start()
+
+    def _run(self) -> None:
+        filters = {
+            "type": "container",
+            "event": list(EVENTS),
+            "label": f"{LABEL}.installation={self._containers.installation}",
+        }
+        while not self._closed.is_set():
+            try:
+                self._stream = self._containers.client.events(decode=True, filters=filters)
+                # One observation finds what happened before the stream was open.
+                self._tell()
+                for event in self._stream:
+                    if self._closed.is_set():
+                        return
+                    self._note(event)
+                    self._tell()
+            except (*FAILED, OSError, ValueError) as e:
+                log.debug("%s: the events end: %s", self._name, e)
+            finally:
+                if self._stream is not None:
+                    _closed_quietly(self._stream)
+            self._tell()
+            time.sleep(EVENTS_AGAIN_S)
+
+    def missed(self, found: Sequence[Observed]) -> frozenset[str]:
+        """Return the containers that ended since the last observation without an event.
+
+        At the first observation there are none: containers may have ended before the stream was open.
+        """
+        before, self._ended = self._ended, frozenset(o.handle for o in found if not o.alive)
+        return frozenset() if before is None else self._ended - before - self._reported.keys()
+
+    def has_reported(self, name: str) -> bool:
+        return name in self._reported
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Remember the container of an event."""
+        name = str(((event.get("Actor") or {}).get("Attributes") or {}).get("name", ""))
+        self._reported[name] = None
+        if len(self._reported) > MOST_TOLD:
+            del self._reported[next(iter(self._reported))]
+
+    def _tell(self) -> None:
+        try:
+            self._happened()
+        except RuntimeError:
+            # The event loop has ended, and the Hub with it.
+            self._closed.set()
+
+
+def _closed_quietly(stream: Any) -> None:
+    try:
+        stream.close()
+    except Exception as e:
+        log.debug("Closing the events: %s", e)
 
 
 class OwnTrust(TLSConfig):
@@ -69,16 +155,6 @@ class _Silent:
         raise requests.exceptions.ConnectionError(f"{self._address} has not answered yet")
 
 
-def ends_sessions(info: Mapping[str, Any]) -> list[str]:
-    """Return a line for ``fgpu check`` if the engine with this ``info`` ends all sessions when it restarts."""
-    if info.get("LiveRestoreEnabled"):
-        return []
-    return [
-        "WARNING: a restart of Docker (as by an upgrade of its package) ends all sessions: write "
-        '{"live-restore": true} into /etc/docker/daemon.json, and restart it once while none run'
-    ]
-
-
 def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APIClient:
     """Return a client of the daemon that the environment (DOCKER_HOST) or ``client_kwargs`` name.
 
@@ -89,7 +165,7 @@ def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APICli
         return Client(**{**CLIENT, "timeout": CALL_TIMEOUT_S, **kwargs_from_env(), **client_kwargs, **more})
     except DockerException as e:
         raise BadSettings(
-            f"the Docker engine does not answer; is it running, and may the Hub use it? ({words(e)})"
+            f"the Docker engine does not answer; is it running, and may the Hub use it? ({system_message(e)})"
         ) from e
 
 
@@ -119,12 +195,14 @@ class Daemon:
             elsewhere=address.is_elsewhere,
             stop_timeout_s=stop_timeout_s,
         )
+        #: The clients that are closed when new ones are connected.
         self._clients: tuple[docker.APIClient, ...] = ()
         self.answers = False
+        #: Called in the event loop when it is time to observe again.
         self.changed: Callable[[], None] = lambda: None
         #: Held while images are made, named or removed here: one at a time.
         self.image_lock = asyncio.Lock()
-        self._shipping = threading.Lock()
+        self._copying = threading.Lock()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -ASK_EVERY_S
         self._events: Events | None = None
@@ -182,16 +260,18 @@ class Daemon:
             if self._tunnel is not None:
                 given["base_url"] = self._tunnel.open()
             return Client(**given)
-        except (DockerException, OSError, TunnelFailed, *GONE) as e:
+        except (OSError, TunnelFailed, *FAILED) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
-    async def ship(
+    async def copy_files(
         self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
     ) -> tuple[Mount, ...]:
-        def carry() -> tuple[Mount, ...]:
+        """Copy a session's files there; see `remote_machine.copy_files`."""
+
+        def copied() -> tuple[Mount, ...]:
             # One at a time: a node's first session makes the files that all share.
-            with self._shipping:
-                return remote_files.ship(
+            with self._copying:
+                return remote_machine.copy_files(
                     self.client,
                     container=container,
                     image=image,
@@ -201,7 +281,7 @@ class Daemon:
                     shared=shared,
                 )
 
-        return await self.containers.call(carry)
+        return await self.containers.call(copied)
 
     def machine(self) -> Machine | None:
         """Return the daemon's description of its machine; None if it does not answer. Blocks."""
@@ -222,9 +302,9 @@ class Daemon:
         except NvmlUnknown as e:
             return replace(found, trouble=str(e))
 
-    def driver(self, node_id: str, machine: Path | None = None) -> RemoteDriver:
+    def driver(self, node_id: str, machine: Path | None = None) -> remote_machine.RemoteDriver:
         """Return what asks the GPU driver there; ``machine`` is the folder of a simulated machine."""
-        return RemoteDriver(
+        return remote_machine.RemoteDriver(
             lambda: self.client,
             installation=self.installation,
             node_id=node_id,
@@ -255,28 +335,22 @@ class Daemon:
             return Seen((), ())
         try:
             found = await self.containers.look()
-            left = await self.containers.left_files(found)
         except Exception as e:
             # Any failure concerns this daemon alone: the others are still observed.
-            unforeseen = None if isinstance(e, EngineSilent) else e
-            log.warning(
-                "%s does not answer: %s. What it runs keeps its shares", self.address, e, exc_info=unforeseen
-            )
+            words = "%s does not answer: %s. What it runs keeps its shares"
+            log.warning(words, self.address, e, exc_info=None if isinstance(e, EngineSilent) else e)
             self.answers = False
             self._ask_again()
             return Seen((), ())
-        events = self._events
-        if events is not None:
-            untold = events.missed(found)
-            if untold:
-                loop = asyncio.get_running_loop()
-                loop.call_later(TOLD_WITHIN_S, self._reopen_unless_told, events, untold)
-        return Seen([*found, *left], self.address.node_ids)
+        if self._events is not None and (missed := self._events.missed(found)):
+            loop = asyncio.get_running_loop()
+            loop.call_later(REPORTED_WITHIN_S, self._reopen_unless_reported, self._events, missed)
+        return Seen(found, self.address.node_ids)
 
-    def _reopen_unless_told(self, events: Events, names: Collection[str]) -> None:
+    def _reopen_unless_reported(self, events: Events, names: Collection[str]) -> None:
         """Reopen the event stream if it did not report these ends: its other end may be gone."""
-        if self._events is events and self.answers and not all(events.has_told(name) for name in names):
-            log.warning("%s: the events do not tell what happens; they are asked for again", self.address)
+        if self._events is events and self.answers and not all(events.has_reported(name) for name in names):
+            log.warning("%s: its events lack ends of containers; they are asked for again", self.address)
             self._listen()
 
     def _ask_again(self) -> None:

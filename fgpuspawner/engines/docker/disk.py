@@ -24,15 +24,14 @@ from typing import IO, Any
 import docker
 from docker.errors import APIError
 
+from fgpuspawner.engines.docker.client import written_bytes
 from fgpuspawner.engines.docker.containers import numbers_are_the_hosts
+from fgpuspawner.engines.docker.create import UNNAMED
 from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
-from fgpuspawner.engines.docker.volumes import LABEL
 from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import DU, is_counted, mount_of
-from fgpuspawner.settings import FGPU
 
-LIMITING_DRIVERS = ("btrfs", "zfs", "devicemapper")
 WITHIN_S = 300
 DEEP = 2
 MOST_LARGEST = 5
@@ -52,48 +51,6 @@ def limits_disk(client: docker.APIClient, image: str) -> bool:
         return False
     client.remove_container(made["Id"], v=True, force=True)
     return True
-
-
-def what_is_held(client: docker.APIClient, settings: FGPU) -> list[str]:
-    """Return, for ``fgpu check``, how this machine enforces the disk limits. Blocks."""
-    info = client.info()
-    root, driver = Path(str(info.get("DockerRootDir") or "/")), info.get("Driver")
-    session, home = settings.session_disk_mib, settings.home_disk_mib
-    every = f"looked at every {settings.disk_every_s} s, then {'ended' if settings.disk_over == 'end' else 'warned'}"
-    lines = []
-    if session:
-        _, mount = mount_of(str(root)) or ("", "")
-        quotas = mount.startswith("xfs ") and not {"prjquota", "pquota"}.isdisjoint(re.split("[ ,]", mount))
-        held = driver in LIMITING_DRIVERS or (driver == "overlay2" and quotas)
-        how = (
-            "held by the engine"
-            if held
-            else f"{every} ({driver} here has no quotas: use XFS mounted with pquota)"
-        )
-        lines.append(f"sessions: {session} MiB, {how}")
-    can_look = os.geteuid() == 0 and os.access(root, os.R_OK | os.X_OK)
-    if home:
-        how = every if can_look else "NOT held: the Hub is not root, so it cannot look into homes"
-        lines.append(f"homes: {home} MiB, {how}")
-    if session and not can_look:
-        lines.append(
-            "files of a session are not counted, nor blocks behind a file's end: the Hub is not root. Removed files are "
-            f"{'found in the file system as a whole' if is_counted() else 'not seen'}"
-        )
-    if _same_disk(root, settings.data_path()):
-        lines.append(
-            f"WARNING: what sessions write ({root}) is on the disk of the Hub's data ({settings.data_path()}): together "
-            "they can fill it; give one of them a disk of its own"
-        )
-    return lines
-
-
-def _same_disk(one: Path, other: Path) -> bool:
-    there = next((folder for folder in (other, *other.parents) if folder.is_dir()), other)
-    try:
-        return one.stat().st_dev == there.stat().st_dev
-    except OSError:
-        return False
 
 
 def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,7 +79,7 @@ def _mount_below(written: str) -> tuple[str, ...]:
     return ()
 
 
-def take(
+def use_of(
     client: docker.APIClient, container: str, user: str, *, here: bool, own: Collection[str] = ()
 ) -> DiskUse:
     """Return what a container takes; ``own`` are `own_targets`. Blocks as long as ``du`` takes."""
@@ -130,9 +87,11 @@ def take(
     written = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     if not here or not written or not os.access(written, os.R_OK | os.X_OK):
         mounted = _mount_below(written) if here and written and is_counted() else ()
-        return DiskUse(_told_by_engine(client, found["Id"]), mounts=mounted)
+        size = written_bytes(client, found["Id"])
+        return DiskUse(None if size is None else FolderUse(size), mounts=mounted)
     mounts = [m for m in found.get("Mounts") or () if m.get("RW")]
-    unnamed = [m for m in mounts if m.get("Type") == "volume" and _is_unnamed(client, str(m["Name"]))]
+    volumes = {m["Name"]: client.inspect_volume(m["Name"]) for m in mounts if m.get("Type") == "volume"}
+    unnamed = [m for m in mounts if UNNAMED in (volumes.get(m.get("Name"), {}).get("Labels") or {})]
     homes = {
         source: str(m["Destination"])
         for m in mounts
@@ -149,17 +108,6 @@ def take(
     home = _measured(homes, nameless, in_homes) if homes else None
     on = {top[0] for folder in (*folders, *homes) if (top := mount_of(folder)) is not None}
     return DiskUse(session, home, tuple(on))
-
-
-def _told_by_engine(client: docker.APIClient, container: str) -> FolderUse | None:
-    for entry in client.containers(all=True, size=True, filters={"id": container}):
-        size = entry.get("SizeRw")
-        return FolderUse(int(size)) if size is not None else None
-    return None
-
-
-def _is_unnamed(client: docker.APIClient, name: str) -> bool:
-    return LABEL in (client.inspect_volume(name).get("Labels") or {})
 
 
 def _home_of(mount: Mapping[str, Any], user: str, container: str, own: Collection[str]) -> str | None:

@@ -17,6 +17,18 @@ from fgpuspawner.engines.docker import handover
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127
 """Exit status of shells and programs like tini when a program is missing."""
+NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|(?:stat .*)?no such file)')
+NO_GPU_RUNTIME = "this server's Docker engine has no GPU runtime; ask an administrator to install it"
+REFUSALS = {
+    "could not select device driver": NO_GPU_RUNTIME,
+    "unknown or invalid runtime": NO_GPU_RUNTIME,
+    "Unknown runtime specified": NO_GPU_RUNTIME,
+    "no space left on device": "the server's disk is full; ask an administrator",
+    "no available IPv4 addresses": (
+        "you have as many sessions as fit on your network; end one, or ask an administrator"
+    ),
+}
+"""What engines of different versions say, and the words for the owner."""
 
 
 def how_it_ended(container: Mapping[str, Any]) -> Ended:
@@ -25,15 +37,15 @@ def how_it_ended(container: Mapping[str, Any]) -> Ended:
     # The engine remembers an OOM kill of any process of the container, however long ago.
     if state.get("OOMKilled") and code == KILLED:
         limit = (container.get("HostConfig", {}).get("Memory") or 0) // 2**20
-        return Ended(
-            code, EndCause.OOM, f"the session used more than its {limit} MiB of memory and was ended"
-        )
-    program = ((container.get("Config") or {}).get("Cmd") or [""])[0]
-    if code == NOT_FOUND and is_of_server(program):
-        return Ended(code, EndCause.EXITED, no_server(program))
+        words = f"the session used more than its {limit} MiB of memory and was ended"
+        return Ended(code, EndCause.OOM, words)
+    words = f"the session's server ended with status {code}"
     if state.get("Error"):
-        return Ended(code, EndCause.EXITED, f"the container ended with status {code}: {state['Error']}")
-    return Ended(code, EndCause.EXITED, f"the session's server ended with status {code}")
+        words = f"the container ended with status {code}: {state['Error']}"
+    if code == NOT_FOUND:
+        program = ((container.get("Config") or {}).get("Cmd") or [""])[0]
+        words = _no_server(program) or words
+    return Ended(code, EndCause.EXITED, words)
 
 
 def as_text(line: str) -> str:
@@ -48,19 +60,10 @@ def with_last_words(ended: Ended, tail: Sequence[str]) -> Ended:
     return ended
 
 
-NO_GPU_RUNTIME = ("could not select device driver", "unknown or invalid runtime", "Unknown runtime specified")
-"""How engines of different versions say that a GPU runtime is missing."""
-
-
-NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|(?:stat .*)?no such file)')
-
-
-def is_of_server(program: str) -> bool:
-    """Return whether a program starts the session's server, which every image must have."""
-    return program in (handover.SERVER, handover.PROGRAM) or program.startswith("/opt/fgpu/")
-
-
-def no_server(program: str) -> str:
+def _no_server(program: str) -> str | None:
+    """Return why a missing program ends a session, if it starts the server, which every image must have."""
+    if program not in (handover.SERVER, handover.PROGRAM) and not program.startswith("/opt/fgpu/"):
+        return None
     return (
         f"this image has no server environment: {program} is not in it, or cannot run; "
         "ask an administrator to build it with `fgpu images build` (docs/images.md), or choose another image"
@@ -69,13 +72,9 @@ def no_server(program: str) -> str:
 
 def refusal_words(error: APIError) -> str:
     text = str(error.explanation or error)
-    if any(words in text for words in NO_GPU_RUNTIME):
-        return "this server's Docker engine has no GPU runtime; ask an administrator to install it"
-    if "no space left on device" in text:
-        return "the server's disk is full; ask an administrator"
-    if "no available IPv4 addresses" in text:
-        return "you have as many sessions as fit on your network; end one, or ask an administrator"
+    for refusal, words in REFUSALS.items():
+        if refusal in text:
+            return words
     missing = NO_PROGRAM.search(text)
-    if missing is not None and is_of_server(missing[1]):
-        return no_server(missing[1])
-    return f"the container could not be started: {text[:300]}"
+    no_server = _no_server(missing[1]) if missing is not None else None
+    return no_server or f"the container could not be started: {text[:300]}"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError, NotFound, TLSParameterError
-from docker.types import DeviceRequest
 
 from fgpu_scheduler import BadSettings, EndCause, Observed, PrivateImage, Seen, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
@@ -31,24 +30,20 @@ from fgpuspawner.engines.base import (
     SavedImage,
     SaveSpec,
 )
-from fgpuspawner.engines.docker import create, disk, handover, volumes
+from fgpuspawner.engines.docker import create, disk, handover
 from fgpuspawner.engines.docker.address import addresses
-from fgpuspawner.engines.docker.create import ContainerOptions, CreateContext
+from fgpuspawner.engines.docker.checks import sessions_of_others
+from fgpuspawner.engines.docker.client import FAILED, run_in
+from fgpuspawner.engines.docker.create import ContainerOptions, CreateContext, some_gpus
 from fgpuspawner.engines.docker.daemon import Daemon, OwnTrust
 from fgpuspawner.engines.docker.endings import refusal_words
-from fgpuspawner.engines.docker.errors import FAILED
-from fgpuspawner.engines.docker.exec import run_in
-from fgpuspawner.engines.docker.fleet import Fleet
-from fgpuspawner.engines.docker.gpu_requests import some_gpus
+from fgpuspawner.engines.docker.fleet import SWEEP_VOLUMES_EVERY_S, Fleet, VolumeSweep, image_store
 from fgpuspawner.engines.docker.handover import Handover
-from fgpuspawner.engines.docker.images.found import store_of
-from fgpuspawner.engines.docker.images.image_user import has_roots_number
+from fgpuspawner.engines.docker.images.inspection import has_roots_number
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.engines.docker.images.saver import ImageSaver
 from fgpuspawner.engines.docker.network_guard import NetworkGuard
-from fgpuspawner.engines.docker.others import sessions_of_others
-from fgpuspawner.engines.docker.remote_driver import RemoteReader
-from fgpuspawner.engines.docker.shared_network import NETWORK
+from fgpuspawner.engines.docker.networks import NETWORK
 from fgpuspawner.engines.docker.warm_pool import WarmPool
 from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Image
@@ -114,6 +109,7 @@ class DockerEngine(Engine):
         self.fleet.connect()
         self.pulls = Pulls(self.fleet, at_a_time=own.pulls_at_a_time)
         self.network = NetworkGuard(own, self.fleet, installation=installation.id)
+        #: Whether a daemon can limit a container's disk.
         self._limits_disk: dict[Daemon, bool] = {}
         self._homes = disk.own_targets(settings)
         self._saver = ImageSaver(self.fleet, installation.id)
@@ -131,9 +127,9 @@ class DockerEngine(Engine):
     def open(self, hub: HubSide) -> None:
         self.network.open(hub.urls, hub.background)
         hub.background.every(
-            volumes.EVERY_S,
-            volumes.VolumeSweep(self.fleet, self._installation.id).sweep,
-            failed="Volumes that nobody uses cannot be looked for",
+            SWEEP_VOLUMES_EVERY_S,
+            VolumeSweep(self.fleet, self._installation.id).sweep,
+            failed="Unused volumes cannot be looked for",
         )
         self.warm = self._warm_pool(hub)
         self.pulls.changed = hub.queue.nudge
@@ -141,7 +137,8 @@ class DockerEngine(Engine):
         for daemon in self.fleet.daemons:
             daemon.containers.removed = self._removed
             hub.background.run(
-                _warn_of_others(daemon), failed=f"Whose sessions {daemon.address} runs is not known"
+                _warn_of_others(daemon),
+                failed=f"Other installations' sessions on {daemon.address} are unknown",
             )
 
     def _warm_pool(self, hub: HubSide) -> WarmPool | None:
@@ -202,7 +199,7 @@ class DockerEngine(Engine):
     async def start(self, spec: LaunchSpec) -> Endpoint:
         assert isinstance(spec.options, ContainerOptions)
         if not spec.image.reference:
-            raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
+            raise LaunchFailed(f"image {spec.image.slug!r} no longer exists", EndCause.PULL_FAILED)
         daemon = self.fleet.of(spec.session)
         if not daemon.answers:
             raise LaunchFailed(f"{daemon.address} does not answer; ask for a new session", EndCause.NODE_LOST)
@@ -225,8 +222,10 @@ class DockerEngine(Engine):
         publish_at = None if options.internal_ip else options.host_ip
         if daemon.address.host is not None:
             publish_at = await asyncio.to_thread(socket.gethostbyname, daemon.address.host)
-            spec = await self._shipped(daemon, spec)
-        request, has_driver = await self._gpus(daemon, spec, options)
+            spec = await self._copied(daemon, spec)
+        gpus = None
+        if options.gives_gpus and not spec.simulated:
+            gpus = some_gpus(await containers.call(daemon.client.info), spec.devices)
         async with self.network.of(session.request.user, daemon) as network:
             context = CreateContext(
                 name=containers.name(session),
@@ -235,32 +234,33 @@ class DockerEngine(Engine):
                 network=network,
                 api_version=daemon.client.api_version,
                 publish_at=publish_at,
-                gpus=request,
+                gpus=gpus,
                 closed=self._installation.settings.egress == "closed",
                 disk_mib=await self._disk_mib(daemon, spec.image.reference),
             )
             if found["Id"] not in self._as_root:
-                looks = functools.partial(has_roots_number, helper=f"{context.name}-user")
-                self._as_root[found["Id"]] = await containers.call(looks, daemon.client, found)
-            as_root = self._as_root[found["Id"]]
-            kwargs, displaced = create.arguments(spec, options, context, found, as_root=as_root)
+                helper = f"{context.name}-user"
+                as_root = await containers.call(has_roots_number, daemon.client, found, helper=helper)
+                self._as_root[found["Id"]] = as_root
+            kwargs, displaced = create.arguments(
+                spec, options, context, found, as_root=self._as_root[found["Id"]]
+            )
             for path in displaced:
-                log.error(
-                    "Session %d: something else is configured to be mounted at %s; it is left out",
-                    session.id,
-                    path,
-                )
-            container, told, warm = await self._made(daemon, spec, kwargs, found, network)
+                words = "Session %d: something else is configured to be mounted at %s; it is left out"
+                log.error(words, session.id, path)
+            container, identity, warm = await self._made(daemon, spec, kwargs, found, network)
         await containers.call(daemon.client.start, container)
-        await self._tell(daemon, session, container, told)
+        if identity is not None:
+            await self._send(daemon, session, container, identity)
         ip, port = await _endpoint(daemon, container, network, spec.port, publish_at)
         log.info("Session %d: container %s on %s is started", session.id, context.name, daemon.address)
-        return Endpoint(ip, port, has_driver, warm)
+        return Endpoint(ip, port, has_driver=spec.simulated or gpus is not None, warm=warm)
 
-    async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
+    async def _copied(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
+        """Return a launch with its files on another machine."""
         assert spec.session.placement is not None
         node_id = spec.session.placement.node_id
-        mounts = await daemon.ship(
+        mounts = await daemon.copy_files(
             container=daemon.containers.name(spec.session),
             image=spec.image.reference,
             node=node_id,
@@ -269,45 +269,34 @@ class DockerEngine(Engine):
         )
         return replace(spec, prepared=replace(spec.prepared, mounts=mounts))
 
-    async def _gpus(
-        self, daemon: Daemon, spec: LaunchSpec, options: ContainerOptions
-    ) -> tuple[DeviceRequest | None, bool]:
-        """Return the request for the session's real GPUs, and whether it has a driver, a simulated one too."""
-        if spec.simulated or not options.gives_gpus:
-            return None, spec.simulated
-        request = some_gpus(await daemon.containers.call(daemon.client.info), spec.devices)
-        return request, request is not None
-
     async def _made(
         self, daemon: Daemon, spec: LaunchSpec, kwargs: dict[str, Any], image: Mapping[str, Any], network: str
     ) -> tuple[str, Handover | None, bool]:
         """Return a container for the session, what to send it, and whether it is a warm one, which runs already."""
-        told: Handover | None = None
+        identity: Handover | None = None
         if handover.can_take(image, kwargs):
             prepared = spec.prepared
             public = {*spec.told, *prepared.environment, *prepared.search_paths}
-            kwargs, told = handover.split(kwargs, public=public)
-            if self.warm is not None and told.is_server and not daemon.address.is_elsewhere:
+            kwargs, identity = handover.split(kwargs, public=public)
+            if self.warm is not None and identity.is_server and not daemon.address.is_elsewhere:
                 warm = await self.warm.take(
                     spec.session, kwargs, image_id=image["Id"], told=spec.told, network=network
                 )
                 if warm is not None:
                     # A new container would have been created with these.
-                    return warm, replace(told, environment={**spec.told, **told.environment}), True
+                    environment = {**spec.told, **identity.environment}
+                    return warm, replace(identity, environment=environment), True
         made = await daemon.containers.call(daemon.client.create_container, **kwargs)
-        return str(made["Id"]), told, False
+        return str(made["Id"]), identity, False
 
-    async def _tell(self, daemon: Daemon, session: Session, container: str, told: Handover | None) -> None:
-        """Send a waiting container its identity."""
-        if told is None:
-            return
+    async def _send(self, daemon: Daemon, session: Session, container: str, identity: Handover) -> None:
         try:
-            await daemon.containers.call(handover.tell, daemon.client, container, told)
+            await daemon.containers.call(handover.send, daemon.client, container, identity)
         except APIError as e:
             if e.status_code != HTTPStatus.CONFLICT:
                 raise
             # It no longer runs; how it ended says more.
-            log.warning("Session %d could not be told who it is: %s", session.id, e.explanation)
+            log.warning("Session %d did not get its identity: %s", session.id, e.explanation)
         except OSError as e:
             raise LaunchFailed("the Docker engine did not tell the container which session it is") from e
 
@@ -326,18 +315,12 @@ class DockerEngine(Engine):
         daemon = self.fleet.of(session)
         program, *rest = command
         # A warm container's own environment lacks what describes the session.
-        run = functools.partial(
-            run_in,
-            daemon.client,
-            daemon.containers.name(session),
-            [f"{IN_CONTAINER}/{program}", *rest],
-            environment=told,
-            # The session can signal processes of its own user. The check at the start must see what that user sees.
-            user=OTHER_USER if ACCOUNTING in command else "",
-            most_bytes=LARGEST_BYTES,
-        )
+        name, words = daemon.containers.name(session), [f"{IN_CONTAINER}/{program}", *rest]
+        # The session can signal processes of its own user. The check at the start must see what that user sees.
+        user = OTHER_USER if ACCOUNTING in command else ""
+        run = functools.partial(run_in, environment=told, user=user, most_bytes=LARGEST_BYTES)
         try:
-            return await in_a_thread_of_its_own(run)
+            return await in_a_thread_of_its_own(run, daemon.client, name, words)
         except FAILED as e:
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 
@@ -345,9 +328,9 @@ class DockerEngine(Engine):
         daemon = self.fleet.of(session)
         if daemon.address.is_elsewhere:
             return None
-        containers = daemon.containers
+        name = daemon.containers.name(session)
         try:
-            found = await containers.call(daemon.client.inspect_container, containers.name(session))
+            found = await daemon.containers.call(daemon.client.inspect_container, name)
             lines = await asyncio.to_thread(Path(f"/proc/{found['State']['Pid']}/cgroup").read_text)
         except (OSError, *FAILED):
             return None
@@ -357,16 +340,10 @@ class DockerEngine(Engine):
         daemon = self.fleet.answering_for(session)
         if daemon is None:
             raise EngineSilent("its machine does not answer")
-        look = functools.partial(
-            disk.take,
-            daemon.client,
-            daemon.containers.name(session),
-            session.request.user,
-            here=not daemon.address.is_elsewhere,
-            own=self._homes,
-        )
+        name, user = daemon.containers.name(session), session.request.user
+        use = functools.partial(disk.use_of, here=not daemon.address.is_elsewhere, own=self._homes)
         try:
-            return await in_a_thread_of_its_own(look)
+            return await in_a_thread_of_its_own(use, daemon.client, name, user)
         except NotFound:
             return DiskUse()
         except FAILED as e:
@@ -394,7 +371,7 @@ class DockerEngine(Engine):
         return self.fleet.sessions_of(pids, node_id)
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        return RemoteReader(self.fleet.of_node(node_id).driver(node_id, self._machines.get(node_id)))
+        return self.fleet.of_node(node_id).driver(node_id, self._machines.get(node_id))
 
     # -- images ---------------------------------------------------------------------------------------
 
@@ -426,15 +403,13 @@ class DockerEngine(Engine):
         await self._saver.delete(image)
 
     def image_stores(self) -> Sequence[ImageStore]:
-        return [store_of(daemon) for daemon in self.fleet.daemons]
+        return [image_store(daemon) for daemon in self.fleet.daemons]
 
 
 async def _warn_of_others(daemon: Daemon) -> None:
     """Log sessions of other installations on a daemon: what they hold is not counted here."""
-    containers = daemon.containers
-    for line in await containers.call(
-        sessions_of_others, containers.looker, daemon.address, daemon.installation
-    ):
+    args = daemon.containers.looker, daemon.address, daemon.installation
+    for line in await daemon.containers.call(sessions_of_others, *args):
         log.warning("%s", line)
 
 

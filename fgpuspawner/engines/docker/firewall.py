@@ -14,6 +14,7 @@ addresses.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -25,11 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fgpu_scheduler import FGPUError
-from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker.networks import INTERFACES, interfaces, tag
 
 log = logging.getLogger("fgpu.firewall")
 
 FAMILIES = {4: "iptables", 6: "ip6tables"}
+IPV6 = "/proc/net/if_inet6"
 CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
 APPLY_TRIES, APPLY_AGAIN_S = 5, 0.4
 AFTER = "security"
@@ -108,7 +110,7 @@ class Rules:
         if self.egress_open:
             rules += self._names(version, "RETURN")
         # Other sessions, other containers, and their ports published here.
-        for match in (f"-o {network.INTERFACES}+", "-o docker0", "-m conntrack --ctstate DNAT"):
+        for match in (f"-o {INTERFACES}+", "-o docker0", "-m conntrack --ctstate DNAT"):
             rules += refuse(version, match)
         for blocked in self.blocked:
             if ipaddress.ip_network(blocked).version == version:
@@ -148,11 +150,11 @@ class Rules:
 
 
 def chains(installation: str) -> tuple[str, ...]:
-    return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
+    return tuple(f"{chain}-{tag(installation)}" for chain in CHAINS)
 
 
 def jumps(installation: str) -> tuple[tuple[str, str], ...]:
-    interface = f"{network.interfaces(installation)}+"
+    interface = f"{interfaces(installation)}+"
     to_host, from_sessions, to_sessions = chains(installation)
     through = f"-o {interface} -j {to_sessions}", f"-i {interface} -j {from_sessions}"
     return (
@@ -200,22 +202,17 @@ def _one(address: str) -> str:
 
 def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
     """Return the DNS servers that containers ask: this machine's, without loopback ones."""
-    found: dict[str, None] = {}
+    lines: list[str] = []
     for path in paths:
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            words = line.split()
-            if len(words) > 1 and words[0] == "nameserver":
-                try:
-                    address = ipaddress.ip_address(words[1])
-                except ValueError:
-                    continue
+        with contextlib.suppress(OSError):
+            lines += path.read_text().splitlines()
+    found: dict[str, None] = {}
+    for words in (line.split() for line in lines):
+        if len(words) > 1 and words[0] == "nameserver":
+            with contextlib.suppress(ValueError):
+                address = ipaddress.ip_address(words[1])
                 # Link-local IPv6 addresses are unreachable from containers.
-                elsewhere = address.version == 6 and address.is_link_local
-                if not address.is_loopback and not elsewhere:
+                if not address.is_loopback and not (address.version == 6 and address.is_link_local):
                     found[str(address)] = None
     return tuple(found)
 
@@ -327,21 +324,23 @@ def _with_jumps(text: str, call: str, installation: str) -> str:
 
 
 def _head(installation: str) -> str:
-    return HEAD.format(installation=installation, interface=network.interfaces(installation))
+    return HEAD.format(installation=installation, interface=interfaces(installation))
 
 
 def _where_there_is_ipv6(command: str) -> str:
-    return f"if [ -e /proc/net/if_inet6 ]; then\n{command}\nfi"
+    return f"if [ -e {IPV6} ]; then\n{command}\nfi"
 
 
 def can_apply() -> bool:
-    if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip6tables") is None:
+    """Return whether this process may change the rules.
+
+    Raises:
+        FirewallFailed: iptables does not answer.
+    """
+    if os.geteuid() != 0 or not all(map(shutil.which, FAMILIES.values())):
         return False
     # Root in a container usually may not.
-    return (
-        subprocess.run(["iptables", "-w", "30", "-S", "INPUT"], capture_output=True, check=False).returncode
-        == 0
-    )
+    return _listed("iptables", "INPUT").returncode == 0
 
 
 def run(text: str) -> None:
@@ -368,35 +367,25 @@ def state(installation: str) -> dict[int, list[str]]:
     """
     found: dict[int, list[str]] = {}
     for version, program in FAMILIES.items():
-        if version == 6 and not Path("/proc/net/if_inet6").exists():
+        if version == 6 and not Path(IPV6).exists():
             continue
-        done = _listed(program)
-        if done.returncode != 0:
-            raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(done.stderr.split())}")
-        after = _listed(program, "-t", AFTER)
-        later = read_after(after.stdout, installation) if after.returncode == 0 else [NO_TABLE_AFTER]
-        found[version] = [*read_state(done.stdout, installation), *later]
+        listed, after = _listed(program), _listed(program, table=AFTER)
+        if listed.returncode != 0:
+            raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(listed.stderr.split())}")
+        own = chains(installation)
+        words = [line.split() for line in after.stdout.splitlines() if line.startswith("-A ")]
+        later = [f"{AFTER}: {' '.join(rule)}" for rule in words if rule[1] in own or rule[-1] in own]
+        found[version] = read_state(listed.stdout, installation)
+        found[version] += later if after.returncode == 0 else [NO_TABLE_AFTER]
     return found
 
 
-def _listed(program: str, *table: str) -> subprocess.CompletedProcess[str]:
+def _listed(program: str, *chain: str, table: str = "filter") -> subprocess.CompletedProcess[str]:
+    command = [program, "-w", "30", "-t", table, "-S", *chain]
     try:
-        return subprocess.run(
-            [program, "-w", "30", *table, "-S"],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise FirewallFailed(f"the firewall's rules cannot be read: {e}") from None
-
-
-def read_after(listed: str, installation: str) -> list[str]:
-    """Return an installation's rules in the output of ``iptables -t security -S``, each after the table's name."""
-    own = chains(installation)
-    lines = [line for line in listed.splitlines() if line.startswith("-A ")]
-    return [f"{AFTER}: {line}" for line in lines if line.split()[1] in own or line.split()[-1] in own]
 
 
 def read_state(listed: str, installation: str) -> list[str]:
@@ -431,17 +420,11 @@ def complete(found: dict[int, list[str]], installation: str) -> bool:
     wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation) if chain != "FORWARD"]
     filled = [f"-A {chain} " for chain in chains(installation)]
     later = [f"{AFTER}: -A {chain} {rule}" for chain, rule in jumps(installation)[PASSED_ON]]
-    filled_later = [f"{AFTER}: {begin}" for begin in filled[PASSED_ON]]
-
-    def stands(rules: list[str], jumps_: list[str], begins: list[str]) -> bool:
-        return all(rule in rules for rule in jumps_) and all(
-            any(rule.startswith(begin) for rule in rules) for begin in begins
-        )
-
+    later += [f"{AFTER}: {begin}" for begin in filled[PASSED_ON]]
     return all(
-        stands(rules, [*wanted, FORWARDED], filled)
-        and (NO_TABLE_AFTER in rules or stands(rules, later, filled_later))
+        any(rule.startswith(begin) for rule in rules)
         for rules in found.values()
+        for begin in [*wanted, FORWARDED, *filled, *([] if NO_TABLE_AFTER in rules else later)]
     )
 
 
@@ -473,9 +456,8 @@ class Firewall:
                 continue
             if complete(self._applied, self.rules.installation):
                 if any(NO_TABLE_AFTER in rules for rules in self._applied.values()):
-                    log.warning(
-                        "%s: while Docker makes a network, what is closed outside is open", NO_TABLE_AFTER
-                    )
+                    words = "%s: while Docker makes a network, what is closed outside is open"
+                    log.warning(words, NO_TABLE_AFTER)
                 return
             # Docker may be making a network at this moment and putting its rules on top.
             time.sleep(APPLY_AGAIN_S)

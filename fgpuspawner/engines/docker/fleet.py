@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from fgpu_scheduler import BadSettings, Observed, Seen, Session
-from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.base import EngineSilent, ImageStore
+from fgpuspawner.engines.docker.client import FAILED
+from fgpuspawner.engines.docker.create import UNNAMED
 from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.images.labels import PRIVATE, SLUG
+from fgpuspawner.images.model import FoundImage
 from fgpuspawner.settings.nodes import Machine
 
 log = logging.getLogger("fgpu.docker")
 
 LATE_AFTER_S = 1.0
 """How long the answers of the other daemons wait for a late one."""
+SWEEP_VOLUMES_EVERY_S = 600.0
 
 
 class Fleet:
@@ -25,8 +32,11 @@ class Fleet:
     def __init__(self, daemons: Sequence[Daemon]) -> None:
         self.daemons = tuple(daemons)
         self._by_node = {node_id: daemon for daemon in daemons for node_id in daemon.address.node_ids}
+        #: Observations that have not answered in time.
         self._late: dict[Daemon, asyncio.Task[Seen]] = {}
+        #: Daemons that answered late the last time: the next observation waits for them.
         self._slow: set[Daemon] = set()
+        #: Logged containers that a daemon reported of another machine's node.
         self._not_believed: set[str] = set()
 
     def connect(self) -> None:
@@ -152,3 +162,59 @@ class Fleet:
     def close(self) -> None:
         for daemon in self.daemons:
             daemon.close()
+
+
+class VolumeSweep:
+    """Removes anonymous volumes that a Hub or an engine left when it died. Volumes without our label stay."""
+
+    def __init__(self, fleet: Fleet, installation: str) -> None:
+        self._fleet = fleet
+        self._installation = installation
+        #: The volumes that were unused in the last sweep.
+        self._before: dict[Daemon, frozenset[str]] = {}
+
+    async def sweep(self) -> None:
+        """Remove volumes that were unused in the last sweep too: a container in creation has its volumes first."""
+        for daemon in self._fleet.answering:
+            try:
+                await daemon.containers.call(self._sweep, daemon)
+            except FAILED as e:
+                log.warning("Unused volumes are not removed from %s: %s", daemon.address, e)
+
+    def _sweep(self, daemon: Daemon) -> None:
+        filters = {"label": f"{UNNAMED}={self._installation}", "dangling": True}
+        unused = frozenset(v["Name"] for v in daemon.client.volumes(filters=filters)["Volumes"] or ())
+        left = unused & self._before.get(daemon, frozenset())
+        for name in sorted(left):
+            daemon.client.remove_volume(name)
+        if left:
+            log.info("Removed %d volumes that ended sessions had left on %s", len(left), daemon.address)
+        self._before[daemon] = unused - left
+
+
+def image_store(daemon: Daemon) -> ImageStore:
+    """Return a daemon's images for administrators' commands, under the names of its nodes."""
+
+    def found(one: Mapping[str, Any], labels: Mapping[str, str] | None) -> FoundImage:
+        tags = [tag for tag in one.get("RepoTags") or () if tag != "<none>:<none>"]
+        digests = [digest for digest in one.get("RepoDigests") or () if not digest.startswith("<none>")]
+        return FoundImage(str(one["Id"]), tuple(sorted(tags)), tuple(sorted(digests)), dict(labels or {}))
+
+    def find(reference: str) -> FoundImage | None:
+        with contextlib.suppress(*FAILED):
+            if daemon.answers:
+                one = daemon.client.inspect_image(reference)  # type: ignore[no-untyped-call]
+                return found(one, (one.get("Config") or {}).get("Labels"))
+        return None
+
+    def labelled() -> Sequence[FoundImage]:
+        with contextlib.suppress(*FAILED):
+            if daemon.answers:
+                images = [
+                    found(one, one.get("Labels")) for one in daemon.client.images(filters={"label": SLUG})
+                ]
+                images = [image for image in images if image.references and PRIVATE not in image.labels]
+                return sorted(images, key=lambda image: image.references)
+        return ()
+
+    return ImageStore(", ".join(daemon.address.node_ids), find, labelled)

@@ -22,14 +22,12 @@ import docker
 
 from fgpuspawner.images.labels import HANDOVER, HANDOVER_VERSION
 
-LABEL, VERSION = HANDOVER, HANDOVER_VERSION
 PROGRAM = "fgpu-start"
 SERVER = "jupyterhub-singleuser"
 WITHIN_S = 60
 """A container that gets no identity in this time ends: its Hub is gone."""
 
-TOLD_WITHIN_S = 20
-
+SENT_WITHIN_S = 20
 AT_START = ("PATH", "LD_*", "PYTHON*", "MALLOC_*", "GLIBC_TUNABLES", "LANG", "LC_*", "NVIDIA_*")
 """Variables that must be there when a process starts or a container is created; none is secret."""
 
@@ -46,7 +44,7 @@ class Handover:
         return posixpath.basename(self.argv[0]) == SERVER
 
     def line(self) -> bytes:
-        said = {"version": VERSION, "argv": list(self.argv), "environment": dict(self.environment)}
+        said = {"version": HANDOVER_VERSION, "argv": list(self.argv), "environment": dict(self.environment)}
         return json.dumps(said).encode("ascii") + b"\n"
 
 
@@ -57,7 +55,7 @@ def can_take(image: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
     """
     config = image.get("Config") or {}
     return (
-        (config.get("Labels") or {}).get(LABEL) == str(VERSION)
+        (config.get("Labels") or {}).get(HANDOVER) == str(HANDOVER_VERSION)
         and _is_tini(config.get("Entrypoint"))
         and kwargs.get("entrypoint") is None
         and not kwargs.get("tty")
@@ -66,12 +64,10 @@ def can_take(image: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_tini(entrypoint: object) -> bool:
-    return (
-        isinstance(entrypoint, list)
-        and [posixpath.basename(str(entrypoint[0])), *entrypoint[1:]] == ["tini", "--"]
-        if entrypoint
-        else False
-    )
+    match entrypoint:
+        case [program, "--"]:
+            return posixpath.basename(str(program)) == "tini"
+    return False
 
 
 def split(kwargs: Mapping[str, Any], *, public: Collection[str]) -> tuple[dict[str, Any], Handover]:
@@ -80,17 +76,17 @@ def split(kwargs: Mapping[str, Any], *, public: Collection[str]) -> tuple[dict[s
     ``public`` names variables that stay with the container: the description of its slice, and what isolation sets.
     """
     environment: Mapping[str, str | None] = kwargs.get("environment") or {}
-    stays = {name: value for name, value in environment.items() if _stays(name, value, public)}
+    stays = {
+        name: value
+        for name, value in environment.items()
+        # None unsets a variable of the image; that cannot be done later.
+        if value is None or name in public or any(fnmatch.fnmatchcase(name, p) for p in AT_START)
+    }
     command = kwargs["command"]
     argv = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
-    told = {name: value for name, value in environment.items() if name not in stays and value is not None}
+    sent = {name: value for name, value in environment.items() if name not in stays and value is not None}
     made = {**kwargs, "environment": stays, "command": waiting(argv, within_s=WITHIN_S), "stdin_open": True}
-    return made, Handover(argv, told)
-
-
-def _stays(name: str, value: str | None, public: Collection[str]) -> bool:
-    # None unsets a variable of the image; that cannot be done later.
-    return value is None or name in public or any(fnmatch.fnmatchcase(name, p) for p in AT_START)
+    return made, Handover(argv, sent)
 
 
 def waiting(argv: tuple[str, ...], *, within_s: int | None) -> list[str]:
@@ -99,7 +95,7 @@ def waiting(argv: tuple[str, ...], *, within_s: int | None) -> list[str]:
     return [PROGRAM, *preload, *([] if within_s is None else ["--within", str(within_s)])]
 
 
-def tell(client: docker.APIClient, container: str, handover: Handover) -> None:
+def send(client: docker.APIClient, container: str, identity: Handover) -> None:
     """Send a running container its identity. Blocks until the engine has taken it.
 
     The engine keeps the connection until the container ends, so the arrival shows only in what the container does.
@@ -111,8 +107,8 @@ def tell(client: docker.APIClient, container: str, handover: Handover) -> None:
     # The socket of a unix or TCP engine is wrapped; one over ssh is a channel.
     channel = getattr(attached, "_sock", attached)
     try:
-        channel.settimeout(TOLD_WITHIN_S)
-        channel.sendall(handover.line())
+        channel.settimeout(SENT_WITHIN_S)
+        channel.sendall(identity.line())
         if hasattr(channel, "shutdown_write"):
             channel.shutdown_write()
         else:

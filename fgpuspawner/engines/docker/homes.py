@@ -87,9 +87,10 @@ class Homes:
         (self._folder / before).rename(self._folder / after)
 
     def names(self) -> list[str]:
+        """Return the containers with folders; none if there are none, or if a Hub that is root made them."""
         try:
             return sorted(path.name for path in self._folder.iterdir())
-        except FileNotFoundError:
+        except OSError:
             return []
 
     def remove(self, names: Collection[str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -16,10 +14,10 @@ from fgpu_scheduler import BadSettings
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker import firewall
+from fgpuspawner.engines.docker.client import FAILED
 from fgpuspawner.engines.docker.daemon import Daemon
-from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.fleet import Fleet
-from fgpuspawner.engines.docker.user_networks import UserNetworks, host_routes
+from fgpuspawner.engines.docker.networks import UserNetworks, host_routes
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.network")
@@ -27,6 +25,7 @@ log = logging.getLogger("fgpu.network")
 KEPT_FOR_S = 20.0
 """How long a network stays after its last session: its user may start another, and making one takes 60 ms."""
 SWEEP_EVERY_S = 60.0
+ELSEWHERE = "set c.FGPU.firewall = 'managed-elsewhere' if sessions are closed in by other means"
 
 
 class NetworkGuard:
@@ -71,7 +70,9 @@ class NetworkGuard:
         self._check_other_machines()
         wall = self._firewall = guard(self._settings, rules_for(self._settings, urls, self.installation))
         self._opened = True
-        background.run(self._sweep_always(), failed="Networks that nobody uses are not removed any more")
+        background.every(
+            SWEEP_EVERY_S, self._sweep, failed="Unused networks could not be removed", wake=self._used
+        )
         if wall is not None:
             background.every(
                 firewall.LOOK_EVERY_S,
@@ -144,30 +145,20 @@ class NetworkGuard:
         """Remove unused networks after a while: a session has ended."""
         self._used.set()
 
-    async def _sweep_always(self) -> None:
-        left = await self._sweep(after_s=0)
-        while True:
-            # Check often while unused networks are left, otherwise after a session has ended.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KEPT_FOR_S / 4 if left else SWEEP_EVERY_S):
-                    await self._used.wait()
-            if self._used.is_set():
-                self._used.clear()
-                await asyncio.sleep(KEPT_FOR_S / 4)
-            left = await self._sweep(after_s=KEPT_FOR_S)
+    async def _sweep(self) -> None:
+        """Remove unused networks until none is left."""
+        left = True
+        while left:
+            # A container that is being removed is on its network for another moment.
+            await asyncio.sleep(KEPT_FOR_S / 4)
+            left = any(await asyncio.gather(*map(self._sweep_one, self._fleet.answering)))
 
-    async def _sweep(self, *, after_s: float) -> int:
-        return sum(await asyncio.gather(*(self._sweep_one(d, after_s) for d in self._fleet.answering)))
-
-    async def _sweep_one(self, daemon: Daemon, after_s: float) -> int:
+    async def _sweep_one(self, daemon: Daemon) -> int:
         try:
-            return await daemon.containers.call(self._networks[daemon].remove_unused, after_s=after_s)
+            return await daemon.containers.call(self._networks[daemon].remove_unused, after_s=KEPT_FOR_S)
         except FAILED as e:
             log.debug("Networks of %s are not looked at: %s", daemon.address, e)
-        except Exception:
-            # Without these sweeps the pool would run out of networks.
-            log.exception("Networks of %s are not looked at", daemon.address)
-        return 0
+            return 0
 
 
 def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewall.Rules:
@@ -190,10 +181,6 @@ def _addresses(url: str) -> list[tuple[str, int]]:
     parsed = urlparse(url)
     host, port = parsed.hostname or "", parsed.port or (443 if parsed.scheme == "https" else 80)
     try:
-        return [(str(ipaddress.ip_address(host)), port)]
-    except ValueError:
-        pass
-    try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as e:
         raise BadSettings(
@@ -214,7 +201,11 @@ def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
             "The firewall is managed elsewhere (c.FGPU.firewall): sessions are taken to be closed in by it"
         )
         return None
-    if not firewall.can_apply():
+    try:
+        can_apply = firewall.can_apply()
+    except firewall.FirewallFailed as e:
+        raise BadSettings(f"{e}; {ELSEWHERE}") from None
+    if not can_apply:
         if settings.egress == "closed":
             raise BadSettings(
                 "c.FGPU.egress is 'closed', and the Hub cannot close it: it does not run as root, or there is no "
@@ -231,21 +222,13 @@ def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
     try:
         found.apply()
     except firewall.FirewallFailed as e:
-        raise BadSettings(
-            f"{e}; set c.FGPU.firewall = 'managed-elsewhere' if sessions are closed in by other means"
-        ) from None
+        raise BadSettings(f"{e}; {ELSEWHERE}") from None
+    reached = [f"{address}:{port}" for address, port in rules.services]
+    reached += [f"port {port}" for port in rules.allowed_ports]
+    beyond = f"all beyond it{' but ' if rules.blocked else ''}{' and '.join(rules.blocked)}"
     log.info(
-        "The firewall is in force: of this machine sessions reach %s; %s", _reached(rules), _egress(rules)
+        "The firewall is in force: of this machine sessions reach %s; %s",
+        " and ".join(reached),
+        beyond if rules.egress_open else "nothing beyond it",
     )
     return found
-
-
-def _reached(rules: firewall.Rules) -> str:
-    own = [f"{address}:{port}" for address, port in rules.services]
-    return " and ".join([*own, *(f"port {port}" for port in rules.allowed_ports)])
-
-
-def _egress(rules: firewall.Rules) -> str:
-    if not rules.egress_open:
-        return "nothing beyond it"
-    return f"beyond it all but {' and '.join(rules.blocked)}" if rules.blocked else "all beyond it"

@@ -11,12 +11,12 @@ from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Held, Installation, Safeguard
-from fgpuspawner.engines.docker import daemon, disk, others, safeguards
+from fgpuspawner.engines.docker import checks, daemon
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
 from fgpuspawner.engines.docker.firewall import Firewall
 from fgpuspawner.engines.docker.network_guard import rules_for
-from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
+from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
 from fgpuspawner.engines.marks import user_part
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured, engine_is_asked
@@ -146,15 +146,14 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Return what this machine's daemon can enforce on containers."""
         client = daemon.connect_here(client_settings(configured(cls, config)))
         try:
-            held = [f"disk: {line}" for line in disk.what_is_held(client, settings)]
-            return [*held, *daemon.ends_sessions(client.info())]
+            return checks.enforcement(client.info(), settings)
         finally:
             client.close()
 
     @classmethod
     def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
         """Return warnings about other installations' sessions, and about clocks that differ."""
-        return others.on_engines(settings, client_settings(configured(cls, config)), installation)
+        return checks.problems(settings, client_settings(configured(cls, config)), installation)
 
     @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
@@ -164,10 +163,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
         """Return the safeguards of the daemons and of the containers' settings."""
         given, traits = configured(cls, config), cls.class_traits(config=True)
-        return safeguards.judge(
-            safeguards.look(settings, client_settings(given)),
+        return checks.judge(
+            checks.infos(settings, client_settings(given)),
             {name: given.get(name, trait.default()) for name, trait in traits.items()},
-            ports=safeguards.ports_closed(settings),
+            ports=checks.ports_closed(settings),
         )
 
     @property

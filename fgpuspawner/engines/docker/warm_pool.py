@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import posixpath
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,10 +31,20 @@ from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own, to_the_end
 from fgpuspawner.engines.base import HubSide
 from fgpuspawner.engines.docker import handover
+from fgpuspawner.engines.docker.client import FAILED, post
 from fgpuspawner.engines.docker.containers import LABEL, WARM, Containers
-from fgpuspawner.engines.docker.errors import FAILED
-from fgpuspawner.engines.docker.homes import CannotMount, Home, Homes, NotReached, source_of
-from fgpuspawner.engines.docker.shared_network import ENABLE_ICC
+from fgpuspawner.engines.docker.homes import CannotMount, Homes, NotReached, source_of
+from fgpuspawner.engines.docker.networks import ENABLE_ICC
+from fgpuspawner.engines.docker.warm_shape import (
+    CHANGEABLE,
+    FOLDER,
+    WORDS,
+    Recipe,
+    Unpoolable,
+    files_of,
+    shape_of,
+    with_sources,
+)
 from fgpuspawner.isolation.files import write_whole
 
 log = logging.getLogger("fgpu.warm")
@@ -57,52 +64,12 @@ WAITING = b"fgpu-start waits for its session"
 CPU_SHARES = 64
 """While it imports: a sixteenth of a session's."""
 USUAL_CPU_SHARES = 1024
-LARGEST_FILE_BYTES = 64 * 1024
 MOST_DIFFERENT = 3
-
-CHANGEABLE = ("Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "NanoCpus", "PidsLimit", "CpuShares")
-"""Keys of a container's HostConfig that the engine can change while it runs."""
-FOLDER, WORDS = "{folder}", "{words}"
-"""Placeholders for the session's folder and for its lending folder."""
-
+"""After as many sessions in a row with other shapes no containers are made for the known one."""
 FORESEEN = (FGPUError, OSError, *FAILED)
 
 Key = tuple[str, str, tuple[str, ...]]
 """Image, node, and requested real GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the engine is asked for, without what can be changed later.
-
-    ``kwargs`` are docker-py's, with placeholders for the session's own paths. ``targets`` are the paths of homes.
-    """
-
-    image_id: str
-    kwargs: Mapping[str, Any]
-    targets: tuple[str, ...]
-
-    def text(self) -> str:
-        """Return a text that is equal for equal shapes."""
-        return json.dumps([self.image_id, self.kwargs, self.targets], sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A shape, and the files of a session's folder before its limits are written."""
-
-    shape: Shape
-    files: tuple[tuple[str, int, str | None], ...]
-    """Path in the folder, mode, and content (None for a folder)."""
-    shared_memory_bytes: int = 0
-    """Size of ``/dev/shm``. A larger one does no harm: its content counts as the session's memory."""
-
-    def covers(self, other: Recipe) -> bool:
-        """Return whether a container made like this suits a session that would be started like ``other``."""
-        same = (self.shape.text(), self.files) == (other.shape.text(), other.files)
-        return same and self.shared_memory_bytes >= other.shared_memory_bytes
-
-
 _NOTES = TypeAdapter(list[tuple[Key, Recipe]])
 
 
@@ -117,99 +84,9 @@ class Warm:
     """Host files and folders mounted in it when it was made: path, device and inode."""
 
 
-class Unpoolable(Exception):
-    """The reason why a session starts cold."""
-
-
-def shape_of(
-    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folders: Mapping[str, Path | None]
-) -> tuple[Shape, tuple[Home, ...]]:
-    """Return the shape of a container that is about to be made, and its homes. Pure.
-
-    ``folders`` are the session's own, by placeholder.
-
-    Raises:
-        Unpoolable: it has something that a running container cannot be given.
-    """
-    host = dict(kwargs.get("host_config") or {})
-    if kwargs.get("networking_config"):
-        raise Unpoolable("its network is configured in another way")
-    homes, binds = [], []
-    for bind in host.pop("Binds", None) or []:
-        source, target, mode = (*bind.split(":"), "rw", "rw")[:3]
-        if mode == "rw":
-            homes.append(Home(source, posixpath.normpath(target)))
-        else:
-            binds.append(bind)
-    targets = [*(home.target for home in homes), *_targets(host, binds)]
-    for home in homes:
-        # The home's mount would hide it.
-        if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
-            raise Unpoolable(f"something else is mounted within {home.target}")
-    for name in (*CHANGEABLE, "NetworkMode", "ShmSize"):
-        host.pop(name, None)
-    environment = {k: v for k, v in (kwargs.get("environment") or {}).items() if k not in told}
-    labels = {k: v for k, v in (kwargs.get("labels") or {}).items() if not k.startswith(f"{LABEL}.")}
-    own = {
-        k: v for k, v in kwargs.items() if k not in ("name", "command", "host_config", "networking_config")
-    }
-    shaped = {**own, "environment": environment, "labels": labels, "host_config": {**host, "Binds": binds}}
-    try:
-        text = json.dumps(shaped, sort_keys=True)
-    except TypeError:
-        raise Unpoolable("its configuration has values that are no JSON") from None
-    for word, folder in ((w, f) for w, f in folders.items() if f is not None):
-        text = text.replace(f'"{folder}/', f'"{word}/').replace(f'"{folder}"', f'"{word}"')
-    return Shape(image_id, json.loads(text), tuple(h.target for h in homes)), tuple(homes)
-
-
 def _gpus_held(session: Session) -> tuple[str, ...]:
     shares = session.placement.shares if session.placement is not None else ()
     return tuple(sorted(share.device_uuid for share in shares))
-
-
-def _targets(host: Mapping[str, Any], binds: Sequence[str]) -> list[str]:
-    mounts = [str(mount.get("Target", "")) for mount in host.get("Mounts") or []]
-    named = [bind.split(":")[1] for bind in binds]
-    return [posixpath.normpath(path) for path in (*mounts, *named, *(host.get("Tmpfs") or {}))]
-
-
-def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
-    """Return the content of a session's folder without its limits.
-
-    Raises:
-        Unpoolable: something in it cannot be recreated.
-    """
-    found: list[tuple[str, int, str | None]] = []
-    for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode & 0o777
-        name = str(path.relative_to(folder))
-        if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise Unpoolable(f"{name} in its folder is a link")
-        if path.is_dir():
-            found.append((name, mode, None))
-        elif name != "limits":
-            if path.stat().st_size > LARGEST_FILE_BYTES:
-                raise Unpoolable(f"{name} in its folder is large")
-            found.append((name, mode, path.read_text("ascii")))
-    return tuple(found)
-
-
-def _words_in(shape: Shape) -> int:
-    """Return the number of devices with a word in this shape."""
-    mounts = shape.kwargs["host_config"].get("Mounts") or []
-    return sum(str(mount.get("Source", "")).startswith(f"{WORDS}/") for mount in mounts)
-
-
-def _stamps(shape: Shape) -> tuple[tuple[str, int, int], ...]:
-    """Return path, device and inode of the host's files in this shape, without the session's own."""
-    sources = [str(mount.get("Source", "")) for mount in shape.kwargs["host_config"].get("Mounts") or []]
-    sources += [bind.split(":")[0] for bind in shape.kwargs["host_config"]["Binds"]]
-    found = []
-    for source in sorted({s for s in sources if s.startswith("/")}):
-        seen = os.stat(source)
-        found.append((source, seen.st_dev, seen.st_ino))
-    return tuple(found)
 
 
 def busiest(started_at_s: Sequence[int], *, window_s: int) -> int:
@@ -244,27 +121,30 @@ class WarmPool:
         self._is_offered = is_offered
         self._fetching = fetching
         self._notes = data / "warm.json"
+        #: How the last cold session of each kind was made.
         self._recipes: dict[Key, Recipe] = {}
+        #: The waiting containers.
         self._ready: dict[Key, list[Warm]] = {}
+        #: Sessions in a row with another shape than the recipe's.
         self._different: dict[Key, int] = {}
-        self._said: set[tuple[str, str]] = set()
+        #: Image and reason of logged cold starts.
+        self._logged: set[tuple[str, str]] = set()
         self._failures: dict[Key, Failures] = {}
-        self._homes: Homes | None = Homes(containers.installation)
-        self._reached = True
+        self._homes = Homes(containers.installation)
+        #: Whether this Hub can mount homes into running containers, as it has turned out until now.
+        self._brings_homes = True
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="fgpu-warm")
         self._wake = asyncio.Event()
         self._opened = False
+        #: Part of the last container's name; no earlier Hub has used the next one.
         self._number = int(time.time())
+        #: Held while a container and the folder of its homes get another name.
         self._naming = threading.Lock()
         self.network = f"fgpu-{containers.installation}-warm"
 
     @property
     def _client(self) -> docker.APIClient:
         return self._containers.client
-
-    @property
-    def _brings_homes(self) -> bool:
-        return self._homes is not None and self._reached
 
     def wake(self) -> None:
         """Check the pool soon: a session has ended."""
@@ -295,13 +175,9 @@ class WarmPool:
             return None
         key = session.request.image, session.placement.node_id, gpus
         folder = self._isolation.folder(session.id)
+        folders = {FOLDER: folder, WORDS: self._isolation.words_folder(str(session.id))}
         try:
-            shape, homes = shape_of(
-                kwargs,
-                image_id=image_id,
-                told=told,
-                folders={FOLDER: folder, WORDS: self._isolation.words_folder(str(session.id))},
-            )
+            shape, homes = shape_of(kwargs, image_id=image_id, told=told, folders=folders)
             if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
             shared_memory_bytes = (kwargs.get("host_config") or {}).get("ShmSize", 0)
@@ -316,7 +192,9 @@ class WarmPool:
                     lambda: [(source_of(self._client, home), home.target) for home in homes]
                 )
         except Unpoolable as e:
-            self._say(key, f"sessions start cold: {e}")
+            if (key[0], str(e)) not in self._logged:
+                self._logged.add((key[0], str(e)))
+                log.warning("Image %s on %s: sessions start cold: %s", *key[:2], e)
             return None
         except (CannotMount, OSError, *FAILED) as e:
             log.info("Session %d starts cold: %s", session.id, str(e) or "its home does not answer")
@@ -335,7 +213,7 @@ class WarmPool:
             log.warning("Session %d starts cold: %s", session.id, e)
             if isinstance(e, NotReached):
                 # It would fail for all, and each try costs a warm container.
-                self._reached = False
+                self._brings_homes = False
             await self._drop([warm.name, kwargs["name"]])
             return None
         except asyncio.CancelledError:
@@ -346,12 +224,10 @@ class WarmPool:
         return warm.id
 
     def _matching(self, key: Key, wanted: Recipe) -> list[Warm]:
+        """Return the waiting containers that suit a session; raises Unpoolable if each session differs."""
         recipe, ready = self._recipes.get(key), self._ready.setdefault(key, [])
         shape = wanted.shape
-        if recipe is None or recipe.shape.image_id != shape.image_id:
-            self._different.pop(key, None)
-            return []
-        if recipe.shape.text() == shape.text():
+        if recipe is None or recipe.shape.image_id != shape.image_id or recipe.shape == shape:
             self._different.pop(key, None)
             # Files from the notes can be of another version of this program.
             return [warm for warm in ready if warm.recipe is recipe and recipe.covers(wanted)]
@@ -377,30 +253,23 @@ class WarmPool:
         network: str,
     ) -> None:
         """Turn a warm container into the session's. The name comes last: until then it belongs to no session."""
-        if _stamps(warm.recipe.shape) != warm.mounted:
+        if warm.recipe.shape.stamps() != warm.mounted:
             raise CannotMount("files of this host have changed since the container was made")
         state = self._client.inspect_container(warm.id)["State"]
         if not state["Running"]:
             raise CannotMount(f"the warm container {warm.name} has ended")
         if homes:
-            assert self._homes is not None
             self._homes.bring(warm.name, homes, pid=state["Pid"])
         self._isolation.adopt(session.id, warm.name)
         host = kwargs.get("host_config") or {}
         limits = {name: host[name] for name in CHANGEABLE if host.get(name)}
-        self._update(warm.id, {"CpuShares": USUAL_CPU_SHARES, **limits})
+        # docker-py's own `update_container` leaves out the process limit.
+        post(self._client, f"/containers/{warm.id}/update", {"CpuShares": USUAL_CPU_SHARES, **limits}).close()
         self._client.connect_container_to_network(warm.id, network)
         with self._naming:
             if homes:
-                assert self._homes is not None
                 self._homes.rename(warm.name, kwargs["name"])
             self._client.rename(warm.id, kwargs["name"])
-
-    def _update(self, container: str, limits: Mapping[str, Any]) -> None:
-        # docker-py's own method leaves out the process limit.
-        client: Any = self._client
-        answer = client._post_json(client._url("/containers/{0}/update", container), data=dict(limits))
-        client._raise_for_status(answer)
 
     # -- keeping it full ------------------------------------------------------------------------------
 
@@ -420,7 +289,7 @@ class WarmPool:
             await self._run(self._open)
             self._opened = True
         # Also without a pool, as long as sessions have homes mounted here.
-        if self._sizes or (self._homes is not None and self._homes.names()):
+        if self._sizes or self._homes.names():
             await self._fill()
 
     def close(self) -> None:
@@ -432,20 +301,18 @@ class WarmPool:
                 self._remove(self._waiting())
                 self._client.remove_network(self.network)
                 self._sweep_homes()
-            if self._homes is not None:
-                self._homes.close()
+            self._homes.close()
 
     def _open(self) -> None:
         self._remove(self._waiting())
         self._isolation.forget_warm()
-        if self._homes is not None and self._sizes:
+        if self._sizes:
             try:
                 self._homes.open()
             except CannotMount as e:
                 log.warning("Sessions with homes start cold: %s", e)
-                self._homes = None
-        if self._homes is not None:
-            self._homes.remove([name for name in self._homes.names() if name.startswith(self._prefix)])
+                self._brings_homes = False
+        self._homes.remove([name for name in self._homes.names() if name.startswith(self._prefix)])
         if self._sizes:
             self._read_notes()
             try:
@@ -479,24 +346,18 @@ class WarmPool:
         """Fill every pool. One that cannot be filled does not stop the others."""
         await self._run(self._sweep_homes)
         for key, recipe in list(self._recipes.items()):
-            failures = self._failures.setdefault(
-                key,
-                Failures(
-                    log,
-                    f"A warm container of image {key[0]} on {key[1]} could not be made",
-                    foreseen=(Unpoolable, *FORESEEN),
-                ),
-            )
+            failed = f"A warm container of image {key[0]} on {key[1]} could not be made"
+            new = Failures(log, failed, foreseen=(Unpoolable, *FORESEEN))
+            failures = self._failures.setdefault(key, new)
             try:
                 await self._fill_one(key, recipe)
                 failures.worked()
-            except ImageNotFound as e:
-                # The next session's launch teaches the new image.
-                failures.failed(e)
-                self._recipes.pop(key, None)
-                await self._run(self._write_notes)
             except Exception as e:
                 failures.failed(e)
+                if isinstance(e, ImageNotFound):
+                    # The next session's launch teaches the new image.
+                    self._recipes.pop(key, None)
+                    await self._run(self._write_notes)
 
     async def _fill_one(self, key: Key, recipe: Recipe) -> None:
         useless = recipe.shape.targets and not self._brings_homes
@@ -549,53 +410,50 @@ class WarmPool:
     def _make(self, key: Key, recipe: Recipe) -> Warm:
         self._number += 1
         name = f"{self._prefix}{self._number}"
+        shape, isolation = recipe.shape, self._isolation
         try:
-            folder = self._isolation.make_warm(name, recipe.files, words=_words_in(recipe.shape))
-            places = [] if self._homes is None else self._homes.places(name, len(recipe.shape.targets))
-            text = json.dumps(dict(recipe.shape.kwargs))
-            text = text.replace(f'"{FOLDER}', f'"{folder}')
-            text = text.replace(f'"{WORDS}', f'"{self._isolation.words_folder(name)}')
-            kwargs = json.loads(text)
-            # By id: the name may belong to another image by now.
-            kwargs["image"] = recipe.shape.image_id
-            host = kwargs["host_config"]
-            host |= {
-                "NetworkMode": self.network,
-                "CpuShares": CPU_SHARES,
-                "ShmSize": recipe.shared_memory_bytes,
+            own = {
+                FOLDER: str(isolation.make_warm(name, recipe.files, words=shape.lent_devices())),
+                WORDS: str(isolation.words_folder(name)),
             }
-            host["Mounts"] = [
-                *(host.get("Mounts") or []),
-                *(
-                    {
-                        "Type": "bind",
-                        "Source": str(place),
-                        "Target": target,
-                        "BindOptions": {"Propagation": "rslave"},
-                    }
-                    for place, target in zip(places, recipe.shape.targets, strict=True)
-                ),
+            places = self._homes.places(name, len(shape.targets)) if shape.targets else []
+            homes = [
+                {
+                    "Type": "bind",
+                    "Source": str(place),
+                    "Target": target,
+                    "BindOptions": {"Propagation": "rslave"},
+                }
+                for place, target in zip(places, shape.targets, strict=True)
             ]
-            # Otherwise a home's mount point would get an anonymous volume.
-            kwargs["volumes"] = [
-                v for v in kwargs.get("volumes") or [] if v not in recipe.shape.targets
-            ] or None
-            labels = {
-                f"{LABEL}.installation": self._containers.installation,
-                f"{LABEL}.{WARM}": self._containers.installation,
-                f"{LABEL}.image": key[0],
-                f"{LABEL}.node": key[1],
-            }
+            kwargs = dict(shape.kwargs)
             kwargs |= {
                 "name": name,
-                "labels": {**kwargs["labels"], **labels},
+                # By id: the name may belong to another image by now.
+                "image": shape.image_id,
                 "command": handover.waiting((handover.SERVER,), within_s=None),
+                "labels": {
+                    **kwargs["labels"],
+                    f"{LABEL}.installation": self._containers.installation,
+                    f"{LABEL}.{WARM}": self._containers.installation,
+                    f"{LABEL}.image": key[0],
+                    f"{LABEL}.node": key[1],
+                },
+                # Otherwise a home's mount point would get an anonymous volume.
+                "volumes": [v for v in kwargs.get("volumes") or [] if v not in shape.targets] or None,
+                "host_config": {
+                    **kwargs["host_config"],
+                    "NetworkMode": self.network,
+                    "CpuShares": CPU_SHARES,
+                    "ShmSize": recipe.shared_memory_bytes,
+                    "Mounts": [*with_sources(shape.mounts, own), *homes],
+                },
             }
             made = self._client.create_container(**kwargs)["Id"]
             self._client.start(made)
             self._wait_until_ready(made)
             self._client.disconnect_container_from_network(made, self.network)
-            mounted = _stamps(recipe.shape)
+            mounted = shape.stamps()
         except BaseException:
             self._remove([name])
             raise
@@ -628,12 +486,10 @@ class WarmPool:
                 continue
             if name.startswith(self._prefix):
                 self._isolation.forget_warm(name)
-                if self._homes is not None and name in self._homes.names():
+                if name in self._homes.names():
                     self._homes.remove([name])
 
     def _sweep_homes(self) -> None:
-        if self._homes is None:
-            return
         with self._naming:
             # In this order: between the two a container may become a session's, with its folder.
             taken = [name for name in self._homes.names() if not name.startswith(self._prefix)]
@@ -658,11 +514,6 @@ class WarmPool:
             # The first line only: the others repeat the file's content.
             why = str(e).partition("\n")[0]
             log.warning("%s is of no use, what is in it is learnt again: %s", self._notes, why)
-
-    def _say(self, key: Key, words: str) -> None:
-        if (key[0], words) not in self._said:
-            self._said.add((key[0], words))
-            log.warning("Image %s on %s: %s", *key[:2], words)
 
     async def _run(self, function: Any, *args: Any) -> Any:
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, function, *args))

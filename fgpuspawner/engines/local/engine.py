@@ -7,8 +7,10 @@ import functools
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,9 +27,9 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
 )
-from fgpuspawner.engines.local.environment import availability, folder_of
 from fgpuspawner.engines.local.processes import Processes, run_beside
 from fgpuspawner.images.availability import Availability, Where
+from fgpuspawner.images.labels import is_version
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.sealing import sealed_environment
@@ -44,6 +46,41 @@ STOPPERS = 16
 """A server that ignores the first signal occupies one for long; that only delays other stops."""
 LOOKERS = 4
 LOGS_EVERY_S = 10.0
+PACKAGES = {"pytorch": "torch"}
+"""Package names of frameworks that differ from their names."""
+
+
+def folder_of(image: Image) -> Path:
+    return Path(image.environment or sys.prefix).expanduser()
+
+
+def availability(image: Image, server: str) -> Availability:
+    """Return whether an image's environment has the server and the versions in its entry.
+
+    An environment that the entry names may lack the framework's package: the administrator has chosen it.
+    """
+    folder, own = folder_of(image), not image.environment
+    pythons = [path.name.removeprefix("python") for path in (folder / "lib").glob("python3.*")]
+    if own:
+        pythons = [f"{sys.version_info.major}.{sys.version_info.minor}"]
+    lacks = []
+    if shutil.which(server, path=str(folder / "bin")) is None:
+        lacks.append(f"no {server}")
+    if pythons and not any(is_version(version, image.python) for version in pythons):
+        lacks.append(f"Python {' and '.join(pythons)}, not {image.python}")
+    if (framework := image.framework.casefold()) != "python":
+        path = sys.path if own else [str(site) for site in folder.glob("lib/python3.*/site-packages")]
+        name = PACKAGES.get(framework, framework)
+        versions = [found.version for found in distributions(name=name, path=path)]
+        if versions and not any(is_version(version, image.version) for version in versions):
+            lacks.append(f"{image.framework} {versions[0]}, not {image.version}")
+        elif own and not versions:
+            lacks.append(f"no {image.framework}")
+    if lacks:
+        where = "the Hub's own Python environment" if own else f"the Python environment {folder}"
+        words = f"its sessions would run in {where}, which has {', and '.join(lacks)}"
+        return Availability(Where.CANNOT, words)
+    return Availability(Where.HERE)
 
 
 class LocalEngine(Engine):
@@ -98,10 +135,8 @@ class LocalEngine(Engine):
         shell = [SHELL] if Path(program).name == SERVER else []
         command = [program, *spec.command[1:], *shell, *spec.arguments, *root]
         self._launched[spec.session.id] = spec.port, spec.folder
-        start = functools.partial(
-            self._processes.start, spec.session, command, environment, Path(environment["HOME"])
-        )
-        await to_the_end(self._in(self._lookers, start))
+        args = spec.session, command, environment, Path(environment["HOME"])
+        await to_the_end(self._in(self._lookers, functools.partial(self._processes.start, *args)))
         log.info("Session %d: its server is started, at port %d", spec.session.id, spec.port)
         return Endpoint(ADDRESS, spec.port)
 
@@ -114,7 +149,7 @@ class LocalEngine(Engine):
         lines = [line for line in tail.splitlines() if line.strip()]
         last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status else ""
         if status is None:
-            return Ended(1, EndCause.EXITED, "the server ended; how is not known")
+            return Ended(1, EndCause.EXITED, "the server ended; its exit status is unknown")
         if status < 0:
             return Ended(128 - status, EndCause.EXITED, f"the server was ended by signal {-status}")
         return Ended(status, EndCause.EXITED, f"the server ended with status {status}{last}")
@@ -136,14 +171,13 @@ class LocalEngine(Engine):
         """Return port and folder of a session that an earlier Hub has started."""
         launched = Launched.from_json(session.launched)
         if launched is None:
-            raise LaunchFailed("it is not known where the session's server is")
+            raise LaunchFailed("the address of the session's server is unknown")
         return launched.port, self._folder_of(session.id)
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         self._launched.pop(session.id, None)
-        return await self._in(
-            self._stoppers, functools.partial(self._processes.remove_session, session, now=now)
-        )
+        remove = functools.partial(self._processes.remove_session, session, now=now)
+        return await self._in(self._stoppers, remove)
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         return self._processes.sessions_of(pids)

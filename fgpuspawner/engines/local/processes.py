@@ -186,16 +186,8 @@ class Processes:
             if match is None:
                 continue
             alive = self._server(handle) is not None or not self._note(handle).exists()
-            found.append(
-                Observed(
-                    node_id=match[3],
-                    session_id=int(match[1]),
-                    attempt=int(match[2]),
-                    handle=handle,
-                    alive=alive,
-                    message="the session's server process ended",
-                )
-            )
+            numbers, words = (int(match[1]), int(match[2])), "the session's server process ended"
+            found.append(Observed(match[3], *numbers, handle, alive=alive, message=words))
         return found
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:

@@ -21,7 +21,7 @@ import pytest
 from commandline import failure, fgpu, filled, run, write_config
 from fgpu_scheduler import lock_file
 from fgpuspawner.cli import check, hub_traits
-from fgpuspawner.engines.docker import others
+from fgpuspawner.engines.docker import checks
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.isolation import native
@@ -140,7 +140,7 @@ def test_check_reports_an_unsynchronised_clock(
 )
 def test_check_compares_clocks_of_remote_engines(time: Callable[[datetime], str], said: str | None) -> None:
     client = SimpleNamespace(info=lambda: {"SystemTime": time(datetime.now(UTC))})
-    lines = others.wrong_time(client, Address("tcp://b:2376", ("b",), host="b"))
+    lines = checks.wrong_time(client, Address("tcp://b:2376", ("b",), host="b"))
     assert (lines == []) if said is None else re.search(said, *lines)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.engines.local.environment import availability
+from fgpuspawner.engines.local.engine import availability
 from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.model import Image
 

@@ -25,7 +25,7 @@ def test_a_server_in_its_last_instant_lives_until_its_status_is_there(
     session = running(1)
     child = subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE)
     processes._children[processes.handle(session)] = child
-    # So it looks while a process ends: there is no environment any more by which it would be known.
+    # While a process ends it has no environment, so it is not recognised.
     monkeypatch.setattr(processes, "_server", lambda handle: None)
     assert processes.exit_status(session) is None
     child.communicate(b"\n")

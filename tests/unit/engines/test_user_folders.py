@@ -1,4 +1,4 @@
-"""Every user has a folder or volume of their own, whose name a file system takes."""
+"""Every user has their own folder or volume, with a name that a file system takes."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_a_long_name_in_another_alphabet_is_a_folder_of_its_own(
         assert len(set(names.values())) == len(NAMES)
         assert max(map(len, names.values())) <= LONGEST_NAME
     assert (volume("ann"), home("ann", monkeypatch, tmp_path)) == ("fgpu-home-ann", "ann")
-    # No name of somebody else's is written as one that was cut.
+    # No other user's name is written like one that was cut.
     assert volume(WEI * 30).count("--") == 2
     assert home(WEI * 30, monkeypatch, tmp_path).count(".") == 1

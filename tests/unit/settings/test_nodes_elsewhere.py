@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import BadSettings, FoundDevice, NodeState
-from fgpuspawner.engines.docker.address import Address, addresses
-from fgpuspawner.engines.docker.ssh_tunnel import Tunnel
+from fgpuspawner.engines.docker.address import Address, Tunnel, addresses
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine, address_of, as_far_as_known
 

@@ -1,10 +1,10 @@
 """Brings images to the engines that need them: one pull for all waiters of an image on a daemon.
 
-1. A waiter is a session that is being launched, or one in the queue whose image is pre-pulled.
+1. A waiter is a session that is being launched, or one in the queue, with its image pre-pulled.
 2. Each pull first asks the registry, then other engines that have the image, and retries what may pass.
 3. Launched sessions come before queued ones, and keep one slot free if there are two.
 4. When the last waiter leaves, the pull is stopped on the daemon too: its separate connection is cut
-   (`long_request.py`), so no thread is left behind.
+   (`fetch.py`), so no thread is left behind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from docker.errors import ImageNotFound, NotFound
 
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent, PullFailed
+from fgpuspawner.engines.docker.client import FAILED
 from fgpuspawner.engines.docker.daemon import Daemon
-from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.fleet import Fleet
-from fgpuspawner.engines.docker.images.fetch import copy, fetch
-from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, EngineRequest
-from fgpuspawner.engines.docker.images.pull_meter import Meter
-from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
+from fgpuspawner.engines.docker.images.fetch import AT_WORK_S, EngineRequest, copy, fetch
+from fgpuspawner.engines.docker.images.pull_output import Kind, Meter, Reason
 from fgpuspawner.images.availability import Availability, Where
 from fgpuspawner.images.labels import unlike
 from fgpuspawner.images.model import Image
@@ -81,33 +79,32 @@ class _Pull:
 
     def state(self) -> PullState:
         progress = self.meter.progress(time.monotonic())
-        phase = self.phase
-        if phase is not Phase.FETCHING:
-            return PullState(phase, progress, self.attempt, self.trouble)
-        if progress.broke_off:
-            return PullState(Phase.AGAIN, progress, self.attempt, BROKE_OFF)
-        phase = Phase.UNPACKING if progress.unpacks else phase
-        return PullState(phase, progress, self.attempt, self.trouble)
+        phase, trouble = self.phase, self.trouble
+        if phase is Phase.FETCHING and progress.broke_off:
+            phase, trouble = Phase.AGAIN, BROKE_OFF
+        elif phase is Phase.FETCHING and progress.unpacks:
+            phase = Phase.UNPACKING
+        return PullState(phase, progress, self.attempt, trouble)
 
 
 class Pulls:
     """All pulls of the Hub, for its event loop. Questions raise EngineSilent if a daemon does not answer."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        *,
-        at_a_time: int = AT_A_TIME,
-    ) -> None:
+    def __init__(self, fleet: Fleet, *, at_a_time: int = AT_A_TIME) -> None:
         self._fleet = fleet
+        #: Concurrent pulls of one daemon.
         self._at_a_time = at_a_time
         #: Called when a pull has moved on in a way that others wait for.
         self.changed: Callable[[], None] = lambda: None
+        #: By daemon, reference and digest.
         self._pulls: dict[tuple[Daemon, str, str], _Pull] = {}
+        #: The pulls that have their turn.
         self._going: set[_Pull] = set()
+        #: Set when another pull may have its turn; then replaced.
         self._moved = asyncio.Event()
         #: Time and result of the last question to a registry; None: it has the image.
         self._asked: dict[tuple[Daemon, str], tuple[float, Reason | None]] = {}
+        #: Questions to registries that are not answered yet.
         self._questions: dict[tuple[Daemon, str], asyncio.Task[None]] = {}
         self._asking: dict[Daemon, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_A_TIME))
 
@@ -195,14 +192,9 @@ class Pulls:
 
     def states(self) -> dict[int, PullState]:
         """Return the progress of pulls by session; of several the most advanced."""
-        found: dict[int, PullState] = {}
-        for pull in self._pulls.values():
-            state = pull.state()
-            for session_id, _ in pull.waiters.values():
-                other = found.get(session_id)
-                if other is None or _further(state) > _further(other):
-                    found[session_id] = state
-        return found
+        states = [(pull.state(), pull) for pull in self._pulls.values()]
+        states.sort(key=lambda one: _further(one[0]))
+        return {session_id: state for state, pull in states for session_id, _ in pull.waiters.values()}
 
     # -- one pull -------------------------------------------------------------------------------------
 
@@ -214,29 +206,27 @@ class Pulls:
             reason = await self._bring(pull)
             self._asked[pull.daemon, pull.image.reference] = time.monotonic(), reason
             if reason is None:
-                found = await self._inspect(pull.daemon, pull.image)
-                if found is not None and _matches(pull.image, found):
-                    return found
-                if found is None:
-                    reason = Reason(
-                        Kind.NOT_FOUND, "it was brought, and the engine does not know it by this name"
-                    )
-                other = found
+                other = await self._inspect(pull.daemon, pull.image)
+                if other is not None and _matches(pull.image, other):
+                    return other
+                if other is None:
+                    words = "it was brought, and the engine does not know it by this name"
+                    reason = Reason(Kind.NOT_FOUND, words)
         except EngineSilent as e:
             raise PullFailed(_unfetched(pull.image, "the Docker engine does not answer")) from e
         raise PullFailed(_why(pull.image, other, reason))
 
     async def _bring(self, pull: _Pull) -> Reason | None:
         """Bring the image in any possible way, with retries; return why none worked."""
-        for pause_s in (*AGAIN_AFTER_S, None):
+        for pause_s in AGAIN_AFTER_S:
             reason = await self._try_once(pull)
-            if reason is None or not reason.may_pass or pause_s is None:
+            if reason is None or not reason.may_pass:
                 return reason
             pull.phase, pull.trouble = Phase.AGAIN, reason.words()
             self._move()
             await asyncio.sleep(pause_s)
             pull.attempt += 1
-        raise AssertionError("the last pause is None")
+        return await self._try_once(pull)
 
     async def _try_once(self, pull: _Pull) -> Reason | None:
         """Try every way once. If both fail, the registry's reason is returned."""

@@ -31,11 +31,11 @@ class StandIn:
         self.registry_waits: threading.Event | None = None
         """A registry's answer waits for this."""
         self.silent = False
-        """It hangs up on whoever asks it something."""
+        """It hangs up on every request."""
         self.asked: Counter[str] = Counter()
         self.loaded: list[bytes] = []
         self.cut = threading.Event()
-        """Set once a pull's connection has been closed by whoever asked."""
+        """Set once the client has closed a pull's connection."""
         self.holds: threading.Event | None = None
         """In the middle of an image that it gives away, it waits for this."""
         self.auth: list[str | None] = []
@@ -72,7 +72,7 @@ class StandIn:
         self._thread.join()
 
     def answer(self, request: BaseHTTPRequestHandler, give: Callable[[BaseHTTPRequestHandler], None]) -> None:
-        """Give an answer, or notice that nobody is at the other end any more."""
+        """Give an answer, or notice that the client is gone."""
         try:
             give(request)
         except OSError:
@@ -147,7 +147,7 @@ class StandIn:
         self._chunk(request, b"")
 
     def _wait(self, request: BaseHTTPRequestHandler, step: threading.Event) -> bool:
-        """Wait for an event, or until nobody is at the other end any more; return whether somebody is."""
+        """Wait for an event, or until the client is gone; return whether it is still there."""
         request.connection.settimeout(0.02)
         while not step.is_set():
             try:

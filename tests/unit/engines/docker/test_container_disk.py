@@ -1,4 +1,4 @@
-"""What folders take, when their owner would rather not have them counted; and whose home is looked at."""
+"""The disk use of folders, also against their owner's tricks; and which mounts are homes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_largest_of_very_many_folders_are_found_at_once() -> None:
 
 @pytest.fixture
 def moved(tmp_path: Path) -> Iterator[Path]:
-    """A home whose folders are moved to and fro all the time."""
+    """A home with folders that are moved to and fro all the time."""
     home = tmp_path / "home"
     for n in range(50):
         (home / "x" / str(n) / "a/b/c/d/e/f").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""How containers are known as ours, and whose processes use the GPUs."""
+"""How our containers are recognised, and the session of a process that uses a GPU."""
 
 from __future__ import annotations
 

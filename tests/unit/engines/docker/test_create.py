@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from docker.types import Mount as DockerMount
 
-from fgpuspawner.engines.docker.create import parse_environment, sealed_mounts
-from fgpuspawner.engines.docker.volumes import unnamed_volumes
+from fgpuspawner.engines.docker.create import parse_environment, sealed_mounts, unnamed_volumes
 from fgpuspawner.isolation.base import Mount
 
 OURS = (

@@ -143,7 +143,7 @@ async def test_a_machine_says_and_ends_nothing_of_what_another_one_runs(
     for _ in range(2):
         assert list((await fleet.observe()).things) == [ours, forged[1]]
     assert caplog.text.count("is not believed") == 1
-    # As a ghost it is removed where it is said to be, and not where its name is somebody's session.
+    # As a ghost it is removed where it is said to be, and not where a session has its name.
     await fleet.remove(forged[1])
     assert removed == [("the Docker engine of far", forged[1])]
 
@@ -160,7 +160,7 @@ def test_a_machine_that_says_nonsense_of_itself_is_as_good_as_silent(
 
 @pytest.fixture
 def endless() -> Iterator[str]:
-    """A daemon whose every other answer than its version has no end."""
+    """A daemon with endless answers, except for its version."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

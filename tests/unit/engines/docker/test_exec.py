@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import docker
 import pytest
 
-from fgpuspawner.engines.docker.exec import HEAD, STDERR, STDOUT, run_in
+from fgpuspawner.engines.docker.client import OUTPUT_HEADER, STDERR, STDOUT, run_in
 
 HEADERS = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
 
@@ -59,7 +59,7 @@ def client() -> Iterator[docker.APIClient]:
 
 
 def piece(stream: int, text: bytes) -> bytes:
-    return HEAD.pack(stream, len(text)) + text
+    return OUTPUT_HEADER.pack(stream, len(text)) + text
 
 
 OUTPUT = piece(STDOUT, b"all ") + piece(STDERR, b"trouble") + piece(STDOUT, b"of it")

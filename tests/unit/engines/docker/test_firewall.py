@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pytest
 
 from fgpuspawner.engines.docker import firewall
-from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker import networks as network
 from fgpuspawner.engines.docker.firewall import (
     Firewall,
     Rules,
@@ -188,7 +188,7 @@ def test_rules_that_are_spoiled_are_put_right_and_only_then(
         wall.keep()
         assert len(applied) == 2
         assert state("abc123") == before
-        # What is not ours, and not before ours, is nobody's business.
+        # Rules of others that are not before ours are left alone.
         sh("iptables -A INPUT -j ACCEPT; iptables -A DOCKER-USER -j RETURN")
         wall.keep()
         assert len(applied) == 2
@@ -200,7 +200,7 @@ def test_rules_that_are_spoiled_are_put_right_and_only_then(
 def test_what_others_have_in_dockers_chain_stays_though_it_cannot_be_listed_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listing fails now and then while somebody else changes the tables."""
+    """Listing fails now and then while another program changes the tables."""
     real = shutil.which("iptables")
     (tmp_path / "busy").mkdir()
     program = tmp_path / "busy" / "iptables"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device
-from fgpuspawner.engines.docker.gpu_requests import all_gpus, cdi_devices, some_gpus
+from fgpuspawner.engines.docker.create import all_gpus, cdi_devices, some_gpus
 
 NVIDIA: dict[str, Any] = {"Runtimes": {"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}}
 PLAIN: dict[str, Any] = {"Runtimes": {"runc": {}}, "DiscoveredDevices": None}

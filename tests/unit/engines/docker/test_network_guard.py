@@ -1,18 +1,20 @@
-"""What keeps users apart goes on whatever fails, and says where nobody does."""
+"""The network guard goes on after any failure, and says what it cannot close."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from requests.exceptions import JSONDecodeError
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.engines.docker import firewall
+from fgpuspawner.engines.docker import checks, firewall
 from fgpuspawner.engines.docker import network_guard as guards
-from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker import networks as network
 from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.firewall import (
@@ -67,7 +69,8 @@ async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
 
     monkeypatch.setattr(network.UserNetworks, "remove_unused", look)
     monkeypatch.setattr(network.UserNetworks, "check_pool", lambda _: None)
-    monkeypatch.setattr(guards, "SWEEP_EVERY_S", 0.001)
+    for name in ("SWEEP_EVERY_S", "KEPT_FOR_S"):
+        monkeypatch.setattr(guards, name, 0.001)
     daemon = Daemon(Address("", ("here",)), installation="abc123")
     daemon.answers = True
     background = Background(guards.log)
@@ -77,6 +80,20 @@ async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
         await looked.wait()
     await background.close()
     daemon.containers.executor.shutdown()
+
+
+def test_hub_with_an_iptables_that_hangs_is_refused_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for program in ("iptables", "ip6tables"):
+        (tmp_path / program).write_text("#!/bin/sh\nexec sleep 600\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(firewall, "COMMAND_TIMEOUT_S", 0.1)
+    with pytest.raises(BadSettings, match=r"cannot be read: .*timed out"):
+        guards.guard(FGPU(), RULES)
+    assert checks.ports_closed(FGPU()) is None
 
 
 def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:

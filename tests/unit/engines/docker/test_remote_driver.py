@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.engines.docker.remote_driver import RemoteDriver
+from fgpuspawner.engines.docker.remote_machine import RemoteDriver
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 
 GPU = {"uuid": "GPU-1f", "model": "NVIDIA A100", "memory_mib": 40960}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fgpuspawner.engines.base import Safeguard
-from fgpuspawner.engines.docker.safeguards import LINES, judge
+from fgpuspawner.engines.docker.checks import LINES, judge
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 
 S = Safeguard

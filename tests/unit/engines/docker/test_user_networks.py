@@ -10,9 +10,9 @@ from docker.errors import APIError, NotFound
 from requests import Response
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.docker import shared_network
-from fgpuspawner.engines.docker import user_networks as network
-from fgpuspawner.engines.docker.user_networks import Route, UserNetworks, host_routes
+from fgpuspawner.engines.docker import networks as network
+from fgpuspawner.engines.docker import networks as shared_network
+from fgpuspawner.engines.docker.networks import Route, UserNetworks, host_routes
 from fgpuspawner.settings import FGPU
 
 TABLE = """\
@@ -51,7 +51,7 @@ def test_a_networks_name_says_whose_it_is_whatever_the_users_name_is() -> None:
 
 
 class Bridges:
-    """An engine's networks, on which somebody else makes the one that is looked for in the last moment."""
+    """An engine's networks; another Hub makes the wanted one at the last moment."""
 
     def __init__(self, *, icc: str) -> None:
         self.found: dict[str, Any] | None = None

@@ -10,7 +10,8 @@ import pytest
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker import warm_pool as warm
 from fgpuspawner.engines.docker.homes import CannotMount, Home
-from fgpuspawner.engines.docker.warm_pool import Unpoolable, WarmPool, busiest, files_of, shape_of
+from fgpuspawner.engines.docker.warm_pool import WarmPool, busiest
+from fgpuspawner.engines.docker.warm_shape import Shape, Unpoolable, files_of, shape_of
 
 FOLDER = Path("/srv/data/limits/7")
 
@@ -55,13 +56,13 @@ def words_of(session: int) -> Path:
     return Path("/dev/shm/fgpu-x/lending") / str(session)
 
 
-def shaped(kwargs: dict[str, Any], session: int = 7) -> str:
+def shaped(kwargs: dict[str, Any], session: int = 7) -> Shape:
     return shape_of(
         kwargs,
         image_id="sha256:1",
         told={"FGPU_SESSION_ID": str(session)},
         folders={"{folder}": FOLDER.with_name(str(session)), "{words}": words_of(session)},
-    )[0].text()
+    )[0]
 
 
 def test_two_users_sessions_have_one_shape_whatever_can_be_changed_in_a_container_that_runs() -> None:
@@ -110,7 +111,7 @@ def test_a_home_is_what_is_mounted_read_write() -> None:
 
 
 def test_nothing_of_a_session_is_in_its_shape() -> None:
-    text = shaped(made())
+    text = str(shaped(made()))
     for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "/lending/7", "FGPU_SESSION_ID"):
         assert own not in text
 

@@ -1,12 +1,13 @@
-"""The warm pools of one daemon: each is filled by itself, and a session takes only what is the same for it."""
+"""The warm pools of one daemon: each is filled independently, and a session takes only a container of its shape."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ NODES = (Node("lab", "default", 16000, 65536, GPUS), Node("far", "default", 1600
 
 
 class Daemon:
-    """Makes containers that are ready at once; ``gone`` are the ids of images that it does not have any more."""
+    """Makes containers that are ready at once; ``gone`` are the ids of removed images."""
 
     def __init__(self) -> None:
         self.made: dict[str, dict[str, Any]] = {}
@@ -63,7 +64,12 @@ class Daemon:
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    start = remove_network = _url = _post_json = _raise_for_status = _nothing
+    def post(self, url: str, **_: Any) -> Any:
+        assert url.endswith("/update")
+        return SimpleNamespace(status_code=200, close=self._nothing)
+
+    base_url = api_version = timeout = ""
+    start = remove_network = _nothing
     connect_container_to_network = disconnect_container_from_network = _nothing
 
 
@@ -101,6 +107,9 @@ class NoHomes:
 
     def names(self) -> list[str]:
         return []
+
+    def remove(self, names: Collection[str]) -> None:
+        assert not names
 
 
 class Lab:

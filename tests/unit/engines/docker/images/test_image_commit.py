@@ -12,15 +12,15 @@ from docker.errors import APIError
 
 from fgpu_scheduler import ImageState, PrivateImage
 from fgpuspawner.engines.base import CannotSave
-from fgpuspawner.engines.docker.images import commit
-from fgpuspawner.engines.docker.images.commit import (
+from fgpuspawner.engines.docker.fleet import image_store
+from fgpuspawner.engines.docker.images import saver as commit
+from fgpuspawner.engines.docker.images.saver import (
     configuration,
     keeps_its_server,
     labels_of,
     left_behind,
     refuse_what_cannot_be_saved,
 )
-from fgpuspawner.engines.docker.images.found import labelled
 
 IMAGE = PrivateImage(
     id=7,
@@ -155,15 +155,15 @@ def test_the_configuration_is_that_of_the_image_under_it_with_labels_that_say_wh
 
 
 def test_a_scan_proposes_nothing_that_a_user_has_saved() -> None:
-    # An engine lists only what has a slug: what was saved has it only where somebody has given it one.
+    # An engine lists only what has a slug: a saved image has it only if its owner added one.
     labels = labels_of(IMAGE, "0123456789ab", 60) | {"fgpu.slug": "mine"}
     listed = [
         {"Id": "sha256:1", "RepoTags": [IMAGE.reference], "Labels": labels},
         {"Id": "sha256:2", "RepoTags": ["lab/torch:1"], "Labels": {"fgpu.slug": "torch"}},
     ]
     client = SimpleNamespace(images=lambda filters: listed)
-    daemon: Any = SimpleNamespace(answers=True, client=client)
-    assert [found.references for found in labelled(daemon)] == [("lab/torch:1",)]
+    daemon: Any = SimpleNamespace(answers=True, client=client, address=SimpleNamespace(node_ids=()))
+    assert [found.references for found in image_store(daemon).labelled()] == [("lab/torch:1",)]
 
 
 def test_a_history_that_does_not_fit_the_layers_is_replaced_by_one_that_does() -> None:
@@ -190,7 +190,7 @@ def test_only_names_of_this_installation_that_no_row_has_are_left_behind() -> No
 
 
 class Freezing:
-    """A container on an engine that fails to pause it so many times."""
+    """A container on an engine that fails to pause it this number of times."""
 
     def __init__(self, fails: int, status: int = 500) -> None:
         self.fails, self.status, self.paused = fails, status, False

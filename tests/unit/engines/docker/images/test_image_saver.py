@@ -60,7 +60,7 @@ async def test_a_daemon_that_is_silent_keeps_no_other_from_being_swept() -> None
 
     def other() -> list[Any]:
         swept.append(1)
-        # One that fails as nobody foresaw is swept again, too.
+        # After an unexpected failure the daemon is swept again, too.
         raise KeyError("RepoTags")
 
     async with sweeping(OneDaemon("n1", silent), OneDaemon("n2", other)):
@@ -107,7 +107,7 @@ def test_a_long_call_to_another_machine_notices_that_the_machine_is_gone() -> No
         daemon = connected(stand_in).daemons[0]
         client = daemon.another_client(timeout_s=7200)
         with contextlib.closing(client), client._get(f"{client.base_url}/version", stream=True) as answer:
-            # As the system has it: whoever sends these out ends the wait when nobody answers.
+            # With these options the system ends the wait when the machine does not answer.
             taken: socket.socket = answer.raw.connection.sock
             assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             waits = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]

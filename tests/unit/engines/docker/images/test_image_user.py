@@ -1,10 +1,10 @@
-"""Whom an image's server runs as: root by any name is root."""
+"""The user that an image's server runs as: root by any name is root."""
 
 from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.engines.docker.images.image_user import is_root, numbers_of
+from fgpuspawner.engines.docker.images.inspection import is_root, numbers_of
 
 PASSWD = b"root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\njovyan:x:1000:100::/:/bin/sh\nodd:x:0x0:0::/:\nshort\n"
 

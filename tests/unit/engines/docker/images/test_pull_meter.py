@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from fgpuspawner.engines.docker.images.pull_meter import Meter
+from fgpuspawner.engines.docker.images.pull_output import Meter
 from fgpuspawner.images.pull_state import MIB, Phase, Progress, PullState, read_pulls, write_pulls
 
 

@@ -19,8 +19,8 @@ from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images import fetch as fetching
 from fgpuspawner.engines.docker.images import pulls as module
-from fgpuspawner.engines.docker.images.long_request import EngineRequest
-from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
+from fgpuspawner.engines.docker.images.fetch import EngineRequest
+from fgpuspawner.engines.docker.images.pull_output import Kind, Reason
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.images.availability import Where
 from fgpuspawner.images.model import Image
@@ -429,7 +429,7 @@ async def test_pulls_take_turns_and_those_of_a_launch_come_first(
     assert not engine.asked["lab/b:1"]
     tasks["d"] = world.waits(3, image("lab/d:1"))
     await eventually(lambda: engine.asked["lab/d:1"])
-    # One whose turn comes with a launch that waits for it.
+    # A pre-pull gets its turn when a launch waits for it.
     joined = world.waits(4, image("lab/c:1"))
     goes["a"].set()
     await eventually(lambda: engine.asked["lab/c:1"])
@@ -488,7 +488,7 @@ async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_
     assert (await at("lab/busy:1"))[0] is Where.UNKNOWN
     assert (await at("lab/odd:1"))[0] is Where.UNKNOWN
     assert (await at("lab/guarded:1"))[0] is Where.UNKNOWN
-    # What is under the name is not what is wanted, and nothing else is to be had.
+    # The image of this name has another digest, and there is no other source.
     where, why = await at("lab/here:1", digest=OTHER_DIGEST)
     assert (where, "not the one that is wanted" in why) == (Where.CANNOT, True)
     # A private image comes from the engine that has it alone.

@@ -15,9 +15,9 @@ from docker.errors import APIError, NotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgpuspawner.engines.docker.images import changed_files as changed
-from fgpuspawner.engines.docker.images.commit import helper_of, remove_helpers
-from fgpuspawner.engines.docker.images.recipe import base_of, recorded
+from fgpuspawner.engines.docker.images import inspection as changed
+from fgpuspawner.engines.docker.images.inspection import base_of, recorded
+from fgpuspawner.engines.docker.images.saver import helper_of, remove_helpers
 from fgpuspawner.images.recipe import Base, Changes, Environment, dockerfile, packages_of, read_changes
 
 SITE = "/opt/env/lib/python3.11/site-packages"

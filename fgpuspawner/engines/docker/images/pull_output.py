@@ -1,16 +1,15 @@
-"""The progress of a pull, from the engine's output. Pure.
-
-An engine reports a layer's size only when it begins to fetch it, and fetches a few at a time. Until it has begun all
-layers the total is unknown.
-"""
+"""Pull."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.images.pull_state import Progress
 
 RATE_OVER_S = 10.0
@@ -82,10 +81,10 @@ class Meter:
     def progress(self, now_s: float) -> Progress:
         named = [layer for name, layer in self._layers.items() if name]
         done = max(self._most.bytes_done, sum(layer.bytes_done for layer in self._layers.values()))
-        totals = [layer.bytes_total for layer in self._layers.values()]
+        totals = [t for layer in self._layers.values() if (t := layer.bytes_total) is not None]
         total = self._most.bytes_total
-        if totals and None not in totals:
-            total = max(total or 0, sum(t for t in totals if t is not None))
+        if totals and len(totals) == len(self._layers):
+            total = max(total or 0, sum(totals))
         if total is not None:
             total = max(total, done)
         self._most = Progress(
@@ -106,3 +105,70 @@ class Meter:
         if now_s - since_s < RATE_AFTER_S or done <= then:
             return None
         return max(1, round((total - done) * (now_s - since_s) / (done - then)))
+
+
+LONGEST_REASON = 300
+
+
+class Kind(StrEnum):
+    """The kinds of failures, in words."""
+
+    NOT_FOUND = "the registry has no such image"
+    DENIED = "the registry denies access to it, or has no such image"
+    NO_SUCH_HOST = "there is no such registry"
+    NOT_TRUSTED = "the engine does not trust the registry"
+    DISK_FULL = "the disk of the engine is full"
+    DIGEST = "what came is not what its digest says"
+    PLATFORM = "the image is for another kind of machine"
+    REGISTRY = "the registry has trouble of its own"
+    NETWORK = "the registry does not answer"
+    ENGINE = "the Docker engine does not answer"
+    OTHER = "the engine says"
+
+
+PASSING = (Kind.REGISTRY, Kind.NETWORK, Kind.ENGINE)
+"""Kinds for which another try may help."""
+MESSAGES: tuple[tuple[str, Kind], ...] = (
+    # An engine, proxy or plugin that does not know or allow the question.
+    ("page not found|<html|denied by plugin", Kind.OTHER),
+    ("no space left on device|disk quota exceeded", Kind.DISK_FULL),
+    ("verification failed for digest|failed precondition|digest mismatch|does not match digest", Kind.DIGEST),
+    ("no matching manifest for|does not match the specified platform|image operating system", Kind.PLATFORM),
+    ("no such host", Kind.NO_SUCH_HOST),
+    ("x509:|http response to https client|certificate", Kind.NOT_TRUSTED),
+    ("too ?many ?requests|unexpected (http status|status code|status)[: ]*5", Kind.REGISTRY),
+    ("bad gateway|service unavailable", Kind.REGISTRY),
+    (
+        "access denied|denied:|unauthorized|no basic auth credentials|forbidden|incorrect username",
+        Kind.DENIED,
+    ),
+    ("(manifest|name|blob) unknown|not found|does not exist|no such image", Kind.NOT_FOUND),
+    ("connection (refused|reset)|broken pipe|no route to host|network is unreachable", Kind.NETWORK),
+    ("timeout|timed out|deadline exceeded|server misbehaving|temporary failure", Kind.NETWORK),
+    ("unexpected eof|: eof|use of closed network connection", Kind.NETWORK),
+)
+"""Parts of engines' messages in lower case, as regular expressions; the first match counts."""
+STATUSES = {401: Kind.DENIED, 403: Kind.DENIED, 404: Kind.NOT_FOUND}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The kind of a failure, and the engine's message."""
+
+    kind: Kind
+    said: str
+
+    @property
+    def may_pass(self) -> bool:
+        return self.kind in PASSING
+
+    def words(self) -> str:
+        return f"{self.kind}: {self.said}"
+
+
+def reason(said: str, status: int | None = None) -> Reason:
+    """Return why an image could not be fetched; ``status`` is the answer's HTTP status, if it was an error."""
+    # A registry's text goes to logs, pages and the command line.
+    shown = as_text(" ".join(said.split()))[:LONGEST_REASON]
+    kinds = (kind for pattern, kind in MESSAGES if re.search(pattern, said.lower()))
+    return Reason(next(kinds, STATUSES.get(status or 0, Kind.OTHER)), shown)

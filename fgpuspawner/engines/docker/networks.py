@@ -1,4 +1,4 @@
-"""Docker networks: one for each user's sessions.
+"""Docker networks: the one on which sessions reach the Hub, and one for each user's sessions.
 
 On a separate bridge Docker's resolver does not tell other users' names, and its rules stop other users' packets. The
 bridge interfaces share a prefix for the rules of `firewall.py`. Docker's own address pools hold only some thirty
@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from http import HTTPStatus
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import docker
 from docker.errors import APIError, NotFound
@@ -27,16 +27,50 @@ from docker.types import IPAMConfig, IPAMPool
 
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.docker.errors import FAILED
-from fgpuspawner.engines.docker.shared_network import ENABLE_ICC
+from fgpuspawner.engines.docker.client import FAILED
 
 log = logging.getLogger("fgpu.network")
 
+NETWORK = "fgpu"
+ENABLE_ICC = "com.docker.network.bridge.enable_icc"
 BRIDGE = "com.docker.network.bridge.name"
 INTERFACES = "fgpu"
 """Common prefix of all users' bridges, of every installation."""
 TRIES = 8
 """Attempts with other subnets if someone else has just taken the free one."""
+
+
+def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
+    """Ensure the network on which sessions reach the Hub at its gateway; return the host's address on it.
+
+    It is a bridge without traffic between containers. On other machines it is the sessions' first network.
+
+    Raises:
+        BadSettings: the engine refuses, or a network of that name is of another kind.
+    """
+    try:
+        try:
+            found = client.inspect_network(name)
+        except NotFound:
+            options = {ENABLE_ICC: "false"}
+            try:
+                client.create_network(name, driver="bridge", options=options, check_duplicate=True)
+            except APIError as e:
+                # Another Hub on this engine may have created it just now.
+                if e.status_code != HTTPStatus.CONFLICT:
+                    raise
+            found = client.inspect_network(name)
+    except FAILED as e:
+        raise BadSettings(f"the Docker network {name!r} cannot be used: {e}") from e
+    if found["Driver"] != "bridge" or (found.get("Options") or {}).get(ENABLE_ICC) != "false":
+        raise BadSettings(
+            f"the Docker network {name!r} exists and lets containers reach each other; remove it "
+            f"(docker network rm {name}), and it is made again"
+        )
+    gateways = [config["Gateway"] for config in found["IPAM"]["Config"] if config.get("Gateway")]
+    if not gateways:
+        raise BadSettings(f"the Docker network {name!r} has no gateway address")
+    return str(gateways[0]).split("/")[0]
 
 
 class NetworkFailed(FGPUError):
@@ -45,8 +79,7 @@ class NetworkFailed(FGPUError):
     code = "network_failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """A network with a specific route on this machine."""
 
     to: IPv4Network
@@ -110,11 +143,15 @@ class UserNetworks:
         self._routes = routes
         #: Guards the fields below; never held during a call to the engine.
         self._guard = threading.Lock()
+        #: One for each network.
         self._locks: dict[str, threading.Lock] = {}
+        #: Launches that need a network, by its name.
         self._launches: Counter[str] = Counter()
+        #: Numbers of subnets for networks that are being made.
         self._taken: set[int] = set()
         #: Where the search for a free subnet begins; random, as a restarted Hub does not know the last one.
         self._next = secrets.randbelow(self._room)
+        #: Monotonic time at which a network was first seen unused.
         self._unused_since_s: dict[str, float] = {}
 
     def name(self, user: str) -> str:
@@ -136,22 +173,25 @@ class UserNetworks:
             EngineSilent: the engine does not list its networks.
         """
         try:
-            others = [n for n in self._networks() if not _is_a_users(n)]
+            networks = self._networks()
         except FAILED as e:
             raise EngineSilent(f"the Docker engine does not say which networks it has: {e}") from e
-        for route in self._routes():
-            if route.to.overlaps(self._pool) and not route.interface.startswith(INTERFACES):
+        used = [
+            (route.to, f"this machine's route to {route.to} ({route.interface})")
+            for route in self._routes()
+            if not route.interface.startswith(INTERFACES)
+        ]
+        used += [
+            (subnet, f"{subnet} of the Docker network {network['Name']!r}")
+            for network in networks
+            if not str((network.get("Options") or {}).get(BRIDGE, "")).startswith(INTERFACES)
+            for subnet in _subnets(network)
+        ]
+        for addresses, what in used:
+            if addresses.overlaps(self._pool):
                 raise BadSettings(
-                    f"c.FGPU.network_pool {self._pool} overlaps this machine's route to {route.to} "
-                    f"({route.interface}); name a pool of unused addresses"
+                    f"c.FGPU.network_pool {self._pool} overlaps {what}; name a pool of unused addresses"
                 )
-        for network in others:
-            for subnet in _subnets(network):
-                if subnet.overlaps(self._pool):
-                    raise BadSettings(
-                        f"c.FGPU.network_pool {self._pool} overlaps {subnet} of the Docker network "
-                        f"{network['Name']!r}; name a pool of unused addresses"
-                    )
 
     @contextmanager
     def held(self, user: str) -> Iterator[None]:
@@ -182,7 +222,7 @@ class UserNetworks:
 
     def count(self) -> int:
         """Return the number of networks."""
-        return sum(str(n["Name"]).startswith(self._prefix) for n in self._networks(self.installation))
+        return len(self._own_networks())
 
     def remove_unused(self, *, after_s: float = 0.0) -> int:
         """Remove the networks that have been unused for ``after_s``, and that no launch is about to use.
@@ -196,8 +236,8 @@ class UserNetworks:
         }
         unused = {
             str(network["Name"]): str(network["Id"])
-            for network in self._networks(self.installation)
-            if str(network["Name"]).startswith(self._prefix) and network["Name"] not in used
+            for network in self._own_networks()
+            if network["Name"] not in used
         }
         now_s = time.monotonic()
         with self._guard:
@@ -302,13 +342,10 @@ class UserNetworks:
                 self._taken.add(number)
                 self._next = number + 1
                 return number
-        log.error(
-            "No network for %s: c.FGPU.network_pool %s has room for %d networks of /%d, and all are in use",
-            user,
-            self._pool,
-            room,
-            self._prefix_length,
+        words = (
+            "No network for %s: c.FGPU.network_pool %s has room for %d networks of /%d, and all are in use"
         )
+        log.error(words, user, self._pool, room, self._prefix_length)
         raise NetworkFailed(
             f"no network is free for your session: all {room} are in use; try later, or ask an administrator "
             "for a larger c.FGPU.network_pool"
@@ -324,13 +361,12 @@ class UserNetworks:
         begin, end = int(network.network_address) - first, int(network.broadcast_address) - first
         return range(begin // size, end // size + 1)
 
-    def _networks(self, installation: str | None = None) -> list[dict[str, Any]]:
-        filters = {"label": f"fgpu.installation={installation}"} if installation else None
-        return list(self._client().networks(filters=filters))
+    def _networks(self, **filters: Any) -> list[dict[str, Any]]:
+        return list(self._client().networks(filters=filters or None))
 
-
-def _is_a_users(network: dict[str, Any]) -> bool:
-    return str((network.get("Options") or {}).get(BRIDGE, "")).startswith(INTERFACES)
+    def _own_networks(self) -> list[dict[str, Any]]:
+        found = self._networks(label=f"fgpu.installation={self.installation}")
+        return [network for network in found if str(network["Name"]).startswith(self._prefix)]
 
 
 def _subnets(network: dict[str, Any]) -> list[IPv4Network]:
