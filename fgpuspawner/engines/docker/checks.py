@@ -18,8 +18,8 @@ from fgpuspawner.engines.docker import firewall
 from fgpuspawner.engines.docker.address import Address, addresses
 from fgpuspawner.engines.docker.client import FAILED, checked_rows
 from fgpuspawner.engines.docker.containers import LABEL
+from fgpuspawner.engines.docker.create import is_root
 from fgpuspawner.engines.docker.daemon import LOOK_TIMEOUT_S, Daemon
-from fgpuspawner.engines.docker.images.inspection import is_root
 from fgpuspawner.meter.file_system import is_counted, mount_of
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import is_elsewhere

@@ -14,7 +14,6 @@ from docker.utils import convert_volume_binds
 from fgpu_scheduler import Device
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.docker import handover
-from fgpuspawner.engines.docker.images.inspection import is_root
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
 
@@ -203,6 +202,15 @@ def _host(spec: LaunchSpec, options: ContainerOptions, context: CreateContext) -
     if spec.prepared.hosts_ipc:
         limits["ipc_mode"] = "host"
     return _merge(added, {**ours, **given, **limits})
+
+
+def is_root(user: str) -> bool:
+    """Return whether an image's ``USER`` (name or number, perhaps with a group) is root or missing."""
+    name = user.split(":")[0]
+    try:
+        return int(name) == 0  # The engine also parses 00 as a number.
+    except ValueError:
+        return name in ("", "root")
 
 
 def own_command(config: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from docker.errors import DockerException, NotFound
 
 from fgpuspawner.engines.docker.client import GONE
+from fgpuspawner.engines.docker.create import is_root
 from fgpuspawner.images import recipe
 from fgpuspawner.images.recipe import DPKG, Base
 
@@ -90,15 +91,6 @@ def _never_started(client: Any, image: str, name: str) -> Iterator[None]:
         yield
     finally:
         client.remove_container(name, force=True, v=True)
-
-
-def is_root(user: str) -> bool:
-    """Return whether an image's ``USER`` (name or number, perhaps with a group) is root or missing."""
-    name = user.split(":")[0]
-    try:
-        return int(name) == 0  # The engine also parses 00 as a number.
-    except ValueError:
-        return name in ("", "root")
 
 
 def has_roots_number(client: Any, image: Mapping[str, Any], *, helper: str) -> bool:

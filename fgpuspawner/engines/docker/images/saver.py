@@ -31,9 +31,10 @@ from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import CannotSave, EngineSilent, HubSide, SavedImage, SaveSpec
 from fgpuspawner.engines.docker.client import FAILED, archive_of, written_bytes
 from fgpuspawner.engines.docker.containers import LABEL
+from fgpuspawner.engines.docker.create import is_root
 from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
-from fgpuspawner.engines.docker.images.inspection import base_of, is_root, recorded
+from fgpuspawner.engines.docker.images.inspection import base_of, recorded
 from fgpuspawner.images.labels import PRIVATE
 from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.engines.docker.images.inspection import is_root, numbers_of
+from fgpuspawner.engines.docker.create import is_root
+from fgpuspawner.engines.docker.images.inspection import numbers_of
 
 PASSWD = b"root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\njovyan:x:1000:100::/:/bin/sh\nodd:x:0x0:0::/:\nshort\n"
 
