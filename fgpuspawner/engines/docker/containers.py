@@ -49,7 +49,7 @@ STOPPERS = 64
 LOOKERS = 4
 LOG_TAIL_LINES = 20
 REMOVED = "the session's container was removed outside JupyterHub"
-MOST_TOLD = 1000
+MOST_ENDS = 1000
 
 
 class Containers:
@@ -207,7 +207,7 @@ class Containers:
             tail = await self.log_tail(container)
             log.info("Session %d: %s. Its last output:\n%s", session_id, ended.message, "\n".join(tail))
             self._ends[container] = with_last_words(ended, tail)
-            if len(self._ends) > MOST_TOLD:
+            if len(self._ends) > MOST_ENDS:
                 del self._ends[next(iter(self._ends))]
         return self._ends[container]
 

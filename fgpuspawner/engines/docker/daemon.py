@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ from docker.errors import DockerException
 from docker.tls import TLSConfig
 from docker.utils import kwargs_from_env
 
-from fgpu_scheduler import BadSettings, Observed, Seen
+from fgpu_scheduler import BadSettings, Seen
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker import remote_machine
 from fgpuspawner.engines.docker.address import Address, Tunnel, TunnelFailed
 from fgpuspawner.engines.docker.client import FAILED, Client, keep_alive, system_message
-from fgpuspawner.engines.docker.containers import LABEL, MOST_TOLD, Containers
+from fgpuspawner.engines.docker.containers import LABEL, Containers
 from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
-from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.settings.nodes import Machine
 
@@ -39,7 +38,6 @@ log = logging.getLogger("fgpu.docker")
 CALL_TIMEOUT_S = 60
 LOOK_TIMEOUT_S = 8
 """A daemon that has not listed its containers by then counts as silent."""
-REPORTED_WITHIN_S = 1.0
 ASK_EVERY_S = 1.0
 CLIENT = {"version": "auto", "max_pool_size": 32}
 EVENTS = ("die", "oom", "destroy")
@@ -64,10 +62,6 @@ class Events:
         self._happened = happened
         self._closed = threading.Event()
         self._stream: Any = None
-        #: Names in the last events, oldest first.
-        self._reported: dict[str, None] = {}
-        #: Names that the last observation found ended; None before the first.
-        self._ended: frozenset[str] | None = None
         threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
 
     def close(self) -> None:
@@ -89,10 +83,9 @@ class Events:
                 self._stream = self._containers.client.events(decode=True, filters=filters)
                 # One observation finds what happened before the stream was open.
                 self._tell()
-                for event in self._stream:
+                for _ in self._stream:
                     if self._closed.is_set():
                         return
-                    self._note(event)
                     self._tell()
             except (*FAILED, OSError, ValueError) as e:
                 log.debug("%s: the events end: %s", self._name, e)
@@ -101,24 +94,6 @@ class Events:
                     _closed_quietly(self._stream)
             self._tell()
             time.sleep(EVENTS_AGAIN_S)
-
-    def missed(self, found: Sequence[Observed]) -> frozenset[str]:
-        """Return the containers that ended since the last observation without an event.
-
-        At the first observation there are none: containers may have ended before the stream was open.
-        """
-        before, self._ended = self._ended, frozenset(o.handle for o in found if not o.alive)
-        return frozenset() if before is None else self._ended - before - self._reported.keys()
-
-    def has_reported(self, name: str) -> bool:
-        return name in self._reported
-
-    def _note(self, event: Mapping[str, Any]) -> None:
-        """Remember the container of an event."""
-        name = str(((event.get("Actor") or {}).get("Attributes") or {}).get("name", ""))
-        self._reported[name] = None
-        if len(self._reported) > MOST_TOLD:
-            del self._reported[next(iter(self._reported))]
 
     def _tell(self) -> None:
         try:
@@ -202,7 +177,8 @@ class Daemon:
         self.changed: Callable[[], None] = lambda: None
         #: Held while images are made, named or removed here: one at a time.
         self.image_lock = asyncio.Lock()
-        self._copying = threading.Lock()
+        #: Held while a session's files are copied there: the first of a node makes the files that all share.
+        self.copying = threading.Lock()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -ASK_EVERY_S
         self._events: Events | None = None
@@ -240,7 +216,6 @@ class Daemon:
             client = self._connected(CALL_TIMEOUT_S)
         except BadSettings as e:
             raise EngineSilent(str(e)) from e
-        keep_alive(client)
         client.timeout = timeout_s
         return client
 
@@ -259,29 +234,12 @@ class Daemon:
         try:
             if self._tunnel is not None:
                 given["base_url"] = self._tunnel.open()
-            return Client(**given)
+            client = Client(**given)
+            # Also the events' stream ends then, or else a lost machine would look like one without events.
+            keep_alive(client)
+            return client
         except (OSError, TunnelFailed, *FAILED) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
-
-    async def copy_files(
-        self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
-    ) -> tuple[Mount, ...]:
-        """Copy a session's files there; see `remote_machine.copy_files`."""
-
-        def copied() -> tuple[Mount, ...]:
-            # One at a time: a node's first session makes the files that all share.
-            with self._copying:
-                return remote_machine.copy_files(
-                    self.client,
-                    container=container,
-                    image=image,
-                    installation=self.installation,
-                    node=node,
-                    mounts=mounts,
-                    shared=shared,
-                )
-
-        return await self.containers.call(copied)
 
     def machine(self) -> Machine | None:
         """Return the daemon's description of its machine; None if it does not answer. Blocks."""
@@ -342,16 +300,7 @@ class Daemon:
             self.answers = False
             self._ask_again()
             return Seen((), ())
-        if self._events is not None and (missed := self._events.missed(found)):
-            loop = asyncio.get_running_loop()
-            loop.call_later(REPORTED_WITHIN_S, self._reopen_unless_reported, self._events, missed)
         return Seen(found, self.address.node_ids)
-
-    def _reopen_unless_reported(self, events: Events, names: Collection[str]) -> None:
-        """Reopen the event stream if it did not report these ends: its other end may be gone."""
-        if self._events is events and self.answers and not all(events.has_reported(name) for name in names):
-            log.warning("%s: its events lack ends of containers; they are asked for again", self.address)
-            self._listen()
 
     def _ask_again(self) -> None:
         if self._asking is None or self._asking.done():

@@ -44,6 +44,7 @@ from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.engines.docker.images.saver import ImageSaver
 from fgpuspawner.engines.docker.network_guard import NetworkGuard
 from fgpuspawner.engines.docker.networks import NETWORK
+from fgpuspawner.engines.docker.remote_machine import copy_files
 from fgpuspawner.engines.docker.warm_pool import WarmPool
 from fgpuspawner.images.availability import Availability
 from fgpuspawner.images.model import Image
@@ -222,7 +223,7 @@ class DockerEngine(Engine):
         publish_at = None if options.internal_ip else options.host_ip
         if daemon.address.host is not None:
             publish_at = await asyncio.to_thread(socket.gethostbyname, daemon.address.host)
-            spec = await self._copied(daemon, spec)
+            spec = await containers.call(self._copied, daemon, spec)
         gpus = None
         if options.gives_gpus and not spec.simulated:
             gpus = some_gpus(await containers.call(daemon.client.info), spec.devices)
@@ -256,17 +257,20 @@ class DockerEngine(Engine):
         log.info("Session %d: container %s on %s is started", session.id, context.name, daemon.address)
         return Endpoint(ip, port, has_driver=spec.simulated or gpus is not None, warm=warm)
 
-    async def _copied(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
-        """Return a launch with its files on another machine."""
+    def _copied(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
+        """Return a launch with its files on another machine. Blocks."""
         assert spec.session.placement is not None
         node_id = spec.session.placement.node_id
-        mounts = await daemon.copy_files(
-            container=daemon.containers.name(spec.session),
-            image=spec.image.reference,
-            node=node_id,
-            mounts=spec.prepared.mounts,
-            shared=machine_folder(self._installation.settings.data_path(), node_id),
-        )
+        with daemon.copying:
+            mounts = copy_files(
+                daemon.client,
+                container=daemon.containers.name(spec.session),
+                image=spec.image.reference,
+                installation=self._installation.id,
+                node=node_id,
+                mounts=spec.prepared.mounts,
+                shared=machine_folder(self._installation.settings.data_path(), node_id),
+            )
         return replace(spec, prepared=replace(spec.prepared, mounts=mounts))
 
     async def _made(

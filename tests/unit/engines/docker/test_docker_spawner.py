@@ -64,31 +64,9 @@ async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
     return kwargs
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"remove": True}, {"remove_containers": True}, {"extra_host_config": {"auto_remove": True}}],
-)
-async def test_how_a_container_ended_is_seen_before_it_goes(settings: dict[str, Any]) -> None:
-    host = (await made(**settings))["host_config"]
-    assert not host.get("AutoRemove")
-
-
 async def test_an_image_of_somebodys_is_started_by_what_it_is_and_not_by_its_name() -> None:
     assert (await made())["image"] == TORCH.reference
     assert (await made(replace(TORCH, owner="eve")))["image"] == "sha256:1"
-
-
-async def test_what_an_administrator_sets_beside_is_kept() -> None:
-    kwargs = await made(
-        extra_host_config={"shm_size": "1g", "mem_limit": "1t", "cpu_quota": -1},
-        extra_create_kwargs={"hostname": "lab-{username}"},
-        volumes={"home-{username}": "/home/jovyan"},
-        read_only_volumes={"/srv/data": "/data"},
-    )
-    host = kwargs["host_config"]
-    assert (host["ShmSize"], host["Memory"], host["CpuQuota"]) == (1 << 30, 1 << 30, 200_000)
-    assert kwargs["hostname"] == "lab-alice"
-    assert set(host["Binds"]) == {"home-alice:/home/jovyan:rw", "/srv/data:/data:ro"}
 
 
 async def test_shared_memory_is_the_sessions_unless_an_administrator_sets_another() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from fgpuspawner.engines.docker.images.pull_output import Meter
@@ -66,24 +65,6 @@ def test_an_engine_that_tells_no_sizes_gives_no_total_and_no_rest() -> None:
     assert meter.progress(5).words() == "0 of 1 layers, 5 MiB so far"
 
 
-def test_nothing_ever_becomes_less_also_when_it_is_begun_again() -> None:
-    draw = random.Random(7)
-    meter, before = Meter(), Progress()
-    for at_s in range(400):
-        layer = draw.choice("abcde")
-        words = ["Pulling fs layer", "Downloading", "Downloading", "Verifying Checksum", "Extracting"]
-        status = draw.choice([*words, "Pull complete"])
-        meter.note(line(status, layer, draw.randrange(9), draw.choice([9, 12])), at_s)
-        now = meter.progress(at_s)
-        assert now.layers_done >= before.layers_done
-        assert now.bytes_done >= before.bytes_done
-        assert (now.bytes_total or 0) >= (before.bytes_total or 0)
-        assert now.bytes_total is None or now.bytes_done <= now.bytes_total
-        assert now.layers_done <= now.layers
-        before = now
-    assert before.layers_done == 5
-
-
 def test_lines_that_are_none_of_a_pulls_are_passed_over() -> None:
     meter = Meter()
     for told in ({}, {"status": 1, "id": "a"}, {"status": "Downloading"}, {"status": "Downloading", "id": 3}):
@@ -99,11 +80,6 @@ def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
     assert meter.progress(5) == Progress(0, 0, 60 * MIB, 100 * MIB, 4)
     meter.count(101 * MIB, 100 * MIB, 6)
     assert meter.progress(6).bytes_done == 100 * MIB
-
-
-def test_all_of_a_size_that_is_no_whole_number_of_mib_is_all_of_it() -> None:
-    assert Progress(bytes_done=MIB + 1, bytes_total=MIB + 1).words() == "2 of 2 MiB"
-    assert Progress(bytes_done=MIB, bytes_total=MIB + 1).words() == "1 of 2 MiB"
 
 
 def test_what_is_told_says_the_phase_the_try_and_the_trouble() -> None:

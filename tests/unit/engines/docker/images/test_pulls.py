@@ -86,38 +86,6 @@ def threads() -> int:
     return sum(thread.name == "fgpu-long" for thread in threading.enumerate())
 
 
-async def test_all_who_wait_for_one_image_share_one_pull(engine: StandIn, lab: Callable[..., Lab]) -> None:
-    go = threading.Event()
-    engine.pulls["lab/torch:1"] = [[{"status": "Pulling fs layer", "id": "1"}, go]]
-    world = lab(engine)
-    tasks = [world.waits(n, image()) for n in range(10)]
-    await eventually(lambda: engine.asked["lab/torch:1"])
-    assert set(world.pulls.states()) == set(range(10))
-    go.set()
-    found = await asyncio.gather(*tasks)
-    assert {one["Id"] for one in found} == {"sha256:pulled"}
-    assert engine.asked["lab/torch:1"] == 1
-    assert world.pulls.states() == {}
-
-
-async def test_a_pull_goes_on_while_anybody_waits_and_the_last_to_leave_ends_it(
-    engine: StandIn, lab: Callable[..., Lab]
-) -> None:
-    never = threading.Event()
-    engine.pulls["lab/torch:1"] = [[{"status": "Pulling fs layer", "id": "1"}, never]]
-    world = lab(engine)
-    first, second = world.waits(1, image()), world.waits(2, image(), ahead=True)
-    await eventually(lambda: engine.asked["lab/torch:1"])
-    first.cancel()
-    await eventually(first.done)
-    assert set(world.pulls.states()) == {2}
-    assert not engine.cut.is_set()
-    second.cancel()
-    await eventually(engine.cut.is_set)
-    await eventually(lambda: threads() == 0)
-    assert world.pulls.states() == {}
-
-
 async def test_an_engine_may_be_silent_while_all_layers_wait_in_its_line(
     engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,22 +165,6 @@ async def test_an_engine_that_has_not_even_answered_leaves_no_thread_behind(
     await eventually(lambda: threads() == 0)
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        [500, {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}],
-        [{"status": "x"}, {"error": "received unexpected HTTP status: 503 Service Unavailable"}],
-        [{"status": "x"}, {}],
-    ],
-)
-async def test_what_may_pass_is_tried_again(
-    engine: StandIn, lab: Callable[..., Lab], trouble: list[Any]
-) -> None:
-    engine.pulls["lab/torch:1"] = [trouble, trouble, [{"status": "x"}]]
-    assert (await lab(engine).waits(1, image()))["Id"] == "sha256:pulled"
-    assert engine.asked["lab/torch:1"] == 3
-
-
 async def test_what_does_not_pass_is_told_after_the_last_try(
     engine: StandIn, lab: Callable[..., Lab]
 ) -> None:
@@ -250,14 +202,6 @@ async def test_what_does_not_pass_by_itself_is_not_tried_again(
     assert engine.asked["lab/torch:1"] == 1
     assert words in str(caught.value)
     assert said in str(caught.value)
-
-
-async def test_an_image_that_is_there_is_not_fetched(engine: StandIn, lab: Callable[..., Lab]) -> None:
-    engine.images["lab/torch:1"] = {"Id": "sha256:1"}
-    world = lab(engine)
-    assert await world.waits(1, image()) == {"Id": "sha256:1"}
-    assert await world.pulls.found(world.daemons[0], image()) == {"Id": "sha256:1"}
-    assert not engine.asked
 
 
 async def test_an_image_with_another_digest_is_fetched_again_and_taken_if_it_is_the_one_then(
