@@ -27,9 +27,8 @@ from fgpuspawner.engines.docker.client import archive_of, run_in
 from fgpuspawner.engines.docker.create import all_gpus
 from fgpuspawner.isolation import nvml_child
 from fgpuspawner.isolation.base import Mount
-from fgpuspawner.isolation.facts import NVML
-from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
-from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.native import WRITTEN_BY_SESSIONS
+from fgpuspawner.isolation.nvml_reader import NVML, NvmlReader, NvmlUnknown
 from fgpuspawner.settings.traits import LARGEST_MIB
 
 LABEL = "fgpu.files"
