@@ -46,8 +46,25 @@ KEEPALIVE = (
 """
 
 
+class _KeepAliveAdapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        options = [*HTTPConnection.default_socket_options, *KEEPALIVE]
+        super().init_poolmanager(*args, **kwargs, socket_options=options)
+
+
 class Client(docker.APIClient):
-    """Aborts answers above `MOST_BYTES`. Streams are limited by their readers."""
+    """Aborts answers above `MOST_BYTES`, and ends connections to a machine that is gone.
+
+    Streams, such as that of the events, are limited by their readers.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for scheme in ("http://", "https://"):
+            if self.base_url.startswith(scheme):
+                # The first connection asked for the version. A local socket needs no options.
+                self.get_adapter(scheme).close()
+                self.mount(scheme, _KeepAliveAdapter())
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         answer: requests.Response = super().send(request, **{**kwargs, "stream": True})
@@ -65,20 +82,6 @@ class Client(docker.APIClient):
             failing.pop_all()
         answer._content = bytes(found)
         return answer
-
-
-class _KeepAliveAdapter(HTTPAdapter):
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        options = [*HTTPConnection.default_socket_options, *KEEPALIVE]
-        super().init_poolmanager(*args, **kwargs, socket_options=options)
-
-
-def keep_alive(client: docker.APIClient) -> None:
-    """Use `KEEPALIVE` for a client's next connections; a local socket needs none."""
-    for scheme in ("http://", "https://"):
-        if client.base_url.startswith(scheme):
-            client.get_adapter(scheme).close()
-            client.mount(scheme, _KeepAliveAdapter())
 
 
 def system_message(error: Exception) -> str:

@@ -27,7 +27,7 @@ from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker import remote_machine
 from fgpuspawner.engines.docker.address import Address, Tunnel, TunnelFailed
-from fgpuspawner.engines.docker.client import FAILED, Client, keep_alive, system_message
+from fgpuspawner.engines.docker.client import FAILED, Client, system_message
 from fgpuspawner.engines.docker.containers import LABEL, Containers
 from fgpuspawner.engines.docker.networks import NETWORK, ensure_network
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
@@ -234,10 +234,7 @@ class Daemon:
         try:
             if self._tunnel is not None:
                 given["base_url"] = self._tunnel.open()
-            client = Client(**given)
-            # Also the events' stream ends then, or else a lost machine would look like one without events.
-            keep_alive(client)
-            return client
+            return Client(**given)
         except (OSError, TunnelFailed, *FAILED) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
