@@ -72,17 +72,8 @@ def choices_for(settings: FGPU, nodes: Collection[Node], *, own_root: bool) -> t
 
 def host_elsewhere(host: Host) -> Host:
     """Return what another machine offers: containers, files copied there, and nothing that needs its driver."""
-    return Host(
-        data=host.data,
-        own_root=True,
-        native=host.native,
-        accounting=host.accounting,
-        commands=host.commands,
-        managed=host.managed,
-        opencl=host.opencl,
-        context_mib=host.context_mib,
-        code=host.code,
-        elsewhere=True,
+    return replace(
+        host, own_root=True, elsewhere=True, lends=False, driver="", memory_limits=False, mps_pipe=None
     )
 
 

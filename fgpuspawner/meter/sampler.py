@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +42,7 @@ from fgpuspawner.meter.reading import (
     read,
     shares_of,
 )
-from fgpuspawner.meter.tally import Sample, Tally, restored
+from fgpuspawner.meter.tally import Tally, restored
 
 log = logging.getLogger("fgpu.meter")
 
@@ -178,9 +179,7 @@ class Sampler:
         return {uuid: own.context_mib for uuid, own in self._held_to.get(session_id, {}).items()}
 
     def _lent(self, live: Sequence[Session], seen: Mapping[str, DeviceReading | str]) -> dict[int, Lent]:
-        """Return what lending sessions received and gave, summed over their devices; without sessions with unknown
-        parts.
-        """
+        """Return what lending sessions received and gave, summed over their devices; nothing for unknown ones."""
         found: dict[int, Lent] = {}
         unknown: set[int] = set()
         for uuid, one in seen.items():
@@ -216,23 +215,15 @@ class Sampler:
         assert session.placement is not None
         tally = self._tallies[session.id]
         gap_s = now_s - tally.at_s
-        self._tallies[session.id] = tally.with_sample(
-            Sample(
-                now_s,
-                gap_s if 0 < gap_s <= self._longest_gap_s else self._poll_every_s,
-                reading.memory_mib,
-                reading.sm_percent,
-                # At the first snapshot it is unknown since when the session was there.
-                reading.energy_mj if tally.at_s else None,
-                reading.energy_estimated,
-                lent,
-            )
-        )
+        covers_s = gap_s if 0 < gap_s <= self._longest_gap_s else self._poll_every_s
+        # At the first snapshot it is unknown since when the session was there.
+        counted = reading if tally.at_s else replace(reading, energy_mj=None)
+        self._tallies[session.id] = tally.with_reading(now_s, covers_s, counted, lent)
         recent = (*self._recent.get(session.id, ()), (now_s, reading.sm_percent, lent))
         self._recent[session.id] = tuple(p for p in recent if 0 <= now_s - p[0] < RECEIVED_OVER_S)
         loans = [one for *_, one in self._recent[session.id] if one is not None]
-        before = self._live.get(session.id)
-        shares = session.placement.shares
+        before, shares = self._live.get(session.id), session.placement.shares
+        point = Point(now_s, reading.memory_mib, reading.sm_percent)
         return Live(
             Meter(
                 now_s,
@@ -246,9 +237,7 @@ class Sampler:
                 _mean([one.lent for one in loans]),
                 reading.context_mib,
             ),
-            points_with(
-                before.points if before else (), Point(now_s, reading.memory_mib, reading.sm_percent)
-            ),
+            points_with(before.points if before else (), point),
             reading.processes,
         )
 
@@ -258,9 +247,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def points_with(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
-    """Return the points of the last minutes with a new one; it replaces the newest if that was too close to the one
-    before.
-    """
+    """Return the points of the last minutes with a new one, which replaces a newest one that was taken too early."""
     kept = [p for p in points if new.at_s - KEPT_S < p.at_s <= new.at_s]
     if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < BETWEEN_POINTS_S:
         kept.pop()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter
 
 from fgpu_scheduler import SessionMeasurements
-from fgpuspawner.meter.reading import Lent
+from fgpuspawner.meter.reading import Lent, SessionReading
 
 HIGHEST_MEMORY = 200
 """Percent of the limit: everything above is counted as this, as a session may exceed its limit for a while."""
@@ -17,19 +17,6 @@ LENDING = ("received", "borrowed", "lent")
 """The fields of `Lent` that are counted."""
 
 _COUNTS = TypeAdapter(Mapping[str, Mapping[int, int]])
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One reading of a session, and the time that it stands for."""
-
-    at_s: int
-    covers_s: int
-    memory_mib: int | None
-    sm_percent: float | None
-    energy_mj: int | None = None
-    energy_estimated: bool = False
-    lent: Lent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +40,28 @@ class Tally:
     energy_mj: int | None = None
     energy_estimated: bool = False
 
-    def with_sample(self, sample: Sample) -> Tally:
-        new = replace(self, at_s=sample.at_s)
-        if sample.memory_mib is not None:
-            percent = min(HIGHEST_MEMORY, -(-100 * sample.memory_mib // self.limit_mib))
+    def with_reading(
+        self, at_s: int, covers_s: int, reading: SessionReading, lent: Lent | None = None
+    ) -> Tally:
+        """Return the tally with one more reading, which stands for ``covers_s`` seconds."""
+        new = replace(self, at_s=at_s)
+        if reading.memory_mib is not None:
+            percent = min(HIGHEST_MEMORY, -(-100 * reading.memory_mib // self.limit_mib))
             new = replace(
                 new,
-                covered_s=self.covered_s + sample.covers_s,
-                peak_mib=max(self.peak_mib or 0, sample.memory_mib),
+                covered_s=self.covered_s + covers_s,
+                peak_mib=max(self.peak_mib or 0, reading.memory_mib),
                 memory=_with(self.memory, percent),
             )
-        if sample.sm_percent is not None:
-            new = replace(new, sm=_with(self.sm, -int(-sample.sm_percent // 1)))
-        if sample.lent is not None:
-            amounts = {name: round(getattr(sample.lent, name)) for name in LENDING}
-            new = replace(
-                new, lending={n: _with(self.lending.get(n, {}), amount) for n, amount in amounts.items()}
-            )
-        if sample.energy_mj is not None:
-            new = replace(
-                new,
-                energy_mj=(self.energy_mj or 0) + sample.energy_mj,
-                energy_estimated=self.energy_estimated or sample.energy_estimated,
-            )
+        if reading.sm_percent is not None:
+            new = replace(new, sm=_with(self.sm, -int(-reading.sm_percent // 1)))
+        if lent is not None:
+            counts = {n: _with(self.lending.get(n, {}), round(getattr(lent, n))) for n in LENDING}
+            new = replace(new, lending=counts)
+        if reading.energy_mj is not None:
+            energy_mj = (self.energy_mj or 0) + reading.energy_mj
+            estimated = self.energy_estimated or reading.energy_estimated
+            new = replace(new, energy_mj=energy_mj, energy_estimated=estimated)
         return new
 
     def resized(self, gpu_millionths: int, limit_mib: int) -> Tally:
@@ -92,11 +78,8 @@ class Tally:
         percent = percentile(self.memory, 95)
         if percent is None or self.peak_mib is None:
             return None
-        return (
-            self.peak_mib
-            if percent >= HIGHEST_MEMORY
-            else min(self.peak_mib, percent * self.limit_mib // 100)
-        )
+        within = percent * self.limit_mib // 100
+        return self.peak_mib if percent >= HIGHEST_MEMORY else min(self.peak_mib, within)
 
     def measured(self) -> SessionMeasurements:
         return SessionMeasurements(

@@ -23,7 +23,7 @@ from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
 from .proof import Proof
-from .service_client import Refused, ServiceError, Session
+from .service_client import Refused, ServiceError
 from .status import SharedRead, StatusReader
 
 NVML_TIMEOUT_S = 2.0
@@ -167,7 +167,10 @@ class SessionHandler(_Handler):
     @authorized
     async def post(self, session_id: str, action: str) -> None:
         try:
-            session = await self._ask(int(session_id), action)
+            amount = self.get_json_body() if action == "resize" else {}
+            if not isinstance(amount, dict):
+                raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
+            session = await self.status.reader.act(action, int(session_id), amount)
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}
@@ -177,17 +180,6 @@ class SessionHandler(_Handler):
             self.status.shared.forget()
         self.set_status(202 if action == "stop" else 200)
         self.finish(json.dumps({"session": session}))
-
-    async def _ask(self, session_id: int, action: str) -> Session:
-        reader = self.status.reader
-        if action == "stop":
-            return await reader.stop(session_id)
-        if action != "resize":
-            return await reader.ask_for(action, session_id)
-        amount = self.get_json_body()
-        if not isinstance(amount, dict):
-            raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
-        return await reader.resize(session_id, amount)
 
 
 class ProofHandler(_Handler):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -24,24 +23,25 @@ NAME_BYTES = 4096
 SHOWN_NAME = 200
 
 
-@dataclass(frozen=True)
-class Held:
-    """One process of this session that holds GPU memory; with its notebook, if known."""
+def held_by(used: tuple[Used, ...], kernels: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the processes that hold memory on the session's devices, the largest first.
 
-    pid: int
-    name: str | None
-    memory_mib: int | None
-    notebook: str | None
-
-
-def held_by(used: tuple[Used, ...], kernels: Mapping[int, str]) -> list[Held]:
-    """Return the processes that hold memory on the session's devices, the largest first."""
+    Each with its ``pid``, ``name``, ``memory_mib`` and ``notebook``; None where it is unknown.
+    """
     memory: dict[int, int | None] = {}
     for process in (p for device in used for p in device.processes):
         before = memory.get(process.pid, 0)
         memory[process.pid] = None if None in (before, process.mib) else before + process.mib  # type: ignore[operator]
-    found = [Held(pid, process_name(pid), mib, notebook_of(pid, kernels)) for pid, mib in memory.items()]
-    return sorted(found, key=lambda held: (-(held.memory_mib or 0), held.pid))[:MOST_PROCESSES]
+    largest = sorted(memory, key=lambda pid: (-(memory[pid] or 0), pid))[:MOST_PROCESSES]
+    return [
+        {
+            "pid": pid,
+            "name": process_name(pid),
+            "memory_mib": memory[pid],
+            "notebook": notebook_of(pid, kernels),
+        }
+        for pid in largest
+    ]
 
 
 class DetailsReader:
@@ -97,10 +97,7 @@ class DetailsReader:
             return None
 
     async def _processes(self, used: tuple[Used, ...]) -> list[dict[str, Any]]:
-        held = held_by(used, await self._kernels())
-        return [
-            {"pid": h.pid, "name": h.name, "memory_mib": h.memory_mib, "notebook": h.notebook} for h in held
-        ]
+        return held_by(used, await self._kernels())
 
     async def _current_advice(self, session: Session | None) -> str | None:
         if self._client is None or session is None or session["image"] is None or self._ran_out:

@@ -98,27 +98,20 @@ class StatusReader:
         used = await self._gpu_memory.sample([Device(gpu["uuid"], gpu["memory_mib"]) for gpu in gpus])
         return Reading(view, session, None if session is None else source, tuple(used))
 
-    async def stop(self, session_id: int) -> Session:
-        """End or cancel one of the user's sessions, this one too; raises ServiceError."""
-        self._slow_at = None
-        return await self._service().stop(session_id)
-
-    async def ask_for(self, wish: str, session_id: int) -> Session:
-        """Ask for `keep` or `extend` of one of the user's sessions; raises ServiceError."""
-        return await self._service().ask_for(wish, session_id)
-
-    async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
-        """Give a session another amount of its GPU; raises ServiceError.
+    async def act(self, action: str, session_id: int, amount: Mapping[str, Any]) -> Session:
+        """Pass `stop`, `keep`, `extend` or `resize` (to ``amount``) on to the service; raises ServiceError.
 
         With this server's token the service resizes only this session.
         """
-        self._slow_at = None
-        return await self._service().resize(session_id, amount)
-
-    def _service(self) -> ServiceClient:
         if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        return self.client
+        if action in ("keep", "extend"):
+            return await self.client.ask_for(action, session_id)
+        # The bars change with it.
+        self._slow_at = None
+        if action == "stop":
+            return await self.client.stop(session_id)
+        return await self.client.resize(session_id, amount)
 
     def payload(self, reading: Reading) -> dict[str, Any]:
         """Return what the browser gets; `as_of_s` is the age at this moment."""

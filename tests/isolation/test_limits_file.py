@@ -82,42 +82,26 @@ def test_what_the_readme_allows_is_read_as_it_stands_there(check: Check, text: s
 
 MALFORMED = {
     "": "line 1: the file is empty",
-    "\n": "line 1: 'fgpu-limits ' should stand where '' does",
-    "fgpu": "line 1: 'fgpu-limits ' should stand where 'fgpu' does",
-    "limits 1\n": "line 1: 'fgpu-limits ' should stand where 'limits' does",
     "fgpu-limits 1": "line 1: the file ends here, within a line: it is not complete",
-    "fgpu-limits 1 \n": "line 1: the line should end where ' ' stands",
     GOOD.replace("limits 1", "limits 2"): (
         "line 1: this is version 2 of the limits file, and libfgpu knows version 1 only: "
         "install the libfgpu of the spawner that wrote it"
     ),
-    GOOD.replace("limits 1", "limits -1"): (
-        "line 1: the version is '-1\n'; only digits are a number here".replace("\n", "")
-    ),
-    GOOD.replace("limits 1", "limits 01"): "line 1: the version is '01'; a number has no leading zeros",
     "fgpu-limits 1\n": "line 2: the file ends here, where 'session=' should stand: it is not complete",
     GOOD.replace("session=17\n", ""): "line 2: 'session=' should stand where 'managed=charge' does",
     GOOD.replace("session=17", "session="): "line 2: session is ''; only digits are a number here",
-    GOOD.replace("session=17", "session=x"): "line 2: session is 'x'; only digits are a number here",
     GOOD.replace("17", "1" * 19, 1): "line 2: session has 19 digits; at most 18 are allowed",
-    GOOD.replace("17", "17 ", 1): "line 2: the line should end where ' ' stands",
-    GOOD.replace("managed=charge\n", ""): f"line 3: 'managed=' should stand where '{DEVICE.split()[0]}' does",
     GOOD.replace("charge", "free"): "line 3: managed is 'free'; it must be charge or refuse",
-    GOOD.replace("charge", "chargeable"): "line 3: the line should end where 'able' stands",
     f"{HEAD}end\n": "line 4: 'device=' should stand where 'end' does",
     HEAD: "line 4: the file ends here, where 'device=' should stand: it is not complete",
     with_device(device="gpu-1"): (
         "line 4: device is 'gpu-1'; it must be a UUID that begins with GPU- or MIG-"
     ),
-    with_device(device="GPU-"): "line 4: device is 'GPU-'; it must be a UUID that begins with GPU- or MIG-",
     with_device(device="GPU-" + "x" * 92): "line 4: device has 96 characters; at most 95 are allowed",
     f"{HEAD}{DEVICE}{DEVICE}end\n": "line 5: device GPU-1 stands on line 4 already",
     devices(17): "line 20: there are more than 16 devices",
     with_device(slots="50-75 lending=0 most_percent=100"): (
         "line 4: lending is 0; it must be from 1 to 100, and needs mode=memory+compute"
-    ),
-    with_device(slots="50-75 lending=101 most_percent=100"): (
-        "line 4: lending is 101; it must be from 1 to 100, and needs mode=memory+compute"
     ),
     with_device(mode="memory", slots="- lending=1 most_percent=100"): (
         "line 4: lending is 1; it must be from 1 to 100, and needs mode=memory+compute"
@@ -126,54 +110,33 @@ MALFORMED = {
     with_device(slots="50-75 lending=1 most_percent=24"): (
         "line 4: most_percent is 24; it must be from 25 to 100"
     ),
-    with_device(memory_mib="-1"): "line 4: memory_mib is '-1'; only digits are a number here",
-    with_device(memory_mib="+1"): "line 4: memory_mib is '+1'; only digits are a number here",
     with_device(memory_mib="0"): "line 4: memory_mib is 0; it must be from 1 to 9999999999",
-    with_device(memory_mib="1.5"): "line 4: ' device_mib=' should stand where '.5' does",
     with_device(memory_mib="02048"): "line 4: memory_mib is '02048'; a number has no leading zeros",
-    with_device(memory_mib="0x10"): "line 4: memory_mib is 0; it must be from 1 to 9999999999",
-    with_device(memory_mib="2048MiB"): "line 4: ' device_mib=' should stand where 'MiB' does",
     with_device(memory_mib="18446744073709551617"): (
         "line 4: memory_mib has 20 digits; at most 10 are allowed"
     ),
     with_device(memory_mib="8193"): "line 4: memory_mib is 8193; the device has device_mib=8192 only",
-    with_device(context_mib="-0"): "line 4: context_mib is '-0'; only digits are a number here",
     with_device(compute_percent="0"): "line 4: slots add up to 25; compute_percent is 0",
     with_device(compute_percent="101"): "line 4: compute_percent is 101; it must be from 0 to 100",
     with_device(mode="compute"): "line 4: ' mode=memory' should stand where '' does",
-    with_device(mode="memory+"): "line 4: ' slots=' should stand where '+' does",
     with_device(slots="-"): "line 4: slots is '-'; only digits are a number here",
-    with_device(slots="50"): "line 4: '-' should stand where '\n' does".replace("\n", ""),
     with_device(slots="50-74"): "line 4: slots add up to 24; compute_percent is 25",
     with_device(slots="75-50"): (
         "line 4: slots has 75-50 after 0; parts ascend from 0 to 100 and do not overlap"
     ),
-    with_device(slots="80-105"): (
-        "line 4: slots has 80-105 after 0; parts ascend from 0 to 100 and do not overlap"
-    ),
     with_device(slots="50-65,60-70"): (
         "line 4: slots has 60-70 after 65; parts ascend from 0 to 100 and do not overlap"
     ),
-    with_device(slots="50-75,"): "line 4: slots is ''; only digits are a number here",
-    with_device(slots="1000-1025"): "line 4: slots has 4 digits; at most 3 are allowed",
     with_device(compute_percent="51", slots=",".join(f"{i}-{i + 1}" for i in range(51))): (
         "line 4: slots has more than 50 parts"
     ),
     with_device(mode="memory"): "line 4: '-' should stand where '50-75' does",
-    GOOD.replace(" memory_mib", "  memory_mib"): "line 4: ' memory_mib=' should stand where '' does",
     GOOD.replace(" context_mib=0", ""): "line 4: ' context_mib=' should stand where '' does",
-    GOOD.replace("75\n", "75 \n"): "line 4: the line should end where ' ' stands",
-    GOOD.replace("75\n", "75 power_w=5\n"): "line 4: the line should end where ' power_w=5' stands",
     GOOD.removesuffix("end\n"): (
         "line 5: the file ends here, where 'device=' should stand: it is not complete"
     ),
-    GOOD.removesuffix("\n"): "line 5: the file ends here, within a line: it is not complete",
-    GOOD + "\n": "line 6: nothing may follow 'end'",
-    GOOD + GOOD: "line 6: nothing may follow 'end'",
     GOOD.replace("\n", "\r\n"): "line 1: byte 0x0d is not printable ASCII",
     GOOD.replace("17", "1\0" + "7", 1): "line 2: byte 0x00 is not printable ASCII",
-    GOOD + "\0": "line 6: byte 0x00 is not printable ASCII",
-    GOOD.replace("GPU-1", "GPU-\x7f"): "line 4: byte 0x7f is not printable ASCII",
     GOOD.replace("GPU-1", "GPU-é"): "line 4: byte 0xc3 is not printable ASCII",
 }
 

@@ -50,56 +50,29 @@ def report(limits: Limits, **totals_mib: int) -> Json:
     def totals(own: DeviceLimit, *ways: str) -> dict[str, int]:
         return {way: totals_mib.get(way, own.memory_mib) * MIB for way in ways}
 
-    tried = [
+    cuda = [
         {
-            "uuid": own.uuid,
             "error": None,
-            "total_bytes": own.memory_mib * MIB,
-            "free_bytes": own.memory_mib * MIB,
-            "over": {"bytes": (own.memory_mib + 2) * MIB, "code": 2},
-            "half": {"bytes": own.memory_mib * MIB // 2, "code": 0},
+            "uuid_bytes": uuid_bytes(own.uuid),
+            "total_bytes": totals(own, "dlsym", "legacy", "per_thread"),
         }
+        for own in limits.devices
+    ]
+    nvml = [
+        {"error": None, "uuid": own.uuid, "total_bytes": totals(own, "v1", "v2")} for own in limits.devices
+    ]
+    tried = [
+        {"uuid": own.uuid, "error": None, "total_bytes": own.memory_mib * MIB, "over": {"code": 2}}
         for own in limits.devices
         if not own.whole
     ]
     found: Json = {
         "probe": 1,
         "nonce": NONCE,
-        "static": False,
         "libfgpu": [{"path": "/run/fgpu/libfgpu.so", "device": "08:01", "inode": 4711}],
-        "preload": {
-            "path": "/etc/ld.so.preload",
-            "error": None,
-            "content": "/run/fgpu/libfgpu.so\n",
-            "complete": True,
-            "device": "08:01",
-            "inode": 4712,
-            "read_only": True,
-            "mount": True,
-        },
-        "cuda": {
-            "status": "ok",
-            "error": None,
-            "code": 0,
-            "devices": [
-                {
-                    "error": None,
-                    "uuid_bytes": uuid_bytes(own.uuid),
-                    "name": "GPU",
-                    "total_bytes": totals(own, "dlsym", "legacy", "per_thread"),
-                }
-                for own in limits.devices
-            ],
-        },
-        "nvml": {
-            "status": "ok",
-            "error": None,
-            "code": 0,
-            "devices": [
-                {"error": None, "uuid": own.uuid, "parent": None, "total_bytes": totals(own, "v1", "v2")}
-                for own in limits.devices
-            ],
-        },
+        "preload": {"error": None, "content": "/run/fgpu/libfgpu.so\n", "read_only": True, "mount": True},
+        "cuda": {"status": "ok", "error": None, "code": 0, "devices": cuda},
+        "nvml": {"status": "ok", "error": None, "code": 0, "devices": nvml},
     }
     if tried:
         found["allocate"] = {"status": "ok", "error": None, "code": 0, "devices": tried}

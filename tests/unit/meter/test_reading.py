@@ -9,7 +9,7 @@ import pytest
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.model import MOST_PROCESSES
-from fgpuspawner.meter.reading import DeviceReading, read
+from fgpuspawner.meter.reading import DeviceReading, Lent, lent_on, read
 
 MIB = 2**20
 GPU, OTHER = "GPU-1f", "GPU-2a"
@@ -122,3 +122,20 @@ def test_energy_is_exact_for_a_whole_gpu_and_else_divided(
 def test_energy_that_is_not_counted_is_unknown() -> None:
     found = read(session(1), {GPU: seen(process(10, 1, 20.0))}, DEVICES)
     assert (found.energy_mj, found.energy_estimated) == (None, False)
+
+
+def test_only_busy_session_borrows_from_idle_ones_and_free_capacity() -> None:
+    found = lent_on({1: 25, 2: 25}, {1: 25, 2: 25}, {1: 100.0})
+    assert found[1] == Lent(100.0, 75.0, 0.0)
+    # Of the 75 a third was the other's, the rest nobody's.
+    assert found[2] == Lent(0.0, 0.0, 25.0)
+
+
+def test_nothing_is_lent_when_all_use_their_share() -> None:
+    found = lent_on({1: 50, 2: 50}, {1: 50, 2: 50}, {1: 50.0, 2: 50.0})
+    assert found == {1: Lent(50.0, 0.0, 0.0), 2: Lent(50.0, 0.0, 0.0)}
+
+
+def test_strict_session_lends_nothing() -> None:
+    found = lent_on({1: 50, 2: 25, 3: 25}, {2: 25, 3: 25}, {2: 45.0, 3: 5.0})
+    assert found == {2: Lent(45.0, 20.0, 0.0), 3: Lent(5.0, 0.0, 20.0)}

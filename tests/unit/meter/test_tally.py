@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fgpuspawner.meter.tally import HIGHEST_MEMORY, Sample, Tally, restored
+from fgpuspawner.meter.reading import SessionReading
+from fgpuspawner.meter.tally import HIGHEST_MEMORY, Tally, restored
 
 LIMIT_MIB = 4000
 
@@ -16,7 +17,7 @@ LIMIT_MIB = 4000
 def tally(*memory_mib: int | None, sm: float | None = None) -> Tally:
     found = Tally(7, 500, LIMIT_MIB)
     for at_s, amount in enumerate(memory_mib, start=1):
-        found = found.with_sample(Sample(10 * at_s, 10, amount, sm))
+        found = found.with_reading(10 * at_s, 10, SessionReading(amount, sm))
     return found
 
 
@@ -41,10 +42,10 @@ def test_memory_above_the_limit_is_counted_in_full() -> None:
 
 def test_energy_is_a_sum_and_one_estimate_makes_it_one() -> None:
     found = Tally(7, 500, LIMIT_MIB)
-    found = found.with_sample(Sample(10, 10, 1, 1.0, energy_mj=500))
-    found = found.with_sample(Sample(20, 10, 1, 1.0, energy_mj=None))
+    found = found.with_reading(10, 10, SessionReading(1, 1.0, energy_mj=500))
+    found = found.with_reading(20, 10, SessionReading(1, 1.0, energy_mj=None))
     assert (found.energy_mj, found.energy_estimated) == (500, False)
-    found = found.with_sample(Sample(30, 10, 1, 1.0, energy_mj=70, energy_estimated=True))
+    found = found.with_reading(30, 10, SessionReading(1, 1.0, energy_mj=70, energy_estimated=True))
     assert (found.energy_mj, found.energy_estimated) == (570, True)
 
 
@@ -56,7 +57,7 @@ def test_a_restart_loses_nothing_of_what_was_kept(memory: list[int], at: int) ->
     whole = tally(*memory, sm=33.3)
     part = restored(tally(*memory[:at], sm=33.3).measured())
     for number, amount in enumerate(memory[at:], start=len(memory[:at]) + 1):
-        part = part.with_sample(Sample(10 * number, 10, amount, 33.3))
+        part = part.with_reading(10 * number, 10, SessionReading(amount, 33.3))
     assert part.measured() == whole.measured()
 
 
