@@ -129,13 +129,13 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         """Return the part of the current world that the caller administers."""
         return administered(await self.service.reader.world(), self.viewer)
 
-    async def ended(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:
+    async def ended_sessions(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:
         """Return the caller's latest ended sessions; with ``everybody``, those of all users, for administrators."""
         user = self.viewer.user
         everybody = everybody and self.viewer.admin
         if user is None and not everybody:
             return ()
-        return await self.service.reader.ask(
+        return await self.service.reader.read_queue(
             lambda queue: queue.ended(user=None if everybody else user, limit=limit)
         )
 
@@ -151,7 +151,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         self.set_header("Content-Disposition", f'attachment; filename="{name}"')
         self.finish(csv_text(columns, lines))
 
-    def link_to_rest(self, before: int | None) -> None:
+    def link_next_page(self, before: int | None) -> None:
         """Add a ``Link`` header to the next part: this address with ``before``; none after the last part."""
         if before is not None:
             given = {name: self.get_query_argument(name) for name in self.request.query_arguments}

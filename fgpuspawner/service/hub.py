@@ -24,7 +24,7 @@ class HubSilent(HubUnreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HubAnswer:
     """The Hub's answer: the status, and its message in case of an error."""
 
     status: int
@@ -40,7 +40,7 @@ class Hub:
 
     async def start_server(
         self, user: str, server_name: str, *, options: dict[str, object], token: str
-    ) -> Answer:
+    ) -> HubAnswer:
         """Start a server with these user options.
 
         Raises:
@@ -49,7 +49,7 @@ class Hub:
         body = json.dumps({"user_options": options}).encode()
         return await self._call("POST", user, server_name, token, body)
 
-    async def stop_server(self, user: str, server_name: str, *, session_id: int, token: str) -> Answer:
+    async def stop_server(self, user: str, server_name: str, *, session_id: int, token: str) -> HubAnswer:
         """Stop a server, or cancel its start, unless it has another session by now.
 
         Raises:
@@ -78,7 +78,7 @@ class Hub:
         token: str,
         body: bytes | None = None,
         means: dict[str, str] | None = None,
-    ) -> Answer:
+    ) -> HubAnswer:
         where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
         request = HTTPRequest(
             f"{self._api_url}/users/{quote(user, safe='')}/{where}",
@@ -94,7 +94,7 @@ class Hub:
             follow_redirects=False,
         )
         response = await self._fetch(request)
-        return Answer(response.code, _message(response.body) if response.code >= 400 else "")
+        return HubAnswer(response.code, _message(response.body) if response.code >= 400 else "")
 
     async def _fetch(self, request: HTTPRequest) -> HTTPResponse:
         try:

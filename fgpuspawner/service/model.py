@@ -205,7 +205,7 @@ def administered(world: World, viewer: Viewer) -> World:
     return replace(world, snapshot=replace(whole, nodes=nodes, sessions=sessions))
 
 
-def whose(session: Session, viewer: Viewer) -> str:
+def session_label(session: Session, viewer: Viewer) -> str:
     """Return a session's name within a sentence: "your gpu-2"; of other users' only what the viewer may know."""
     if is_mine(session, viewer):
         return f"your {server_words(session)}"

@@ -13,7 +13,7 @@ from fgpuspawner.engines.base import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class NavigationEntry:
     """One page: its address below the service's prefix, and its title.
 
     ``also`` are first parts of other addresses that belong to it. ``admin`` is for administrators only; with
@@ -29,24 +29,24 @@ class Entry:
 
 
 PAGES = (
-    Entry("", "Sessions", also=("end", "keep", "extend", "resize", "save")),
-    Entry("map", "Cluster map"),
-    Entry("history", "History"),
-    Entry("private-images", "My images", of_saved=True),
-    Entry("admin/overview", "Overview", admin=True),
-    Entry("admin/queue", "Queue", admin=True, of_group=True),
-    Entry("admin/nodes", "Machines", admin=True, of_group=True),
-    Entry("admin/images", "Images", admin=True),
-    Entry("admin/quotas", "Quotas", admin=True, of_group=True),
-    Entry("admin/usage", "Usage", admin=True),
-    Entry("admin/banner", "Banner", admin=True),
-    Entry("admin/audit", "Audit log", admin=True, of_group=True),
+    NavigationEntry("", "Sessions", also=("end", "keep", "extend", "resize", "save")),
+    NavigationEntry("map", "Cluster map"),
+    NavigationEntry("history", "History"),
+    NavigationEntry("private-images", "My images", of_saved=True),
+    NavigationEntry("admin/overview", "Overview", admin=True),
+    NavigationEntry("admin/queue", "Queue", admin=True, of_group=True),
+    NavigationEntry("admin/nodes", "Machines", admin=True, of_group=True),
+    NavigationEntry("admin/images", "Images", admin=True),
+    NavigationEntry("admin/quotas", "Quotas", admin=True, of_group=True),
+    NavigationEntry("admin/usage", "Usage", admin=True),
+    NavigationEntry("admin/banner", "Banner", admin=True),
+    NavigationEntry("admin/audit", "Audit log", admin=True, of_group=True),
 )
 
 
 def entries(
-    engine: Capabilities, *, admin: bool, of_group: bool = False, pages: Iterable[Entry] = PAGES
-) -> tuple[Entry, ...]:
+    engine: Capabilities, *, admin: bool, of_group: bool = False, pages: Iterable[NavigationEntry] = PAGES
+) -> tuple[NavigationEntry, ...]:
     """Return the navigation's entries, users' pages first. ``of_group``: for an administrator of a resource group."""
     shown = [
         entry
@@ -57,7 +57,7 @@ def entries(
     return tuple(sorted(shown, key=lambda entry: entry.admin))
 
 
-def current(path: str, pages: Iterable[Entry] = PAGES) -> Entry | None:
+def current(path: str, pages: Iterable[NavigationEntry] = PAGES) -> NavigationEntry | None:
     """Return the page that an address below the prefix belongs to; None where there is none."""
     for entry in pages:
         below = tuple(f"{first}/" for first in (entry.address, *entry.also) if first)

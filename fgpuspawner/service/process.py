@@ -104,7 +104,7 @@ async def bind(ip: str, port: int) -> list[socket.socket]:
         await asyncio.sleep(0.5)
 
 
-async def until_told_to_end(parent: int) -> None:
+async def until_stopped(parent: int) -> None:
     """Return at SIGTERM or SIGINT, or when the Hub that started this process is gone.
 
     A Hub that was killed starts another service on the same port when it is back.
@@ -159,7 +159,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
         first_after_s=REFRESH_EVERY_S,
     )
     try:
-        await until_told_to_end(parent)
+        await until_stopped(parent)
     finally:
         server.stop()
         await watcher.close()

@@ -216,9 +216,9 @@ class Reader:
         self._read_at = read_at
         return world
 
-    async def now(self) -> World:
+    async def state(self) -> World:
         """Return the current state without forecasts: enough for one request."""
-        return await self._read(self._read_now)
+        return await self._read(self._read_state)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -233,7 +233,7 @@ class Reader:
         """Return one session, live or ended, as it is now."""
         return await self._read(self._queue.session, session_id)
 
-    async def ask(self, function: Callable[[QueueReader], R]) -> R:
+    async def read_queue(self, function: Callable[[QueueReader], R]) -> R:
         """Return what a function reads from the queue."""
         return await self._read(function, self._queue)
 
@@ -265,7 +265,7 @@ class Reader:
         """
         return await self._read(self._extend, session_id)
 
-    async def read(self, function: Callable[[Store], R]) -> R:
+    async def read_store(self, function: Callable[[Store], R]) -> R:
         """Return what a function reads from the store."""
         return await self._read(function, self._store)
 
@@ -323,7 +323,7 @@ class Reader:
             available=world.available,
         )
 
-    def beside(self, world: World) -> Callable[[str, int], tuple[int, int]]:
+    def cpu_and_memory_of(self, world: World) -> Callable[[str, int], tuple[int, int]]:
         """Return the function from an amount of a group's GPUs to its CPU and memory, as on the launch form."""
         offers = {group: self._any_offer(world.snapshot, group) for group in world.groups}
         return lambda group, milli: offers[group].beside(milli, group)
@@ -366,7 +366,7 @@ class Reader:
             log.error("The scheduler's database: %s", details[:300])
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
-    def _read_now(self) -> World:
+    def _read_state(self) -> World:
         return World(self._queue.snapshot(self._clock.now_s()), available=self._available())
 
     def _available(self) -> Availabilities:

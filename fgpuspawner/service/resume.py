@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fgpu_scheduler import FGPUError, Session
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.form.offer import LaunchRequest
-from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
+from fgpuspawner.service.hub import Hub, HubAnswer, HubUnreachable
 from fgpuspawner.service.reader import Reader
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Resumer:
         self._hub = hub
         self._token = token
         self._attempts: Mapping[int, Attempts] = {}
-        self._in_flight: dict[int, tuple[Session, asyncio.Task[Answer]]] = {}
+        self._in_flight: dict[int, tuple[Session, asyncio.Task[HubAnswer]]] = {}
 
     def begin(self, background: Background) -> None:
         """Look for held sessions repeatedly."""
@@ -61,7 +61,7 @@ class Resumer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _round(self) -> None:
-        held = await self._reader.ask(lambda queue: queue.held_sessions())
+        held = await self._reader.read_queue(lambda queue: queue.held_sessions())
         # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
@@ -90,7 +90,7 @@ class Resumer:
         await self._hub.has_time()
         self._take(session, task)
 
-    def _take(self, session: Session, task: asyncio.Task[Answer]) -> None:
+    def _take(self, session: Session, task: asyncio.Task[HubAnswer]) -> None:
         """Record the answer if there is one; raises `HubUnreachable` if there will be none."""
         if task.done():
             del self._in_flight[session.id]
@@ -99,7 +99,7 @@ class Resumer:
     def _of(self, session: Session) -> Attempts:
         return self._attempts.get(session.id, Attempts())
 
-    def _note(self, session: Session, answer: Answer) -> None:
+    def _note(self, session: Session, answer: HubAnswer) -> None:
         last = self._of(session)
         delay_s = min(LONGEST_DELAY_S, 2.0**last.count)
         next_at = asyncio.get_running_loop().time() + delay_s

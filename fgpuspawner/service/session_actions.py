@@ -119,7 +119,7 @@ async def end_session(handler: Handler, session_id: str, *, message: str = "") -
         # The call is not repeated: the server may have its next session by now.
         return session
     try:
-        async with last_words(handler, session, message):
+        async with end_message(handler, session, message):
             await _stop(handler, session, knows=knows)
     except HubUnreachable as e:
         raise hub_unavailable() from e
@@ -163,7 +163,7 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
     kept = await handler.service.reader.change(
         lambda store, now_s: store.keep(session.id, now_s + keep_s, now_s=now_s)
     )
-    await audited(handler, session, "session.keep")
+    await audit_action(handler, session, "session.keep")
     return kept
 
 
@@ -180,7 +180,7 @@ async def extend_session(handler: Handler, session_id: str) -> Session:
     if isinstance(found, NotExtended):
         allowed = extension_of(session, await reader.world())
         raise Problem(409, "not_extended", not_extended_words(found, session, allowed))
-    await audited(handler, session, "session.extend", f"by {duration(reader.extension.by_s)}")
+    await audit_action(handler, session, "session.extend", f"by {duration(reader.extension.by_s)}")
     return found
 
 
@@ -206,7 +206,7 @@ def _is_others(session: Session, viewer: Viewer) -> bool:
 
 
 @asynccontextmanager
-async def last_words(handler: Handler, session: Session, message: str) -> AsyncIterator[None]:
+async def end_message(handler: Handler, session: Session, message: str) -> AsyncIterator[None]:
     """Context of a request to the Hub to end a session: stores the message to its owner and the audit log's line.
 
     Only for administrators and sessions of other users. The message is removed if the Hub refuses, and kept if it does
@@ -229,15 +229,15 @@ async def last_words(handler: Handler, session: Session, message: str) -> AsyncI
     try:
         yield
     except HubSilent:
-        await audited(handler, session, "session.end", "; ".join(filter(None, (said, NO_ANSWER))))
+        await audit_action(handler, session, "session.end", "; ".join(filter(None, (said, NO_ANSWER))))
         raise
     except BaseException:
         await change(lambda store, _: EndMessages(store).drop(session.id))
         raise
-    await audited(handler, session, "session.end", said)
+    await audit_action(handler, session, "session.end", said)
 
 
-async def audited(handler: Handler, session: Session, action: str, details: str = "") -> None:
+async def audit_action(handler: Handler, session: Session, action: str, details: str = "") -> None:
     """Write an administrator's action on another user's session into the audit log.
 
     Raises:
@@ -302,7 +302,7 @@ async def resize_session(handler: Handler, session_id: str, given: Mapping[str, 
     except InvalidTransition:
         raise Problem(409, "busy", "This session is being resized already; try again in a moment.") from None
     before, after = amount_words(session.request), amount_words(asked)
-    await audited(handler, session, "session.resize", f"{before} -> {after}")
+    await audit_action(handler, session, "session.resize", f"{before} -> {after}")
     return session
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fgpu_scheduler import Forecast, Session, SessionState
 from fgpuspawner.images.pull_state import PullState
-from fgpuspawner.service.api.session_objects import starts_with
+from fgpuspawner.service.api.session_objects import start_words
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.text.sessions import WITHDRAWN, amount_words
 
@@ -37,7 +37,7 @@ def waiting_event(
     queue has changed since.
     """
     found = world.forecasts.get(session.id)
-    begins, sooner = starts_with(session, world, Viewer(session.request.user))
+    begins, sooner = start_words(session, world, Viewer(session.request.user))
     facts = _facts(session, found, simulated=simulated, pull=pull) | {
         "text": found.text if found else None,
         "waits_for": begins or None,

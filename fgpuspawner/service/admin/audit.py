@@ -38,7 +38,9 @@ async def lines(
     filters["groups"] = (group,) if group else None if handler.viewer.admin else own
     if before:
         filters["before_id"] = whole_number("before", before, least=1, most=10**15)
-    found = await handler.service.reader.read(lambda store: Audit(store).lines(limit=limit + 1, **filters))
+    found = await handler.service.reader.read_store(
+        lambda store: Audit(store).lines(limit=limit + 1, **filters)
+    )
     return found[:limit], found[limit - 1].id if len(found) > limit else None
 
 
@@ -78,7 +80,7 @@ class AuditFile(AdminApi):
     async def get(self) -> None:
         asked = self.query((*FILTERS, "before"))
         found, following = await lines(self, asked, limit=MOST_FILE)
-        self.link_to_rest(following)
+        self.link_next_page(following)
         rows = (
             (one.id, cell(one.at_s), one.actor, one.action, one.target, one.details, one.resource_group)
             for one in found

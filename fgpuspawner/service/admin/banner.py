@@ -16,10 +16,10 @@ LATEST_S = 253_402_300_799
 """The end of the year 9999: the last instant that Python's calendar can show."""
 
 
-async def shown_now(handler: Handler) -> Notice | None:
+async def current_banner(handler: Handler) -> Notice | None:
     """Return the current banner."""
     now_s = SystemClock().now_s()
-    return await handler.service.reader.read(lambda store: Banner(store).at(now_s))
+    return await handler.service.reader.read_store(lambda store: Banner(store).at(now_s))
 
 
 async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -> None:
@@ -66,7 +66,7 @@ class BannerPage(AdminFormPage):
     async def show(self, trouble: Problem | None = None) -> None:
         self.render(
             "admin_banner.html",
-            notice=await shown_now(self),
+            notice=await current_banner(self),
             trouble=trouble,
             values={name: self.field(name) for name in FIELDS} if trouble else {},
             levels=LEVELS,
@@ -101,5 +101,5 @@ class BannerApi(AdminApi):
         await self._answer()
 
     async def _answer(self) -> None:
-        notice = await shown_now(self)
+        notice = await current_banner(self)
         self.answer(OneBanner.of(banner=None if notice is None else SetBanner.of(notice)))

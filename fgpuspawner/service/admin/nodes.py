@@ -133,7 +133,7 @@ AT_A_TIME = 8
 ANSWER_AFTER_S = 30.0
 """A drain that takes longer goes on in the background: a proxy gives up on an answer after a minute."""
 
-_going_on: set[asyncio.Task[None]] = set()
+_background_drains: set[asyncio.Task[None]] = set()
 """Keeps references to drains that go on after their answer; asyncio holds only weak ones."""
 
 
@@ -238,9 +238,9 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
                     failed.append(NotEnded(session_id=session.id, message=found.message))
 
     tasks = [asyncio.create_task(end(session)) for session in sessions]
-    _going_on.update(tasks)
+    _background_drains.update(tasks)
     for task in tasks:
-        task.add_done_callback(_going_on.discard)
+        task.add_done_callback(_background_drains.discard)
     going_on = (await asyncio.wait(tasks, timeout=ANSWER_AFTER_S))[1] if tasks else ()
     ended = len(sessions) - len(failed) - len(going_on)
     text = f"takes no new sessions; {ended} of {len(sessions)} sessions are being ended"

@@ -209,8 +209,8 @@ async def overview(handler: Handler) -> Overview:
     foretold: ForecastAccuracy | None = None
     try:
         world = await reader.world()
-        strikes = await reader.read(lambda store: _strikes(store, now_s))
-        foretold = await reader.read(lambda store: forecast_accuracy(FirstForecasts(store).newest()))
+        strikes = await reader.read_store(lambda store: _strikes(store, now_s))
+        foretold = await reader.read_store(lambda store: forecast_accuracy(FirstForecasts(store).newest()))
         lately = await reader.recent_use()
     except TimeoutError:
         pass

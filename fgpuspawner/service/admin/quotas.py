@@ -81,7 +81,7 @@ def key_of(quota: Quota) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tuple[str, str] | None:
+def why_not_group_admin(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tuple[str, str] | None:
     """Return why an administrator of some resource groups must not write a quota, with the field; None if they may.
 
     They set limits of a member, or of each, in a group, up to the limits that ``others``, the quotas in force, set for
@@ -154,7 +154,7 @@ ACTIONS = ("set", "remove", "back")
 async def quotas(handler: Handler) -> Quotas:
     """Return every quota that the caller administers."""
     viewer = handler.viewer
-    edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
+    edits = await handler.service.reader.read_store(lambda store: QuotaEdits(store).all())
     world = await handler.administered_world()
     file = handler.service.settings.quotas_given()
     if not viewer.admin:
@@ -191,8 +191,8 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
     """
     file = handler.service.settings.quotas_given()
     if not handler.viewer.admin:
-        edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
-        why = not_for_group(quota, handler.viewer, in_force(file, edits) if action == "set" else ())
+        edits = await handler.service.reader.read_store(lambda store: QuotaEdits(store).all())
+        why = why_not_group_admin(quota, handler.viewer, in_force(file, edits) if action == "set" else ())
         if why is not None:
             field, message = why
             raise forbidden(f"{field}: {message} (scope {scopes.ADMIN})", field=field)

@@ -23,46 +23,46 @@ from fgpuspawner.text.sessions import amount_words, fgpu_of
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class ResourceAmounts:
     """Sums of fGPU, CPU (both in thousandths) and memory."""
 
     fgpu_milli: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
 
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: ResourceAmounts) -> ResourceAmounts:
+        return ResourceAmounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-def total_of(world: World, group: str) -> Amounts:
+def total_of(world: World, group: str) -> ResourceAmounts:
     """Return the total of a group's nodes, also of those that take no sessions."""
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
-    return Amounts(
+    return ResourceAmounts(
         sum(d.capacity_milli for n in nodes for d in n.devices),
         sum(n.cpu_milli for n in nodes),
         sum(n.memory_mib for n in nodes),
     )
 
 
-def used_of(world: World, group: str) -> Amounts:
+def used_of(world: World, group: str) -> ResourceAmounts:
     """Return what all sessions hold in a group."""
     left = [n for n in free(world.snapshot) if n.node.resource_group == group]
     total = total_of(world, group)
-    return Amounts(
+    return ResourceAmounts(
         total.fgpu_milli - sum(d.fgpu_milli for n in left for d in n.devices),
         total.cpu_milli - sum(n.cpu_milli for n in left),
         total.memory_mib - sum(n.memory_mib for n in left),
     )
 
 
-def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
+def mine_in(world: World, viewer: Viewer, group: str) -> ResourceAmounts:
     """Return what the viewer's own sessions hold in a group."""
     own = [
         s
         for s in world.snapshot.sessions
         if s.state in HOLDING and is_mine(s, viewer) and s.request.resource_group == group
     ]
-    return Amounts(
+    return ResourceAmounts(
         # Summed over the shares: an exact amount was not asked for in fGPU.
         sum(share.fgpu_milli for s in own if s.placement for share in s.placement.shares),
         sum(s.request.cpu_milli for s in own),
@@ -70,12 +70,12 @@ def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
     )
 
 
-def free_in(world: World, group: str) -> Amounts:
+def free_in(world: World, group: str) -> ResourceAmounts:
     """Return what is free in a group on nodes that take sessions; at least 0, also where nodes were made smaller."""
     left = [
         n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
     ]
-    return Amounts(
+    return ResourceAmounts(
         # A GPU with the most sessions that may share it has nothing to give.
         sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0),
         sum(max(0, n.cpu_milli) for n in left),
@@ -83,17 +83,17 @@ def free_in(world: World, group: str) -> Amounts:
     )
 
 
-def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
+def allocatable_in(world: World, viewer: Viewer, group: str) -> ResourceAmounts:
     """Return what the viewer could still get in a group: what is free there, within their quotas; 0 if they may not use
     it.
     """
     if group not in viewer.groups:
-        return Amounts()
+        return ResourceAmounts()
     left = free_in(world, group)
-    return replace(left, fgpu_milli=inside_quotas(left.fgpu_milli, world, viewer, group))
+    return replace(left, fgpu_milli=within_quotas(left.fgpu_milli, world, viewer, group))
 
 
-def inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
+def within_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
     asker = Request(viewer.user or "", "/", "", group, 0, 0, 0, groups=viewer.hub_groups)
     room = world.ledger.room_milli(asker, in_all=in_all)
     return milli if room is None else min(milli, room)
@@ -112,12 +112,12 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> ob
     Administrators also get each node's state and isolation.
     """
     groups = groups_of(viewer, world)
-    mine, allocatable = Amounts(), Amounts()
+    mine, allocatable = ResourceAmounts(), ResourceAmounts()
     for group in groups:
         mine += mine_in(world, viewer, group)
         allocatable += allocatable_in(world, viewer, group)
     for group in groups[:1]:
-        most = inside_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
+        most = within_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
         allocatable = replace(allocatable, fgpu_milli=most)
     found = objects.Capacity(
         groups=[_group_object(g, world, viewer, fgpu_step_milli) for g in groups],

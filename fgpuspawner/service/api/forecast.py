@@ -162,7 +162,7 @@ class Forecast(Api):
         reader, viewer = self.service.reader, self.viewer
         if viewer.user is None:
             raise forbidden("only users start sessions")
-        world = await reader.now()
+        world = await reader.state()
         simulated = world.simulated(viewer.groups)
         # Decoded by tornado, which refuses what is not UTF-8; the check against forgery is no option.
         fields = {
@@ -177,7 +177,7 @@ class Forecast(Api):
             asker = replace(offer.default, resource_group=group) if group in offer.groups else offer.default
             quota = quota_object(world.snapshot, asker.for_server(NO_SERVER))
             wanted = parse(read_fields(fields), offer)
-            _refuse_beside(world, wanted.for_server(NO_SERVER), wanted.count, offer.caps)
+            _refuse_above_pending_limit(world, wanted.for_server(NO_SERVER), wanted.count, offer.caps)
         except Refused as e:
             self.answer(refused_object(e.refusals, count=_count(fields), simulated=simulated, quota=quota))
             return
@@ -193,7 +193,7 @@ class Forecast(Api):
         )
 
 
-def _refuse_beside(world: World, asked: Request, count: int, caps: Caps) -> None:
+def _refuse_above_pending_limit(world: World, asked: Request, count: int, caps: Caps) -> None:
     """Refuse more requests than may wait at a time, as the scheduler would."""
     waiting = [s.request for s in world.snapshot.sessions if s.state is SessionState.PENDING]
     refusals = pending_refusals(asked, count, waiting, caps, world.snapshot.quotas)

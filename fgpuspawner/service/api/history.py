@@ -172,13 +172,13 @@ async def receipts_of(
     reader, site = handler.service.reader, handler.service.site
     world = await reader.world()
     # One more than is shown tells whether there is a next page.
-    found = await reader.ask(lambda queue: queue.history(user=user, before_id=before, limit=limit + 1))
+    found = await reader.read_queue(lambda queue: queue.history(user=user, before_id=before, limit=limit + 1))
     shown = [receipt(past, world, handler.viewer, site) for past in found[:limit]]
     return shown, found[limit - 1].session.id if len(found) > limit else None
 
 
 def send_receipts(handler: Handler, receipts: list[objects.Receipt], following: int | None) -> None:
-    handler.link_to_rest(following)
+    handler.link_next_page(following)
     handler.send_csv("gpu-sessions.csv", COLUMNS, map(cells, receipts))
 
 
@@ -220,7 +220,7 @@ class HistoryFile(HistoryApi):
 
 class OneReceipt(Api):
     async def get(self, session_id: str) -> None:
-        past = await self.service.reader.ask(lambda queue: queue.past(int(session_id)))
+        past = await self.service.reader.read_queue(lambda queue: queue.past(int(session_id)))
         if past is None or not is_visible(past.session, self.viewer):
             raise no_such_session(session_id)
         shown = receipt(past, await self.service.reader.world(), self.viewer, self.service.site)
@@ -245,7 +245,7 @@ async def advice_for(service: Service, viewer: Viewer) -> list[objects.Advice]:
     world = await reader.world()
     nodes = [n for n in world.snapshot.nodes if n.resource_group in viewer.groups]
     found = advice_by_image(
-        await reader.ask(lambda queue: queue.measured_runs(user, limit=LOOKED_THROUGH)),
+        await reader.read_queue(lambda queue: queue.measured_runs(user, limit=LOOKED_THROUGH)),
         step_milli=service.settings.caps().fgpu_step_milli,
         images=reader.catalogue.images,
         devices=[device for node in nodes for device in node.devices],

@@ -345,7 +345,7 @@ class ImageAnswer(ImageApi):
 class Recipe(ImageApi):
     async def get(self, image_id: str) -> None:
         found = await image_of(self, image_id, to_manage=False)
-        lines = await self.service.reader.read(lambda store: StoredImages(store).recipe(found.id))
+        lines = await self.service.reader.read_store(lambda store: StoredImages(store).recipe(found.id))
         if lines is None:
             raise Problem(404, "no_recipe", f"there is no recipe of {found.name}")
         self.set_header("Content-Type", "text/plain; charset=utf-8")

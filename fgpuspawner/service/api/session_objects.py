@@ -31,8 +31,8 @@ from fgpuspawner.service.model import (
     is_visible,
     may_save,
     meter_of,
+    session_label,
     share_is_simulated,
-    whose,
 )
 from fgpuspawner.service.session_actions import resize_object
 from fgpuspawner.text.sessions import (
@@ -127,14 +127,14 @@ def waits_for(ahead: BlockingSessions | None, world: World, viewer: Viewer) -> o
     """Return the sessions that must end before this one starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]
-    text = ahead_words(ahead, [whose(s, viewer) for s in known])
+    text = ahead_words(ahead, [session_label(s, viewer) for s in known])
     if ahead is None or text is None:
         return None
     listed = [objects.OtherSession.of(s, s.request, mine=is_mine(s, viewer)) for s in known]
     return objects.WaitsFor.of(ahead, count=ahead.sessions, sessions=listed, text=text)
 
 
-def starts_with(session: Session, world: World, viewer: Viewer) -> tuple[str, str]:
+def start_words(session: Session, world: World, viewer: Viewer) -> tuple[str, str]:
     """Return the ends with which a session starts, and the single ends that would start it at once, or empty texts."""
     expected = world.forecasts.get(session.id)
     waits = waits_for(expected.ahead if expected else None, world, viewer)
@@ -179,7 +179,11 @@ def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
     places = [f"GPU {d.index} of {d.node_id}" for s in shares if (d := world.devices.get(s.device_uuid))]
     where = f" on {', '.join(places[:MAX_NAMED])}" if places else ""
     holds = f"{format_milli(sum(s.fgpu_milli for s in shares))} fGPU{where}"
-    return f"{whose(session, viewer)} ({holds})" if is_visible(session, viewer) else f"a session with {holds}"
+    return (
+        f"{session_label(session, viewer)} ({holds})"
+        if is_visible(session, viewer)
+        else f"a session with {holds}"
+    )
 
 
 def _pull(session: Session, world: World) -> dict[str, object] | None:

@@ -27,7 +27,7 @@ class Sessions(Api):
         world = await self.service.reader.world()
         found = live_sessions(world, self.viewer, everybody=everybody)
         if with_ended:
-            found = (*found, *await self.ended(ENDED_SHOWN, everybody=everybody))
+            found = (*found, *await self.ended_sessions(ENDED_SHOWN, everybody=everybody))
         self.answer(sessions_object(found, world, self.viewer, self.service.site))
 
 

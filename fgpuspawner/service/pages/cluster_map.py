@@ -28,8 +28,8 @@ from fgpu_scheduler import (
     free,
     placements,
 )
-from fgpuspawner.service.api.session_objects import starts_with
-from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
+from fgpuspawner.service.api.session_objects import start_words
+from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, session_label
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS
@@ -48,7 +48,7 @@ LETTERS = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class GpuSlice:
     """A part of a GPU; ``x``, ``width`` and ``middle`` are in percent of it.
 
     ``kind`` is mine, other, free, blocked (its machine lacks the CPU or memory that goes with it) or unusable.
@@ -64,7 +64,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class MapGpu:
     """One GPU in slices, from left to right. ``cordoned`` is the reason, for administrators, or empty."""
 
     name: str
@@ -73,23 +73,23 @@ class Gpu:
     whole: str
     simulated: bool
     cordoned: str
-    slices: tuple[Slice, ...]
+    slices: tuple[GpuSlice, ...]
     free: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MapMachine:
     """One node and its GPUs. ``words`` describe its problem, or are empty."""
 
     name: str
     state: str
     words: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[MapGpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class QueueBlock:
     """One waiting request. ``width`` is in percent of the GPUs that the widest may take."""
 
     position: str
@@ -101,7 +101,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class QueueHead:
     """The first waiting request: the ends with which it starts, the time (about, or at the latest), and single ends
     that suffice.
     """
@@ -113,19 +113,19 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MapGroup:
     """One resource group: its machines, its queue, and what blocks it."""
 
     name: str
-    machines: tuple[Machine, ...]
+    machines: tuple[MapMachine, ...]
     waiting: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[QueueBlock, ...]
     more: str
     pieces: str
-    head: Head | None
+    head: QueueHead | None
 
 
-def cluster_map(world: World, viewer: Viewer, *, step_milli: int, beside: Beside) -> tuple[Group, ...]:
+def cluster_map(world: World, viewer: Viewer, *, step_milli: int, beside: Beside) -> tuple[MapGroup, ...]:
     """Return what the viewer sees of each resource group that they may know of."""
     left, beside = free(world.snapshot), cache(beside)
     return tuple(_group(name, world, viewer, left, step_milli, beside) for name in groups_of(viewer, world))
@@ -138,24 +138,24 @@ def _group(
     left: Free,
     step_milli: int,
     beside: Beside,
-) -> Group:
+) -> MapGroup:
     own = [node for node in left if node.node.resource_group == name]
     usable = {uuid: each for node in own for uuid, each in _usable(node, step_milli, beside).items()}
     waiting = world.queues.get(name, ())
-    blocks = tuple(_block(f, s, viewer, own) for f, s in waiting[:MOST_WAITING])
-    return Group(
+    blocks = tuple(_queue_block(f, s, viewer, own) for f, s in waiting[:MOST_WAITING])
+    return MapGroup(
         name=name,
         machines=tuple(_machine(node, world, usable, viewer) for node in own),
         waiting=len(waiting),
         blocks=blocks,
         more=_more([s for _, s in waiting[MOST_WAITING:]]),
         pieces=_pieces(own, usable),
-        head=_head(name, world, viewer),
+        head=_queue_head(name, world, viewer),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Usable:
+class _UsablePart:
     """Of a GPU's free part: what new sessions could have, and what a lack of the machine's CPU or memory blocks."""
 
     milli: int
@@ -163,7 +163,7 @@ class _Usable:
     why_blocked: str = ""
 
 
-def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _Usable]:
+def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _UsablePart]:
     """Return what new sessions could have of each GPU of a node, all at the same time.
 
     The largest piece comes first, so that it is the largest slice that starts here.
@@ -180,7 +180,7 @@ def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _Usabl
             if least is None
             else "for sessions with less CPU or memory"
         )
-        found[device.device.uuid] = _Usable(own, blocked, why if blocked else "")
+        found[device.device.uuid] = _UsablePart(own, blocked, why if blocked else "")
         left = left if most is None else most[1]
     return found
 
@@ -199,22 +199,22 @@ def _largest(
     return None
 
 
-def _machine(node: NodeFree, world: World, usable: Mapping[str, _Usable], viewer: Viewer) -> Machine:
+def _machine(node: NodeFree, world: World, usable: Mapping[str, _UsablePart], viewer: Viewer) -> MapMachine:
     gpus = tuple(
         _gpu(node.node, d, world.held.get(d.device.uuid, ()), usable[d.device.uuid], viewer)
         for d in node.devices
     )
     state = node.node.state
-    return Machine(node.node.id, state.value, "" if state is NodeState.READY else NODE_WORDS[state], gpus)
+    return MapMachine(node.node.id, state.value, "" if state is NodeState.READY else NODE_WORDS[state], gpus)
 
 
 def _gpu(
-    node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]], usable: _Usable, viewer: Viewer
-) -> Gpu:
+    node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]], usable: _UsablePart, viewer: Viewer
+) -> MapGpu:
     device = left.device
     # After an administrator made the unit smaller, more can be held than there is.
     whole_milli = max(device.capacity_milli, sum(share.fgpu_milli for _, share in held), 1)
-    found: list[Slice] = []
+    found: list[GpuSlice] = []
     at = 0
 
     def add(kind: str, milli: int, label: str, who: str) -> None:
@@ -228,7 +228,7 @@ def _gpu(
             kind,
             share.fgpu_milli,
             _label(session, viewer) or format_milli(share.fgpu_milli),
-            whose(session, viewer),
+            session_label(session, viewer),
         )
     rest = max(0, left.fgpu_milli - usable.milli - usable.blocked_milli)
     if usable.milli:
@@ -238,7 +238,7 @@ def _gpu(
     if rest:
         add("unusable", rest, "", _why_unusable(node, left, held))
     slices = tuple(found)
-    return Gpu(
+    return MapGpu(
         name=f"GPU {device.index}",
         node=node.id,
         model=device.model,
@@ -251,7 +251,7 @@ def _gpu(
     )
 
 
-def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: str) -> Slice:
+def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: str) -> GpuSlice:
     room = LETTERS * milli // whole_milli
     if kind == "mine" and len(label) > room:
         # Its colour already shows that it is the viewer's own.
@@ -259,7 +259,7 @@ def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: st
     shown = label if len(label) <= room else f"{label[: room - 1]}…" if room > 2 else ""
     middle = percent(2 * at + milli, 2 * whole_milli)
     width = percent(milli, whole_milli)
-    return Slice(kind, percent(at, whole_milli), width, middle, format_milli(milli), shown, who)
+    return GpuSlice(kind, percent(at, whole_milli), width, middle, format_milli(milli), shown, who)
 
 
 def _label(session: Session, viewer: Viewer) -> str:
@@ -288,7 +288,7 @@ def _why_unusable(node: Node, left: DeviceFree, held: Sequence[tuple[Session, Sh
     return "too little for a session"
 
 
-def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _Usable]) -> str:
+def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _UsablePart]) -> str:
     """Return how free capacity is split: the largest piece, the sum, and what is blocked."""
     pieces = [own.milli for own in usable.values() if own.milli]
     blocked = sum(own.blocked_milli for own in usable.values())
@@ -308,18 +308,18 @@ def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _Usable]) -> str:
     return " ".join(found)
 
 
-def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[NodeFree]) -> Block:
+def _queue_block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[NodeFree]) -> QueueBlock:
     share = _gpus_of(session.request, [d.device for n in nodes for d in n.devices])
     amount = amount_words(session.request)
     # The reason why another user's request waits can name their quota.
     why = f": {found.text}" if is_visible(session, viewer) else ""
-    return Block(
+    return QueueBlock(
         position="next pass" if found.position == 0 else ordinal(found.position),
         amount=amount,
         label=_label(session, viewer),
         mine=is_mine(session, viewer),
         width=percent(min(share, WIDEST_BLOCK_GPUS * 1000), WIDEST_BLOCK_GPUS * 1000),
-        text=f"{whose(session, viewer)}, {amount}{why}",
+        text=f"{session_label(session, viewer)}, {amount}{why}",
     )
 
 
@@ -339,18 +339,18 @@ def _more(rest: Sequence[Session]) -> str:
     return f"and {len(rest)} more, for {format_milli(sum(s.request.fgpu_milli for s in rest))} fGPU together"
 
 
-def _head(group: str, world: World, viewer: Viewer) -> Head | None:
+def _queue_head(group: str, world: World, viewer: Viewer) -> QueueHead | None:
     found = world.unblockings.get(group)
     head = None if found is None else world.session(found.head_id)
     if head is None:
         return None
     who = "Your request" if is_mine(head, viewer) else "The first in the queue"
     if is_visible(head, viewer) and not is_mine(head, viewer):
-        who += f" ({whose(head, viewer)})"
+        who += f" ({session_label(head, viewer)})"
     expected = world.forecasts.get(head.id)
-    begins, sooner = starts_with(head, world, viewer)
+    begins, sooner = start_words(head, world, viewer)
     at_s = None if expected is None else expected.expected_start_at_s
-    return Head(
+    return QueueHead(
         f"{who}, {amount_words(head.request)}, {begins}",
         # To the minute: it moves with the clock, and the map should not be redrawn for that.
         None if at_s is None else at_s - at_s % MINUTE_S,
@@ -377,7 +377,9 @@ class MapPage(PageHandler):
             self.set_status(503)
         step = self.service.settings.caps().fgpu_step_milli
         more = {
-            "groups": cluster_map(world, self.viewer, step_milli=step, beside=reader.beside(world)),
+            "groups": cluster_map(
+                world, self.viewer, step_milli=step, beside=reader.cpu_and_memory_of(world)
+            ),
             "trouble": trouble,
             "age_s": SystemClock().now_s() - world.snapshot.now_s,
             "read_at_s": world.snapshot.now_s,

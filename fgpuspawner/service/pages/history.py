@@ -18,7 +18,7 @@ from fgpuspawner.text.times import duration
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class HistoryLine:
     """One ended session. ``memory`` is None, and ``usual`` empty, if unmeasured."""
 
     receipt: Receipt
@@ -36,7 +36,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class HistoryTotals:
     """Sums over the sessions that were read. ``more``: there are older ones."""
 
     sessions: int
@@ -46,9 +46,9 @@ class Totals:
     more: bool
 
 
-def line(receipt: Receipt) -> Line:
+def history_line(receipt: Receipt) -> HistoryLine:
     limit_mib = receipt.gpu_memory_mib
-    return Line(
+    return HistoryLine(
         receipt=receipt,
         name=receipt.server_name or "default session",
         gpu_memory="" if limit_mib is None else memory_words(limit_mib),
@@ -85,10 +85,10 @@ def _lent(receipt: Receipt) -> str:
     return f"{told}; others used {rounded(lent)} % of it" if rounded(lent) else told
 
 
-def totals(receipts: Sequence[Receipt], *, more: bool) -> Totals:
+def totals(receipts: Sequence[Receipt], *, more: bool) -> HistoryTotals:
     waits = [r.wait_s for r in receipts if r.started_at_s is not None]
     energy = [r.energy_wh for r in receipts if r.energy_wh is not None]
-    return Totals(
+    return HistoryTotals(
         sessions=len(receipts),
         gpu_hours=hours(sum(r.gpu_hours for r in receipts)),
         waited=duration(round(median(waits))) if waits else "",
@@ -122,7 +122,7 @@ LOOKED_THROUGH = 1000
 
 
 class PastPage(PageHandler):
-    """Shared by the page and the file: the chosen history."""
+    """Shared by the page and the file: the filtered history."""
 
     @property
     def everybody(self) -> bool:
@@ -164,7 +164,7 @@ class HistoryPage(PastPage):
         looked, beyond = (shown, following) if before else await self.receipts(LOOKED_THROUGH)
         self.render(
             "history.html",
-            lines=[line(one) for one in shown],
+            lines=[history_line(one) for one in shown],
             totals=totals(looked, more=beyond is not None),
             advice=[] if before or self.of_user else await advice_for(self.service, self.viewer),
             following=following,

@@ -28,7 +28,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """One part of a stacked bar; ``x`` and ``width`` are in percent. ``words`` say the amount and its kind."""
 
     kind: str
@@ -38,17 +38,17 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class StackedBar:
     """All of a resource, as parts. ``own`` is the viewer's use of what is available to them, or empty."""
 
     label: str
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     own: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class UseBars:
     """A running session's current use, or why it is unknown."""
 
     memory: Bar | None
@@ -65,7 +65,7 @@ def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar |
     return Bar(label, f"{format_milli(used)} of {gib_words(limit_mib)} GiB", percent(used_mib, limit_mib))
 
 
-def use(meter: Meter | None) -> Use | None:
+def use(meter: Meter | None) -> UseBars | None:
     """Return a session's meter in words; None if nothing was measured yet."""
     if meter is None:
         return None
@@ -78,7 +78,7 @@ def use(meter: Meter | None) -> Use | None:
     memory = memory_bar("Memory", meter.memory_used_mib, meter.memory_limit_mib)
     if memory is not None and meter.memory_context_mib:
         memory = replace(memory, text=memory.text + context_words(meter.memory_context_mib))
-    return Use(
+    return UseBars(
         memory,
         compute,
         meter.trouble or "",
@@ -150,9 +150,9 @@ def numbers_of(amounts: Sequence[int], key: str) -> list[int]:
     return found
 
 
-def stack(
+def stacked_bar(
     label: str, amounts: Sequence[tuple[str, str, int]], total: int, key: str, unit: str, own: str | None
-) -> Stack:
+) -> StackedBar:
     """Return a stacked bar of these kinds, words and amounts; empty parts are left out, except the free one."""
     # After an administrator made machines smaller, more can be held than there is.
     whole = max(total, sum(amount for _, _, amount in amounts), 1)
@@ -161,10 +161,12 @@ def stack(
     for (kind, words, amount), number in zip(amounts, numbers, strict=True):
         if amount > 0 or kind == "free":
             told = f"{format_milli(number)} {words}"
-            found.append(Part(kind, told, percent(begin, whole), percent(amount, whole)))
+            found.append(BarPart(kind, told, percent(begin, whole), percent(amount, whole)))
             begin += amount
     held = sum(number for (kind, _, _), number in zip(amounts, numbers, strict=True) if kind in HELD)
-    return Stack(label, f"{format_milli(held)} of {format_milli(sum(numbers))} {unit}", tuple(found), own)
+    return StackedBar(
+        label, f"{format_milli(held)} of {format_milli(sum(numbers))} {unit}", tuple(found), own
+    )
 
 
 def whole(amount: str | int) -> int:
@@ -202,7 +204,7 @@ IN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SessionRow:
     session: Session
     gpu_memory: str
     state_words: str
@@ -228,7 +230,7 @@ class Row:
     open_url: str | None
     wait_url: str | None
     power: str | None
-    use: Use | None = None
+    use: UseBars | None = None
     """Not part of the digest: pages ask for it separately and often."""
 
     @property
@@ -250,13 +252,13 @@ def _between_s(session: Session) -> tuple[int, int] | None:
     return early_s - early_s % RANGE_GRAIN_S, late_s + -late_s % RANGE_GRAIN_S
 
 
-def row(session: Session, hub_host: str = "") -> Row:
+def row(session: Session, hub_host: str = "") -> SessionRow:
     """Return the row of a live session. ``hub_host`` is the host of its own paths, if that is another one."""
     state = session.state
     running, waits = state == "RUNNING", state == "PENDING"
     expected, basis = session.expected_start_at_s, session.forecast_basis or ""
     own_path = hub_host if session.mine else None
-    return Row(
+    return SessionRow(
         session=session,
         gpu_memory="" if session.gpu_memory_mib is None else memory_words(session.gpu_memory_mib),
         state_words=STATE_WORDS[state],

@@ -13,8 +13,15 @@ from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import session_object, sessions_object
 from fgpuspawner.service.model import World, live_sessions
 from fgpuspawner.service.pages.base import FormPage, PageHandler
-from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, Row, session_cells
-from fgpuspawner.service.pages.sessions_view import STATES, Choice, Page, chosen, page, read_choice
+from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, SessionRow, session_cells
+from fgpuspawner.service.pages.sessions_view import (
+    STATES,
+    SessionFilter,
+    SessionsView,
+    filtered,
+    read_filter,
+    sessions_view,
+)
 from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.service.session_actions import (
     FIELDS,
@@ -57,8 +64,8 @@ class SessionsHandler(PageHandler):
         """Whether sessions of others are shown: all, or those of the groups that the viewer administers."""
         return self.viewer.sees_others and self.get_query_argument("show", "all") != "mine"
 
-    def choice(self) -> Choice:
-        return read_choice(lambda name: self.get_query_argument(name, ""), admin=self.everybody)
+    def choice(self) -> SessionFilter:
+        return read_filter(lambda name: self.get_query_argument(name, ""), admin=self.everybody)
 
     def objects(self, world: World) -> list[objects.Session]:
         """Return the live sessions before the filters."""
@@ -78,7 +85,7 @@ class SessionsPage(SessionsHandler):
         try:
             world = await (reader.world() if self.wants_part else reader.recent_world())
             if self.get_query_argument("part", "") != "rows":
-                past = await self.ended(PAST_SHOWN, everybody=self.everybody)
+                past = await self.ended_sessions(PAST_SHOWN, everybody=self.everybody)
         except StoreUnavailable as e:
             trouble, world = self.problem_of(503, e), reader.last_world
             self.set_status(503)
@@ -109,11 +116,11 @@ class SessionsPage(SessionsHandler):
                     {"parts": parts, "rows": rows, "total": shown.total, "narrows": choice.narrows}
                 )
 
-    async def _stream(self, rows: Sequence[Row], more: dict[str, Any]) -> None:
+    async def _stream(self, rows: Sequence[SessionRow], more: dict[str, Any]) -> None:
         """Send the page with its rows in portions: a browser shows them early, and other requests are answered in
         between.
         """
-        before, after = self.render_string("index.html", here_are_rows=MARK, **more).decode().split(MARK)
+        before, after = self.render_string("index.html", rows_mark=MARK, **more).decode().split(MARK)
         make = self._line_maker(more)
         self.write(before)
         for first in range(0, len(rows), LINES_AT_ONCE):
@@ -121,7 +128,7 @@ class SessionsPage(SessionsHandler):
             self.write(b"".join(make(row) for row in rows[first : first + LINES_AT_ONCE]))
         self.finish(after)
 
-    def _lines(self, rows: Iterable[Row], more: dict[str, Any]) -> dict[str, str]:
+    def _lines(self, rows: Iterable[SessionRow], more: dict[str, Any]) -> dict[str, str]:
         asked = self.get_query_argument("ids", "").split(",")
         if len(asked) > MOST_AT_ONCE or not all(i.isascii() and i.isdigit() and len(i) < 19 for i in asked):
             raise bad_argument("ids", f"must be 1 to {MOST_AT_ONCE} numbers, as in ids=12,15")
@@ -135,10 +142,10 @@ class SessionsPage(SessionsHandler):
         names = self.get_template_namespace() | more
         return lambda row: template.generate(**(names | {"row": row}))
 
-    def _page(self, world: World, past: tuple[Session, ...], choice: Choice) -> Page:
+    def _page(self, world: World, past: tuple[Session, ...], choice: SessionFilter) -> SessionsView:
         site, viewer = self.service.site, self.viewer
         step = self.service.settings.caps().fgpu_step_milli
-        return page(
+        return sessions_view(
             sessions=self.objects(world),
             ended=sessions_object(past, world, viewer, site).sessions,
             capacity=capacity_object(world, viewer, fgpu_step_milli=step),
@@ -151,10 +158,10 @@ class SessionsPage(SessionsHandler):
             choice=choice,
         )
 
-    def _query(self, chosen: str | None = None, **changes: str) -> str:
-        """Return the query of this page with other choices; ``chosen`` is a `Choice`'s own query."""
+    def _query(self, filtered: str | None = None, **changes: str) -> str:
+        """Return the query of this page with other choices; ``filtered`` is a `SessionFilter`'s own query."""
         kept = {name: v for name in ("group", "show") if (v := self.get_query_argument(name, None))}
-        own = self.choice().query() if chosen is None else chosen
+        own = self.choice().query() if filtered is None else filtered
         return "?" + "&".join(part for part in (urlencode(kept | changes), own) if part)
 
 
@@ -163,7 +170,7 @@ class SessionsFile(SessionsHandler):
 
     async def get(self) -> None:
         world = await self.service.reader.world()
-        found = chosen(self.objects(world), self.choice())
+        found = filtered(self.objects(world), self.choice())
         day = str(cell(world.snapshot.now_s))[:10]
         self.send_csv(f"sessions-{day}.csv", tuple(SESSION_COLUMNS), map(session_cells, found))
 

@@ -9,7 +9,15 @@ from urllib.parse import quote, urlencode
 from fgpu_scheduler import parse_milli
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.objects import Amounts, Capacity, CapacityForAdmins, Group, NodeIsolation, Session
-from fgpuspawner.service.pages.session_rows import LAUNCHING, Row, Stack, part_of, row, stack, whole
+from fgpuspawner.service.pages.session_rows import (
+    LAUNCHING,
+    SessionRow,
+    StackedBar,
+    part_of,
+    row,
+    stacked_bar,
+    whole,
+)
 from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import end_words
 
@@ -53,7 +61,7 @@ SORTS: Mapping[str, Callable[[Session], Key]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SessionFilter:
     """The filters and order of a list. Without ``sort`` the order is that of submission."""
 
     sort: str = ""
@@ -68,7 +76,7 @@ class Choice:
         return bool(self.state or self.user or self.text)
 
     def query(self, **changes: str | bool) -> str:
-        """Return an address's query for this choice, with changes; empty if nothing is chosen."""
+        """Return an address's query for this choice, with changes; empty if nothing is filtered."""
         made = replace(self, **changes)  # type: ignore[arg-type]
         given = {"sort": made.sort, "state": made.state, "user": made.user, "q": made.text}
         if made.sort and made.descending:
@@ -88,7 +96,7 @@ class Choice:
         return self.query(sort="", descending=False) if self.descending else self.query(descending=True)
 
 
-def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
+def read_filter(argument: Callable[[str], str], *, admin: bool) -> SessionFilter:
     """Return the choice of an address, read with ``argument``.
 
     Raises:
@@ -105,7 +113,7 @@ def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
     for name in ("q", "user"):
         if len(argument(name)) > LONGEST_TEXT:
             raise bad_argument(name, f"must have at most {LONGEST_TEXT} characters")
-    return Choice(
+    return SessionFilter(
         sort=argument("sort"),
         descending=argument("order") == "descending",
         state=argument("state"),
@@ -114,8 +122,8 @@ def read_choice(argument: Callable[[str], str], *, admin: bool) -> Choice:
     )
 
 
-def chosen(sessions: Sequence[Session], choice: Choice) -> list[Session]:
-    """Return the chosen sessions in order; equal ones in order of submission."""
+def filtered(sessions: Sequence[Session], choice: SessionFilter) -> list[Session]:
+    """Return the filtered sessions in order; equal ones in order of submission."""
     found = [s for s in sessions if _shown(s, choice)]
     if not choice.sort:
         return found
@@ -126,7 +134,7 @@ def chosen(sessions: Sequence[Session], choice: Choice) -> list[Session]:
     return [s for _, s in known] + rest
 
 
-def _shown(session: Session, choice: Choice) -> bool:
+def _shown(session: Session, choice: SessionFilter) -> bool:
     if choice.state and session.state not in STATES[choice.state]:
         return False
     if choice.user and session.user != choice.user:
@@ -155,12 +163,12 @@ class Gauge:
     """One resource: in the group, and in all groups where there are several."""
 
     name: str
-    levels: tuple[Stack, ...]
+    levels: tuple[StackedBar, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    rows: tuple[Row, ...]
+class SessionsView:
+    rows: tuple[SessionRow, ...]
     total: int
     """Number of sessions; ``found`` counts those that the filters chose. The first of these are shown."""
     found: int
@@ -182,7 +190,7 @@ class Page:
     """Text about machines in the group that do not answer; empty if all do."""
 
 
-def page(
+def sessions_view(
     *,
     sessions: Sequence[Session],
     ended: Sequence[Session],
@@ -193,8 +201,8 @@ def page(
     base_url: str,
     read_at_s: int,
     hub_host: str = "",
-    choice: Choice | None = None,
-) -> Page:
+    choice: SessionFilter | None = None,
+) -> SessionsView:
     """Return the page for a viewer, with the bars of ``group``, or of their first one.
 
     ``hub_host`` is the host of sessions' own paths, if it is not the page's.
@@ -202,9 +210,9 @@ def page(
     groups = tuple(g.name for g in capacity.groups)
     own = group if group is not None and group in groups else next(iter(groups), "")
     here = next((g for g in capacity.groups if g.name == own), None)
-    found = chosen(sessions, choice or Choice())
+    found = filtered(sessions, choice or SessionFilter())
     nodes = capacity.nodes if isinstance(capacity, CapacityForAdmins) else ()
-    return Page(
+    return SessionsView(
         rows=tuple(row(s, hub_host) for s in found[:MOST_ROWS]),
         total=len(sessions),
         found=len(found),
@@ -220,7 +228,7 @@ def page(
         read_at_s=read_at_s,
         new_url=new_session_url(sessions, viewer, base_url),
         machines=tuple((node, NODE_WORDS[node.state]) for node in nodes),
-        lost="" if here is None else lost_words(here.nodes, here.nodes_lost),
+        lost="" if here is None else lost_nodes_text(here.nodes, here.nodes_lost),
     )
 
 
@@ -232,7 +240,7 @@ NODE_WORDS = {
 }
 
 
-def lost_words(nodes: int, lost: int) -> str:
+def lost_nodes_text(nodes: int, lost: int) -> str:
     """Return the text for all users about machines that do not answer."""
     if not lost:
         return ""
@@ -280,14 +288,16 @@ def _level(
     key: str,
     unit: str,
     everybody: bool,
-) -> Stack:
+) -> StackedBar:
     """Return one bar over these groups; ``viewers`` is what the viewer holds and could get there."""
     total, used, free = (sum(whole(group[of][key]) for group in groups) for of in ("total", "used", "free"))
     mine, allocatable = (whole(amounts[key]) for amounts in viewers)
     rest = ("unavailable", "unavailable", total - used - free)
     if everybody:
-        return stack(label, [("used", "in use", used), ("free", "free", free), rest], total, key, unit, None)
+        return stacked_bar(
+            label, [("used", "in use", used), ("free", "free", free), rest], total, key, unit, None
+        )
     can = mine + allocatable
     own = part_of(mine, can, key, unit) if can else ""
     amounts = [("mine", "yours", mine), ("others", "others'", used - mine), ("free", "free", free), rest]
-    return stack(label, amounts, total, key, unit, own)
+    return stacked_bar(label, amounts, total, key, unit, own)

@@ -21,12 +21,12 @@ from fgpuspawner.service.api.capacity import (
     total_of,
     used_of,
 )
-from fgpuspawner.service.pages.sessions_view import Page
+from fgpuspawner.service.pages.sessions_view import SessionsView
 
 
 def test_only_administrators_see_the_state_of_each_node() -> None:
-    chosen = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
-    world = replace(Build().world(), isolation=chosen)
+    filtered = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
+    world = replace(Build().world(), isolation=filtered)
     (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
     assert told.model_dump() == {
         "name": "n1",
@@ -40,7 +40,7 @@ def test_only_administrators_see_the_state_of_each_node() -> None:
     assert shown(world, ALICE).machines == ()
 
 
-def levels(found: Page) -> list[tuple[str, str, list[str], str | None]]:
+def levels(found: SessionsView) -> list[tuple[str, str, list[str], str | None]]:
     """Return of each level of each gauge its label, what is in use, the parts and the viewer's own."""
     return [
         (level.label, level.text, [part.words for part in level.parts], level.own)

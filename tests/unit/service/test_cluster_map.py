@@ -23,7 +23,7 @@ from fgpu_scheduler import (
 from fgpuspawner.service.admin.queue import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World
-from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, cluster_map
+from fgpuspawner.service.pages.cluster_map import MOST_WAITING, MapGroup, cluster_map
 from fgpuspawner.spawner.progress import waiting_event
 
 S = SessionState
@@ -59,7 +59,7 @@ def beside(group: str, milli: int) -> tuple[int, int]:
 
 def seen(
     viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
-) -> Group:
+) -> MapGroup:
     snapshot = Snapshot(1000, 7, nodes, sessions)
     ahead = outlook(snapshot, Policy(), lambda group: lasting(typical_length_s))
     world = World(snapshot, ahead.forecasts, unblockings=ahead.unblockings)
@@ -76,7 +76,7 @@ def told(
     return f"{head.text}. {head.sooner}".strip()
 
 
-def slices(group: Group, at: int = 0) -> list[tuple[str, str, str, str]]:
+def slices(group: MapGroup, at: int = 0) -> list[tuple[str, str, str, str]]:
     (machine,) = group.machines
     return [(s.kind, s.x, s.width, s.who) for s in machine.gpus[at].slices]
 

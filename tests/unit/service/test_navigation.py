@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.service.navigation import Entry, current, entries
+from fgpuspawner.service.navigation import NavigationEntry, current, entries
 
 CONTAINERS = Capabilities("containers", own_root=True, saves_images=True)
 PROCESSES = Capabilities("local processes")
-SOME = (Entry("", "Sessions", also=("end",)), Entry("admin/queue", "Queue", admin=True), Entry("map", "Map"))
+SOME = (
+    NavigationEntry("", "Sessions", also=("end",)),
+    NavigationEntry("admin/queue", "Queue", admin=True),
+    NavigationEntry("map", "Map"),
+)
 
 
 def test_administrators_pages_come_last_and_only_for_them() -> None:

@@ -9,7 +9,7 @@ from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
 from fgpu_scheduler.core.quota import QuotaUsage, usage_of_quotas
-from fgpuspawner.service.admin.quotas import key_of, not_for_group, quotas_object, spec_of
+from fgpuspawner.service.admin.quotas import key_of, quotas_object, spec_of, why_not_group_admin
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.settings.queue import quota_of
 
@@ -72,7 +72,7 @@ def test_group_administrators_set_quotas_within_the_groups_limits(
     tina = Viewer("tina", administers=("class",))
 
     def refused(sessions: int) -> str | None:
-        found = not_for_group(quota(QuotaScope.USER, "dave", max_sessions=sessions), tina, others)
+        found = why_not_group_admin(quota(QuotaScope.USER, "dave", max_sessions=sessions), tina, others)
         return None if found is None else " ".join(found)
 
     if most is None:

@@ -185,7 +185,7 @@ async def test_many_forecasts_of_one_user_do_not_block_others(
         return RequestForecast(1, None, 0, "now", "starts now", None)
 
     monkeypatch.setattr(reader._queue, "forecast", slow)
-    world = await reader.now()
+    world = await reader.state()
     floods = [asyncio.create_task(reader.forecast(*of("mallory"), world)) for _ in range(200)]
     try:
         await asyncio.sleep(0)
@@ -210,7 +210,7 @@ async def test_slow_forecast_is_not_a_database_failure(
         return RequestForecast(1, None, 0, "now", "starts now", None)
 
     monkeypatch.setattr(reader._queue, "forecast", slow)
-    world = await reader.now()
+    world = await reader.state()
     monkeypatch.setattr("fgpuspawner.service.reader.ANSWER_WITHIN_S", 0.05)
     try:
         with pytest.raises(Problem) as found:

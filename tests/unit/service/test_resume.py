@@ -11,7 +11,7 @@ from typing import Any
 from fgpu_scheduler import Request, Session, SessionState
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.service import resume
-from fgpuspawner.service.hub import Answer
+from fgpuspawner.service.hub import HubAnswer
 from fgpuspawner.service.resume import MOST_IN_FLIGHT, Resumer
 
 COUNT = 3 * MOST_IN_FLIGHT
@@ -27,7 +27,7 @@ class Reader:
             for n in range(1, COUNT + 1)
         }
 
-    async def ask(self, function: Callable[[Any], Any]) -> Any:
+    async def read_queue(self, function: Callable[[Any], Any]) -> Any:
         return function(self)
 
     def held_sessions(self) -> tuple[Session, ...]:
@@ -42,7 +42,7 @@ class SlowHub:
         self.waiting = self.most = 0
         self.go_on, self.full, self.all = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def start_server(self, user: str, server: str, **_: Any) -> Answer:
+    async def start_server(self, user: str, server: str, **_: Any) -> HubAnswer:
         self.asked.append(server)
         self.waiting += 1
         self.most = max(self.most, self.waiting)
@@ -52,7 +52,7 @@ class SlowHub:
             self.all.set()
         await self.go_on.wait()
         self.waiting -= 1
-        return Answer(202, "")
+        return HubAnswer(202, "")
 
     async def has_time(self) -> None:
         return None

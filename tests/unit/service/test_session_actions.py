@@ -27,10 +27,10 @@ from fgpu_scheduler.store.schema import end_messages
 from fgpuspawner.service.admin import nodes
 from fgpuspawner.service.api import images as private_images
 from fgpuspawner.service.handler import Handler, Service
-from fgpuspawner.service.hub import Answer, Hub, HubSilent, HubUnreachable
+from fgpuspawner.service.hub import Hub, HubAnswer, HubSilent, HubUnreachable
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.session_actions import end_session, last_words
+from fgpuspawner.service.session_actions import end_message, end_session
 
 WORLD = Build(node(state=NodeState.CORDONED)).running("bob", 500).running("carol", 500).running("dave", 500)
 (BOBS, *_) = WORLD.world().snapshot.sessions
@@ -92,7 +92,7 @@ def test_message_stays_if_the_hub_may_still_end_the_session(
     store: Store, failure: Exception, kept: int, details: list[str]
 ) -> None:
     async def end() -> None:
-        async with last_words(asking(store), BOBS, "repair"):
+        async with end_message(asking(store), BOBS, "repair"):
             raise failure
 
     with pytest.raises(type(failure)):
@@ -135,8 +135,8 @@ def test_silent_hub_differs_from_unreachable_hub() -> None:
 def test_refused_end_is_explained_only_to_viewers_of_the_session(
     store: Store, viewer: Viewer, codes: dict[int, str], status: int
 ) -> None:
-    async def refuse(*_: Any, session_id: int, token: str) -> Answer:
-        return Answer(status, "no")
+    async def refuse(*_: Any, session_id: int, token: str) -> HubAnswer:
+        return HubAnswer(status, "no")
 
     with pytest.raises(Problem) as refused:
         asyncio.run(end_session(asking(store, viewer, stop_server=refuse), str(BOBS.id)))
@@ -169,9 +169,9 @@ def test_ended_sessions_of_others_stay_unknown(store: Store, viewer: Viewer, cod
 def test_end_never_hits_the_servers_next_session(store: Store, viewer: Viewer, code: str) -> None:
     asked = []
 
-    async def stop(*server: str, session_id: int, token: str) -> Answer:
+    async def stop(*server: str, session_id: int, token: str) -> HubAnswer:
         asked.append(server)
-        return Answer(204, "")
+        return HubAnswer(204, "")
 
     looks = iter([BOBS, replace(BOBS, state=SessionState.TERMINATED, ended_at_s=120)])
 
@@ -236,7 +236,7 @@ def test_failed_audit_write_is_reported_and_logged(
         raise StoreUnavailable("locked")
 
     async def end() -> None:
-        async with last_words(asking(store), BOBS, "repair"):
+        async with end_message(asking(store), BOBS, "repair"):
             monkeypatch.setattr(Audit, "add", lost)
 
     with pytest.raises(Problem, match="is under way"):
@@ -279,11 +279,11 @@ def test_session_ends_only_after_its_image_is_made(
         state = looks.pop(0)
         return () if state is None else (saved_as(state),)
 
-    async def stop_server(user: str, server_name: str, *, session_id: int, token: str) -> Answer:
+    async def stop_server(user: str, server_name: str, *, session_id: int, token: str) -> HubAnswer:
         assert not looks, "it is ended before its image is made"
         assert (session_id, token) == (BOBS.id, "token")
         asked.append(user)
-        return Answer(202, "")
+        return HubAnswer(202, "")
 
     handler = asking(store, Viewer("bob"), stop_server=stop_server)
     handler.service.reader.private_images = images  # type: ignore[method-assign]

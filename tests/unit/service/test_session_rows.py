@@ -14,8 +14,8 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages import session_rows as rows
-from fgpuspawner.service.pages.session_rows import Row, ahead_words, memory_bar, percent
-from fgpuspawner.service.pages.sessions_view import stack
+from fgpuspawner.service.pages.session_rows import SessionRow, ahead_words, memory_bar, percent
+from fgpuspawner.service.pages.sessions_view import stacked_bar
 from fgpuspawner.text.sessions import END_WORDS, gib_words, ordinal
 
 
@@ -41,7 +41,7 @@ def test_used_memory_is_never_shown_as_zero() -> None:
 )
 def test_shown_parts_of_memory_add_up(held_mib: int, total_mib: int, text: str, parts: list[str]) -> None:
     amounts = [("used", "in use", held_mib), ("free", "free", total_mib - held_mib)]
-    found = stack("", amounts, total_mib, "memory_mib", "GiB", None)
+    found = stacked_bar("", amounts, total_mib, "memory_mib", "GiB", None)
     assert (found.text, [part.words for part in found.parts]) == (text, parts)
 
 
@@ -101,7 +101,7 @@ def test_uncertain_start_is_a_five_minute_range() -> None:
     assert at_s is not None
     uncertain = replace(only, early_at_s=at_s - 1000, late_at_s=at_s + 1000)
 
-    def line(found: Forecast) -> Row:
+    def line(found: Forecast) -> SessionRow:
         (row,) = shown(replace(world, forecasts={found.session_id: found}), ALICE).rows
         return row
 

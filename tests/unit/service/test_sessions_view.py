@@ -30,7 +30,7 @@ from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.objects import Session as SessionObject
 from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, row, session_cells, use
-from fgpuspawner.service.pages.sessions_view import Choice, chosen, new_session_url, read_choice
+from fgpuspawner.service.pages.sessions_view import SessionFilter, filtered, new_session_url, read_filter
 from fgpuspawner.service.problems import Problem
 
 S = SessionState
@@ -65,22 +65,22 @@ SOME = objects(
 )
 
 
-def names(choice: Choice, sessions: list[SessionObject] = SOME) -> list[str]:
-    return [s["display_name"] for s in chosen(sessions, choice)]
+def names(choice: SessionFilter, sessions: list[SessionObject] = SOME) -> list[str]:
+    return [s["display_name"] for s in filtered(sessions, choice)]
 
 
 def test_default_order_is_by_submission() -> None:
-    assert names(Choice()) == ["Zeta", "alpha", "beta", "default session"]
+    assert names(SessionFilter()) == ["Zeta", "alpha", "beta", "default session"]
 
 
 def test_columns_sort_both_ways_with_missing_values_last() -> None:
-    assert names(Choice("name")) == ["alpha", "beta", "default session", "Zeta"]
-    assert names(Choice("amount")) == ["default session", "beta", "Zeta", "alpha"]
-    assert names(Choice("amount", descending=True)) == ["alpha", "Zeta", "beta", "default session"]
-    assert names(Choice("status")) == ["Zeta", "alpha", "beta", "default session"]
+    assert names(SessionFilter("name")) == ["alpha", "beta", "default session", "Zeta"]
+    assert names(SessionFilter("amount")) == ["default session", "beta", "Zeta", "alpha"]
+    assert names(SessionFilter("amount", descending=True)) == ["alpha", "Zeta", "beta", "default session"]
+    assert names(SessionFilter("status")) == ["Zeta", "alpha", "beta", "default session"]
     # The one that waits has not started, whichever the direction.
-    assert names(Choice("started")) == ["default session", "alpha", "Zeta", "beta"]
-    assert names(Choice("started", descending=True)) == ["Zeta", "alpha", "default session", "beta"]
+    assert names(SessionFilter("started")) == ["default session", "alpha", "Zeta", "beta"]
+    assert names(SessionFilter("started", descending=True)) == ["Zeta", "alpha", "default session", "beta"]
 
 
 def test_use_sorts_by_meter_with_unmeasured_last() -> None:
@@ -88,21 +88,26 @@ def test_use_sorts_by_meter_with_unmeasured_last() -> None:
         s.model_copy(update={"meter": replace(METER, memory_used_mib=used)})
         for s, used in zip(SOME, (30, None, 20, 10), strict=True)
     ]
-    assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default session", "alpha"]
+    assert names(SessionFilter("use", descending=True), measured) == [
+        "Zeta",
+        "beta",
+        "default session",
+        "alpha",
+    ]
 
 
 def test_filters_by_state_user_and_text() -> None:
-    assert names(Choice(state="running")) == ["Zeta", "alpha"]
-    assert names(Choice(state="waiting")) == ["beta"]
-    assert names(Choice(user="bob")) == ["Zeta", "default session"]
-    assert names(Choice(text="ALPH")) == ["alpha"]
-    assert names(Choice(text="0.3 fgpu")) == ["beta"]
-    assert names(Choice(text="python", state="ending")) == ["default session"]
-    assert names(Choice(text="none of these")) == []
+    assert names(SessionFilter(state="running")) == ["Zeta", "alpha"]
+    assert names(SessionFilter(state="waiting")) == ["beta"]
+    assert names(SessionFilter(user="bob")) == ["Zeta", "default session"]
+    assert names(SessionFilter(text="ALPH")) == ["alpha"]
+    assert names(SessionFilter(text="0.3 fgpu")) == ["beta"]
+    assert names(SessionFilter(text="python", state="ending")) == ["default session"]
+    assert names(SessionFilter(text="none of these")) == []
 
 
 def test_column_title_cycles_through_the_sort_orders() -> None:
-    first = Choice(text="a b")
+    first = SessionFilter(text="a b")
     assert first.turned("name") == "sort=name&q=a+b"
     assert replace(first, sort="name").turned("name") == "sort=name&q=a+b&order=descending"
     assert replace(first, sort="name", descending=True).turned("name") == "q=a+b"
@@ -125,13 +130,13 @@ def test_column_title_cycles_through_the_sort_orders() -> None:
 )
 def test_unknown_filter_is_refused_with_its_field(given: dict[str, str], field: str) -> None:
     with pytest.raises(Problem) as refused:
-        read_choice(lambda name: given.get(name, ""), admin=True)
+        read_filter(lambda name: given.get(name, ""), admin=True)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
 def test_user_filter_is_for_administrators() -> None:
-    assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=False) == Choice()
-    assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=True) == Choice(user="bob")
+    assert read_filter(lambda name: {"user": "bob"}.get(name, ""), admin=False) == SessionFilter()
+    assert read_filter(lambda name: {"user": "bob"}.get(name, ""), admin=True) == SessionFilter(user="bob")
 
 
 def test_csv_file_has_every_column_and_no_formula() -> None:

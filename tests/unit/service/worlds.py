@@ -20,8 +20,7 @@ from fgpu_scheduler import (
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Site, Viewer, World, live_sessions
-from fgpuspawner.service.pages import sessions_view as words
-from fgpuspawner.service.pages.sessions_view import Page
+from fgpuspawner.service.pages.sessions_view import SessionsView, sessions_view
 
 S = SessionState
 
@@ -86,9 +85,9 @@ class Build:
         return World(snapshot, {f.session_id: f for f in found}, {"default": 500})
 
 
-def shown(world: World, viewer: Viewer, *, group: str | None = None, everybody: bool = False) -> Page:
+def shown(world: World, viewer: Viewer, *, group: str | None = None, everybody: bool = False) -> SessionsView:
     live = live_sessions(world, viewer, everybody=everybody)
-    return words.page(
+    return sessions_view(
         sessions=sessions_object(live, world, viewer, SITE)["sessions"],
         ended=[],
         capacity=capacity_object(world, viewer, fgpu_step_milli=100),
