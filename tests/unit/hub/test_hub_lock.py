@@ -1,4 +1,4 @@
-"""One Hub for an installation on a machine, and the note in the data folder that says which."""
+"""One Hub serves an installation on a machine, and it keeps its address while sessions run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fgpu_scheduler import BadSettings
-from fgpuspawner.hub.hub_lock import NOTE, HubLock
+from fgpu_scheduler import BadSettings, Request, Session, SessionState
+from fgpuspawner.hub.hub_lock import NOTE, URLS, HubLock, check_not_moved
 
 
 def test_empty_note_after_a_full_disk_does_not_refuse_the_start(tmp_path: Path) -> None:
@@ -52,3 +52,36 @@ def test_another_hub_of_this_account_is_refused(tmp_path: Path) -> None:
         hubs[1].serve(f"test-{os.getpid()}-twice")
     for hub in hubs:
         hub._name.close()
+
+
+OLD = ["http://172.20.0.1:8081/hub/api", "http://172.20.0.1:10880/services/fgpu/"]
+NEW = ["http://10.0.0.1:8081/hub/api", "http://172.20.0.1:10880/services/fgpu/"]
+ASKED = Request("alice", "", "python", "default", 500, 100, 256)
+RUNNING, PENDING = (Session(1, ASKED, state, 0) for state in (SessionState.RUNNING, SessionState.PENDING))
+
+
+def test_hub_moves_only_while_no_session_runs(tmp_path: Path) -> None:
+    check_not_moved(tmp_path, OLD, [])
+    with pytest.raises(BadSettings) as found:
+        check_not_moved(tmp_path, NEW, [RUNNING, RUNNING, PENDING])
+    assert str(found.value) == (
+        "c.FGPU.hub_address, c.JupyterHub.hub_ip or a port: 2 running sessions reach this Hub at "
+        "http://172.20.0.1:8081/hub/api, and it would be at http://10.0.0.1:8081/hub/api; set it back and let them end "
+        f"first (a drain), or remove {tmp_path / URLS} to cut them off"
+    )
+    # Every start checks again, until the address is set back or the sessions have ended.
+    with pytest.raises(BadSettings):
+        check_not_moved(tmp_path, NEW, [RUNNING])
+    check_not_moved(tmp_path, OLD, [RUNNING])
+    check_not_moved(tmp_path, NEW, [PENDING])
+    check_not_moved(tmp_path, NEW, [RUNNING])
+
+
+@pytest.mark.parametrize("damaged", [None, "", "{", "7"], ids=["removed", "empty", "cut", "a number"])
+def test_missing_or_damaged_address_file_does_not_refuse_the_start(
+    tmp_path: Path, damaged: str | None
+) -> None:
+    check_not_moved(tmp_path, OLD, [])
+    (tmp_path / URLS).unlink() if damaged is None else (tmp_path / URLS).write_text(damaged)
+    check_not_moved(tmp_path, NEW, [RUNNING])
+    check_not_moved(tmp_path, NEW, [RUNNING])

@@ -38,10 +38,7 @@ def test_every_setting_of_the_parent_class_is_in_the_table(
 ) -> None:
     in_table = {name for name in rows_of(kind) if "." not in name}
     assert in_table == set(parent.class_traits(config=True))
-
-
-def test_kubernetes_table_names_only_settings_that_exist() -> None:
-    assert set(rows_of(KubeSpawner)) - set(KubeSpawner.class_traits(config=True)) == set()
+    assert set(rows_of(KubeSpawner)) <= set(KubeSpawner.class_traits(config=True))
 
 
 @pytest.mark.parametrize("name", ["options_form", "options_from_form", "apply_user_options"])
@@ -75,15 +72,10 @@ def test_setting_that_cannot_be_used_is_refused_by_name(given: dict[str, Any], s
     ("given", "written"),
     [
         ({"image": "lab/a"}, "image"),
-        ({"allowed_images": ["lab/a"]}, "allowed_images"),
         ({"mem_limit": "2G"}, "mem_limit"),
         ({"cpu_limit": print}, "cpu_limit"),
-        ({"name_template": "lab-{username}"}, "name_template"),
-        ({"remove": True}, "remove"),
-        ({"pull_policy": "always"}, "pull_policy"),
         ({"start_timeout": 300}, "start_timeout"),
         ({"extra_host_config": {"device_requests": [1]}}, "extra_host_config['device_requests']"),
-        ({"extra_host_config": {"mem_limit": "1g"}}, "extra_host_config['mem_limit']"),
         ({"extra_create_kwargs": {"name": "lab"}}, "extra_create_kwargs['name']"),
         ({"environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}, "environment['NVIDIA_VISIBLE_DEVICES']"),
         (
@@ -102,13 +94,6 @@ def test_used_settings_and_defaults_have_no_line() -> None:
     used = {"volumes": {"a": "/b"}, "cmd": ["lab"], "environment": {"N": 1, "P": Path("/p"), "F": print}}
     assert lines(group_overrides={"01": {"spawner_override": ["mem_limit"]}, "02": None}) == []
     assert lines(**used, pull_policy="ifnotpresent", remove=False, options_form="", mem_limit=None) == []
-
-
-def test_local_processes_have_a_table_of_their_own() -> None:
-    (line,) = lines(LocalFGPUSpawner, "LocalProcessSpawner", kill_timeout=3)
-    assert line.startswith(
-        "c.LocalProcessSpawner.kill_timeout has no effect: c.LocalFGPUSpawner.stop_timeout_s"
-    )
 
 
 @pytest.mark.parametrize(
