@@ -30,9 +30,9 @@ from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu")
 
-KEPT = "fgpu_session"
+SESSION_KEY = "fgpu_session"
 """Key in a server's state in the Hub's database: the id of its session."""
-ENDED = "fgpu_ended"
+ENDED_KEY = "fgpu_ended"
 """Key in a server's state: the id of a session that was ended by a user before its end could be committed."""
 MOST_NAMED = 5
 """Number of sessions that a warning names."""
@@ -73,7 +73,7 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
         log.warning(
             "The Hub's own database is new, or older than what runs: %d sessions that it did not know are adopted (%s)",
             len(adopted),
-            _some([f"{s.request.user}/{s.request.server_name}" for s in adopted]),
+            _first_few([f"{s.request.user}/{s.request.server_name}" for s in adopted]),
         )
     return adopted
 
@@ -119,7 +119,7 @@ class CheckedEngine:
         there = {thing.session_id for thing in seen.things if thing.alive and thing.node_id == node_id}
         if newer := [n for n in sorted(there) if not await asyncio.to_thread(self._knows, n, node_id)]:
             raise BadSettings(
-                f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}): it is "
+                f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_first_few(newer)}): it is "
                 "older; use the newer one again, or have this start end them: c.FGPU.end_unknown_sessions = True"
             )
         unseen = [
@@ -132,7 +132,7 @@ class CheckedEngine:
         if lost := [session.id for session, answer in zip(unseen, answers, strict=True) if answer]:
             raise BadSettings(
                 f"runtime, or the engine's address: {len(lost)} sessions answer that the engine does not know "
-                f"({_some(lost)}); set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
+                f"({_first_few(lost)}); set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
             )
 
     def _knows(self, session_id: int, node_id: str) -> bool:
@@ -154,7 +154,7 @@ async def _answers(session: Session) -> bool:
         return False
 
 
-def _some(named: Sequence[object]) -> str:
+def _first_few(named: Sequence[object]) -> str:
     return ", ".join(map(str, named[:MOST_NAMED])) + (", ..." if len(named) > MOST_NAMED else "")
 
 
@@ -165,8 +165,8 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
     if server is None:
         return False
     state = server.state or {}
-    if server.server is None or state.get(ENDED) == session.id:
-        return state.get(ENDED) == session.id
+    if server.server is None or state.get(ENDED_KEY) == session.id:
+        return state.get(ENDED_KEY) == session.id
     # Without a stored token only the server's state identifies the session.
     token = _token_noted(session)
     return (
@@ -177,7 +177,7 @@ def _is_known_or_ended(db: Any, session: Session) -> bool:
 
 
 def session_in(state: Mapping[str, Any] | None) -> int | None:
-    return (state or {}).get(KEPT)
+    return (state or {}).get(SESSION_KEY)
 
 
 def _token_noted(session: Session) -> ServerToken | None:
@@ -205,7 +205,7 @@ def _write(app: Any, session: Session) -> None:
     started = datetime.fromtimestamp(session.started_at_s or 0, UTC).replace(tzinfo=None)
     server.started = server.last_activity = started
     server.user_options = LaunchRequest.of(session.own_request).as_options()
-    server.state = {KEPT: session.id}
+    server.state = {SESSION_KEY: session.id}
     token = _token_noted(session)
     if token is None:
         log.warning(

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, 
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
-from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
+from fgpuspawner.hub.watchdog import Judge, Record, WatchedSessions, launched_with
 from fgpuspawner.isolation.backends import DriverCgroup, Interposer
 from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource, running_on
 from fgpuspawner.isolation.nvml_reader import DeviceUse
@@ -158,7 +158,7 @@ class ComputeWatch:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: WatchedSessions,
         record: Record,
         ask: Ask,
         *,
@@ -187,8 +187,10 @@ class ComputeWatch:
             elif not computed or self._is_trusted(session, snapshot, computed):
                 await self._judge.judge(session.id, snapshot.at_s, None, known=True)
             elif session.id not in self._asking:
-                self._asking[session.id] = asyncio.create_task(self._look_closer(session, snapshot, computed))
-        self._say_silent(snapshot)
+                self._asking[session.id] = asyncio.create_task(
+                    self._ask_and_judge(session, snapshot, computed)
+                )
+        self._log_silent_gpus(snapshot)
 
     async def answered(self) -> None:
         while self._asking:
@@ -227,15 +229,15 @@ class ComputeWatch:
         assert session.placement is not None
         self._trusted[session.id] = TrustedAnswer(session.placement, held, for_s, snapshot.at_s + for_s)
 
-    async def _look_closer(
+    async def _ask_and_judge(
         self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]
     ) -> None:
         try:
-            await self._judge_closely(session, snapshot, computed)
+            await self._ask_and_count(session, snapshot, computed)
         finally:
             del self._asking[session.id]
 
-    async def _judge_closely(
+    async def _ask_and_count(
         self, session: Session, snapshot: GpuSnapshot, computed: Sequence[Computed]
     ) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
@@ -270,7 +272,7 @@ class ComputeWatch:
         if offence is not None:
             self._snapshot_soon(snapshot.source, STRIKE_AFTER_S)
 
-    def _say_silent(self, snapshot: GpuSnapshot) -> None:
+    def _log_silent_gpus(self, snapshot: GpuSnapshot) -> None:
         """Log once which GPUs do not report compute by process."""
         for uuid, use in snapshot.devices.items():
             tells = isinstance(use, DeviceUse) and all(p.sm_percent is not None for p in use.processes)

@@ -68,7 +68,7 @@ FIRST_COUNT_S = 600
 REMOVED = "taken by removed files that are still open"
 
 
-class Sessions(Protocol):
+class RunningSessions(Protocol):
     async def live(self) -> tuple[Session, ...]: ...
 
     async def warn(self, session_id: int, message: str | None, cause: EndCause = ...) -> Session: ...
@@ -76,7 +76,7 @@ class Sessions(Protocol):
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session: ...
 
 
-class Measuring(Protocol):
+class DiskMeter(Protocol):
     async def disk_use(self, session: Session) -> DiskUse: ...
 
 
@@ -101,8 +101,8 @@ class SessionDisks:
 
     def __init__(
         self,
-        engine: Measuring,
-        sessions: Sessions,
+        engine: DiskMeter,
+        sessions: RunningSessions,
         limits: DiskLimits,
         *,
         data: Path,

@@ -149,7 +149,7 @@ class DatabaseCheck:
         return True
 
 
-class Health(HealthCheckHandler):  # type: ignore[misc]
+class HubHealth(HealthCheckHandler):  # type: ignore[misc]
     """The Hub's health for monitors, without log-in and without details."""
 
     disk: HubDisk
@@ -183,7 +183,7 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
 def serve_health(app: Any, disk: HubDisk, runtime: Runtime) -> None:
     """Replace the handler of the Hub's health address."""
     database = DatabaseCheck(runtime.store.check_writable)
-    own = type("Health", (Health,), {"disk": disk, "runtime": runtime, "database": database})
+    own = type("HubHealth", (HubHealth,), {"disk": disk, "runtime": runtime, "database": database})
     # In place: JupyterHub starts with this list object.
     app.handlers[:] = [
         (entry[0], own, *entry[2:]) if entry[1] is HealthCheckHandler else entry for entry in app.handlers

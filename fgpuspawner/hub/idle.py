@@ -25,7 +25,7 @@ ASK_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class ServerIdle:
     """Since when, in UTC seconds, a server's kernels and terminals are idle.
 
     With ``notes_input`` also keyboard and pointer; otherwise the server counts every request, even those of open tabs.
@@ -43,7 +43,7 @@ class Servers(Protocol):
         """Return when the Hub last heard of activity at the session's server; None if it does not know the server."""
 
     @classmethod
-    async def quiet(cls, session: Session) -> Quiet | None:
+    async def server_idle(cls, session: Session) -> ServerIdle | None:
         """Ask the session's server since when it is idle; None if it is busy or does not answer."""
 
 
@@ -77,7 +77,7 @@ class SessionActivity:
         if gpu_since_s is None or now_s - max(gpu_since_s, started_s) < long_enough_s:
             return None
         # The Hub hears of activity only every few minutes, so the server decides.
-        quiet = await self._servers.quiet(session)
+        quiet = await self._servers.server_idle(session)
         heard_s = self._servers.last_activity_s(session)
         if quiet is None or heard_s is None:
             return None
@@ -85,7 +85,7 @@ class SessionActivity:
         return None if now_s - since_s < long_enough_s else since_s
 
 
-async def ask_quiet(base_url: str, token: str) -> Quiet | None:
+async def ask_server_idle(base_url: str, token: str) -> ServerIdle | None:
     """Return since when a Jupyter server is idle; None if it is busy or does not answer."""
     try:
         # One after the other: after a failure no half-read answer is left open.
@@ -100,7 +100,7 @@ async def ask_quiet(base_url: str, token: str) -> Quiet | None:
             others = await _ask(f"{base_url}api/terminals?no_track_activity=1", token)
             input_at_s = int(noted["input_at_s"])
         since_s = max(input_at_s, *(instant_s(one["last_activity"]) for one in (*others, *kernels)), 0)
-        return Quiet(since_s, notes_input=noted is not None)
+        return ServerIdle(since_s, notes_input=noted is not None)
     # The server is the user's own: whatever it answers, the other sessions must still be asked.
     except (NoAnswer, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as e:
         words = f"{e!r}"[:500]

@@ -40,7 +40,7 @@ DRIVER_FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricsReading:
     """What was read at a monotonic time."""
 
     at_s: float
@@ -48,7 +48,7 @@ class Reading:
     health: GpuHealthState
 
 
-class Metrics(Collector):
+class HubMetrics(Collector):
     """The collector that a registry scrapes, and the counters that the Hub updates. One for the Hub."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Metrics(Collector):
         self._answering = answering
         self._data = data
         self._now_s = monotonic
-        self._reading: Reading | None = None
+        self._reading: MetricsReading | None = None
         self._counted = CollectorRegistry()
         self.waits = self._histogram("wait", "From a request to its place on a GPU.", WAITS_S, "group")
         self.starts = self._histogram(
@@ -125,7 +125,7 @@ class Metrics(Collector):
         except FGPUError:
             self._reading = None
             raise
-        self._reading = Reading(self._now_s(), snapshot, HEALTH.read(self._data))
+        self._reading = MetricsReading(self._now_s(), snapshot, HEALTH.read(self._data))
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not collect."""

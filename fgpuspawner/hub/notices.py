@@ -36,7 +36,7 @@ WRITTEN = "notices.json"
 KEPT = ("PATH", "HOME", "LANG", "TZ")
 """The only variables that the program gets of the Hub's environment, which has secrets."""
 
-Notice = Mapping[str, str | int | None]
+NoticeFields = Mapping[str, str | int | None]
 
 
 class ProgramFailed(FGPUError):
@@ -45,7 +45,7 @@ class ProgramFailed(FGPUError):
     code = "notice_failed"
 
 
-def notice_of(event: Event, session: Session, *, site_name: str) -> Notice | None:
+def notice_of(event: Event, session: Session, *, site_name: str) -> NoticeFields | None:
     """Return the notice of an event for a session's owner; None if there is none.
 
     The values are text, numbers or None: docs/operations.md describes them.
@@ -123,11 +123,11 @@ class Notices:
             await asyncio.to_thread(self._write)
         while found := await asyncio.to_thread(self._store.events, after_id=self._last_id, limit=PAGE):
             for event in found:
-                await self._tell(event)
+                await self._send(event)
                 self._last_id = event.id
             await asyncio.to_thread(self._write)
 
-    async def _tell(self, event: Event) -> None:
+    async def _send(self, event: Event) -> None:
         if event.session_id is None or event.at_s < self._clock.now_s() - OLD_S:
             return
         session = await asyncio.to_thread(self._store.session, event.session_id)
@@ -135,7 +135,7 @@ class Notices:
         if notice is None:
             return
         try:
-            await run(self._command, notice)
+            await run_program(self._command, notice)
         except (ProgramFailed, OSError) as e:
             self._failures.failed(e)
         else:
@@ -156,7 +156,7 @@ class Notices:
         write_whole(self._path, json.dumps({"told": self._last_id}).encode(), mode=0o600)
 
 
-async def run(command: Sequence[str], notice: Notice) -> None:
+async def run_program(command: Sequence[str], notice: NoticeFields) -> None:
     """Run the program with a notice as one JSON object on its standard input.
 
     Raises:

@@ -52,13 +52,13 @@ SETTLES_WITHIN_S = 3.0
 ASK_AGAIN_S = 0.2
 MIB = 2**20
 
-Held = Callable[[Session], Awaitable[int]]
+HeldBytes = Callable[[Session], Awaitable[int]]
 """Returns what libfgpu has granted to a session of its GPU, in bytes. Raises FGPUError if that is unknown."""
-Problems = Callable[[Session, Limits], Awaitable[Sequence[str]]]
+ProveLimits = Callable[[Session, Limits], Awaitable[Sequence[str]]]
 """Asks from inside a session where these limits are not in force."""
 
 
-class Refusal(FGPUError):
+class ResizeRefused(FGPUError):
     """A request that is refused; the message is for the owner."""
 
     code = "not_resized"
@@ -72,8 +72,8 @@ class Resizer:
         isolation: Isolation,
         clock: Clock,
         *,
-        held: Held,
-        problems: Problems,
+        held: HeldBytes,
+        problems: ProveLimits,
         step_milli: int,
         told: Callable[[str], None] = lambda outcome: None,
     ) -> None:
@@ -116,7 +116,7 @@ class Resizer:
         state, message = ResizeState.DONE, None
         try:
             await self._resize(request)
-        except Refusal as e:
+        except ResizeRefused as e:
             state, message = ResizeState.REFUSED, str(e)
         answer = self._requests.answer
         await asyncio.to_thread(answer, request.session_id, state, message, now_s=self._clock.now_s())
@@ -146,12 +146,12 @@ class Resizer:
         try:
             session = await self._queue.session(request.session_id)
         except UnknownSession:
-            raise Refusal("The session has ended.") from None
+            raise ResizeRefused("The session has ended.") from None
         if session.state is not SessionState.RUNNING:
-            raise Refusal("The session has ended.")
+            raise ResizeRefused("The session has ended.")
         fixed = self._isolation.resizes(session)
         if fixed is not None:
-            raise Refusal(f"This session can't be resized: {fixed}.")
+            raise ResizeRefused(f"This session can't be resized: {fixed}.")
         # Repair what a crashed Hub left first.
         await asyncio.to_thread(self._as_recorded, session)
         would = await self._queue.resizable(session.id, request.amount)
@@ -186,7 +186,7 @@ class Resizer:
         would = await self._queue.resizable(session.id, before)
         if not isinstance(would, NotResized) and _share(would) != _share(session):
             await self._shrink(session, would, before, proves=False)
-        raise Refusal(
+        raise ResizeRefused(
             f"The new slice could not be put in force ({problems[0][:200]}). The session keeps what it had."
         )
 
@@ -205,13 +205,13 @@ class Resizer:
             if used_mib > most_mib:
                 raise await self._in_use(session, used_mib)
             if problems:
-                raise Refusal(
+                raise ResizeRefused(
                     f"The smaller slice could not be put in force ({problems[0][:200]}). The session keeps what it had."
                 )
             found = await self._queue.resize(session.id, amount)
             if isinstance(found, NotResized):
                 raise await self._refused(found, session, amount)
-        except Refusal:
+        except ResizeRefused:
             await asyncio.to_thread(self._isolation.resize, session)
             raise
 
@@ -228,7 +228,7 @@ class Resizer:
         try:
             return -(-await self._held(session) // MIB)
         except (BadReport, LaunchFailed, EngineSilent) as e:
-            raise Refusal(
+            raise ResizeRefused(
                 f"It can't be told what the session holds of its GPU ({e}). It keeps what it had."
             ) from e
 
@@ -238,13 +238,13 @@ class Resizer:
         except (LaunchFailed, EngineSilent) as e:
             return [str(e)]
 
-    async def _in_use(self, session: Session, used_mib: int) -> Refusal:
+    async def _in_use(self, session: Session, used_mib: int) -> ResizeRefused:
         world = await self._queue.snapshot()
-        return Refusal(in_use_words(session, world, used_mib, step_milli=self._step_milli))
+        return ResizeRefused(in_use_words(session, world, used_mib, step_milli=self._step_milli))
 
-    async def _refused(self, why: NotResized, session: Session, amount: Amount) -> Refusal:
+    async def _refused(self, why: NotResized, session: Session, amount: Amount) -> ResizeRefused:
         world = await self._queue.snapshot()
-        return Refusal(not_resized_words(why, session, amount, world, step_milli=self._step_milli))
+        return ResizeRefused(not_resized_words(why, session, amount, world, step_milli=self._step_milli))
 
     def _as_recorded(self, session: Session) -> None:
         found = limits.read(self._isolation.folder(session.id))

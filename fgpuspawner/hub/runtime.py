@@ -51,7 +51,7 @@ from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_pulls import ImageWatch, Prefetch, PullProgressFile
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
-from fgpuspawner.hub.metrics import Metrics
+from fgpuspawner.hub.metrics import HubMetrics
 from fgpuspawner.hub.notices import Notices
 from fgpuspawner.hub.resizing import resizer_of
 from fgpuspawner.hub.retention import begin_retention
@@ -178,7 +178,7 @@ class Runtime:
             ),
         )
         data = settings.data_path()
-        self.metrics = Metrics(self.queue, self.engine.answering, data=data)
+        self.metrics = HubMetrics(self.queue, self.engine.answering, data=data)
         self.store.tell_transactions(self.metrics.transaction)
         self.queue.on_end = self._on_end
         self.queue.on_pass = self.metrics.passes.observe

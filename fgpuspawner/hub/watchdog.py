@@ -4,7 +4,7 @@ libfgpu's accounting file can be written by the session, and a process can bypas
 be changed by either.
 
 1. `compare` finds the sessions above their limit plus a tolerance in one snapshot of the GPUs.
-2. `after_look` turns this into strikes. Each strike warns the owner; the third one ends the session.
+2. `next_strikes` turns this into strikes. Each strike warns the owner; the third one ends the session.
 3. Strikes fade slowly, so a session that frees its memory between snapshots still collects them and is ended.
 4. `Judge` warns, ends, and writes the audit log.
 """
@@ -107,7 +107,7 @@ class Found:
 
     above: Mapping[int, OverLimit]
     unknown: frozenset[int]
-    strangers: frozenset[tuple[str, int]]
+    unknown_processes: frozenset[tuple[str, int]]
 
 
 def compare(
@@ -121,13 +121,13 @@ def compare(
     above: dict[int, OverLimit] = {}
     silent = {uuid for uuid, use in snapshot.devices.items() if not isinstance(use, DeviceUse)}
     unknown = {s for s, own in allowances.items() if silent.intersection(own)}
-    strangers: set[tuple[str, int]] = set()
+    unknown_processes: set[tuple[str, int]] = set()
     for uuid, use in sorted(snapshot.devices.items()):
         used: dict[int, list[int]] = {}
         for process in use.processes if isinstance(use, DeviceUse) else ():
             session_id = snapshot.owners.get(process.pid)
             if session_id is None:
-                strangers.add((uuid, process.pid))
+                unknown_processes.add((uuid, process.pid))
             elif session_id in allowances:
                 if process.used_bytes is None:
                     unknown.add(session_id)
@@ -142,16 +142,16 @@ def compare(
             if used_mib > allowed_mib:
                 above.setdefault(session_id, OverLimit(session_id, uuid, used_mib, own.limit_mib))
     # Known figures above the limit are enough.
-    return Found(above, frozenset(unknown - set(above)), frozenset(strangers))
+    return Found(above, frozenset(unknown - set(above)), frozenset(unknown_processes))
 
 
-class Step(Enum):
+class Consequence(Enum):
     """The consequence of one snapshot for one session."""
 
     NOTHING = auto()
     WARN = auto()
     END = auto()
-    TAKE_BACK = auto()
+    WITHDRAW = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,33 +160,33 @@ class Strikes:
 
     count: float = 0.0
     last_at_s: float | None = None
-    looked_at_s: float = 0.0
+    checked_at_s: float = 0.0
     warned: bool = False
 
 
-def after_look(
+def next_strikes(
     before: Strikes, *, at_s: float, is_above: bool | None, every_s: float
-) -> tuple[Strikes, Step]:
+) -> tuple[Strikes, Consequence]:
     """Return a session's strikes after a check, and the consequence. Pure.
 
     ``is_above`` None (unknown) changes nothing. After a warning the session has one mean interval before the next
     strike.
     """
-    now = replace(before, looked_at_s=at_s)
+    now = replace(before, checked_at_s=at_s)
     match is_above:
         case None:
-            return now, Step.NOTHING
+            return now, Consequence.NOTHING
         case False:
-            kept_to_it_s = at_s - before.looked_at_s
+            within_limit_s = at_s - before.checked_at_s
             now = replace(
-                now, count=max(0.0, before.count - kept_to_it_s / (FADES_IN * every_s)), warned=False
+                now, count=max(0.0, before.count - within_limit_s / (FADES_IN * every_s)), warned=False
             )
-            return now, Step.TAKE_BACK if before.warned else Step.NOTHING
+            return now, Consequence.WITHDRAW if before.warned else Consequence.NOTHING
         case True:
             if before.last_at_s is not None and at_s - before.last_at_s < every_s:
-                return now, Step.NOTHING
+                return now, Consequence.NOTHING
             now = replace(now, count=before.count + 1, last_at_s=at_s, warned=True)
-            return now, Step.END if now.count > STRIKES - 1 else Step.WARN
+            return now, Consequence.END if now.count > STRIKES - 1 else Consequence.WARN
         case _:
             assert_never(is_above)
 
@@ -199,7 +199,7 @@ def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str
     return f"{what}; if it is found {found} {'once' if more == 1 else f'{more} times'} more, it is ended. {advice}"
 
 
-class Sessions(Protocol):
+class WatchedSessions(Protocol):
     """What the watchdog uses of the scheduler."""
 
     async def warn(self, session_id: int, message: str | None) -> Session: ...
@@ -210,7 +210,9 @@ class Sessions(Protocol):
 class Judge:
     """Counts strikes for one kind of offence, warns, ends, and takes warnings back. Without ``ends`` it only warns."""
 
-    def __init__(self, sessions: Sessions, record: Record, *, every_s: float, ends: bool = True) -> None:
+    def __init__(
+        self, sessions: WatchedSessions, record: Record, *, every_s: float, ends: bool = True
+    ) -> None:
         self._sessions = sessions
         self._record = record
         self._every_s = every_s
@@ -222,33 +224,35 @@ class Judge:
 
     async def judge(self, session_id: int, at_s: float, offence: Offence | None, *, known: bool) -> None:
         """Count one check of a session, and carry out the consequence."""
-        before = self._strikes.get(session_id, Strikes(looked_at_s=at_s))
+        before = self._strikes.get(session_id, Strikes(checked_at_s=at_s))
         is_above = offence is not None if known else None
-        after, step = after_look(before, at_s=at_s, is_above=is_above, every_s=self._every_s)
-        if await self._done(session_id, step, offence, after):
+        after, step = next_strikes(before, at_s=at_s, is_above=is_above, every_s=self._every_s)
+        if await self._carry_out(session_id, step, offence, after):
             self._strikes[session_id] = after
         else:
             # A strike without a warning does not count; the next check tries again.
-            self._strikes[session_id] = replace(before, looked_at_s=at_s)
+            self._strikes[session_id] = replace(before, checked_at_s=at_s)
 
-    async def _done(self, session_id: int, step: Step, offence: Offence | None, after: Strikes) -> bool:
+    async def _carry_out(
+        self, session_id: int, step: Consequence, offence: Offence | None, after: Strikes
+    ) -> bool:
         """Carry out the consequence and return whether that worked; a failure for one session affects no other."""
-        if step is Step.NOTHING:
+        if step is Consequence.NOTHING:
             return True
         try:
-            if step is Step.TAKE_BACK:
+            if step is Consequence.WITHDRAW:
                 log.info("Session %d is within its GPU limit again", session_id)
                 await self._sessions.warn(session_id, None)
                 return True
             assert offence is not None
-            is_end = step is Step.END and self._ends
+            is_end = step is Consequence.END and self._ends
             words = f"{offence.words}; {after.count:.1f} of {STRIKES} strikes"
             if is_end:
                 log.error("Session %d %s: it is ended", session_id, words)
-                told = await self._sessions.end(session_id, EndCause.ISOLATION_FAILED, offence.ended)
+                changed = await self._sessions.end(session_id, EndCause.ISOLATION_FAILED, offence.ended)
             else:
                 log.warning("Session %d %s: its owner is warned", session_id, words)
-                told = await self._sessions.warn(
+                changed = await self._sessions.warn(
                     session_id, warning_words(offence, after.count, ends=self._ends)
                 )
         except FGPUError as e:
@@ -258,7 +262,7 @@ class Judge:
             log.exception("The watchdog could not do this")
             return False
         try:
-            await self._record(told, "watchdog.end" if is_end else "watchdog.strike", words)
+            await self._record(changed, "watchdog.end" if is_end else "watchdog.strike", words)
         except FGPUError as e:
             log.error("The audit log has no line of this: %s", e)
         return True
@@ -268,12 +272,18 @@ class Watchdog:
     """Checks every snapshot. ``every_s`` is the mean time between two of the same machine."""
 
     def __init__(
-        self, isolation: Isolation, sessions: Sessions, record: Record, *, every_s: float, tolerance_mib: int
+        self,
+        isolation: Isolation,
+        sessions: WatchedSessions,
+        record: Record,
+        *,
+        every_s: float,
+        tolerance_mib: int,
     ) -> None:
         self._isolation = isolation
         self._judge = Judge(sessions, record, every_s=every_s)
         self._tolerance_mib = tolerance_mib
-        self._strangers: frozenset[tuple[str, int]] = frozenset()
+        self._unknown_processes: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
@@ -286,16 +296,16 @@ class Watchdog:
         for uuid, use in snapshot.devices.items():
             silent: list[int] = []
             if isinstance(use, DeviceUse):
-                self._fine(uuid)
+                self._log_recovery(uuid)
                 silent = [process.pid for process in use.processes if process.used_bytes is None]
             else:
-                self._trouble(uuid, f"GPU {uuid}: {use}")
+                self._log_trouble(uuid, f"GPU {uuid}: {use}")
             if silent:
-                self._trouble(f"amounts of {uuid}", f"GPU {uuid} tells no amount for processes {silent}")
+                self._log_trouble(f"amounts of {uuid}", f"GPU {uuid} tells no amount for processes {silent}")
             else:
-                self._fine(f"amounts of {uuid}")
+                self._log_recovery(f"amounts of {uuid}")
         found = compare(snapshot, watched, tolerance_mib=self._tolerance_mib)
-        self._say_strangers(snapshot.devices, found.strangers, live)
+        self._log_unknown_processes(snapshot.devices, found.unknown_processes, live)
         for session_id in watched:
             known = session_id not in found.unknown
             await self._judge.judge(session_id, snapshot.at_s, found.above.get(session_id), known=known)
@@ -315,26 +325,28 @@ class Watchdog:
             for share in session.placement.shares
         }
 
-    def _say_strangers(
-        self, uuids: Iterable[str], strangers: frozenset[tuple[str, int]], live: Sequence[Session]
+    def _log_unknown_processes(
+        self, uuids: Iterable[str], unknown_processes: frozenset[tuple[str, int]], live: Sequence[Session]
     ) -> None:
         """Log each process that uses a shared GPU outside any session, once."""
         # A container's processes are known to be a session's only once the container runs.
         if any(s.state in LAUNCHING for s in live):
             return
-        for uuid, pid in sorted(strangers - self._strangers):
+        for uuid, pid in sorted(unknown_processes - self._unknown_processes):
             log.warning("Process %d uses GPU %s and belongs to no session", pid, uuid)
         here = frozenset(uuids)
-        self._strangers = frozenset(s for s in self._strangers if s[0] not in here) | strangers
+        self._unknown_processes = (
+            frozenset(s for s in self._unknown_processes if s[0] not in here) | unknown_processes
+        )
 
-    def _trouble(self, about: str, words: str) -> None:
+    def _log_trouble(self, about: str, words: str) -> None:
         """Log why the watchdog cannot check: at once, and again while it lasts."""
-        looks = self._troubles.get(about, 0)
-        if looks % SAY_AGAIN_AFTER == 0:
+        checks = self._troubles.get(about, 0)
+        if checks % SAY_AGAIN_AFTER == 0:
             log.error("The watchdog does not know what sessions hold, and ends nobody for it: %s", words)
-        self._troubles[about] = looks + 1
+        self._troubles[about] = checks + 1
 
-    def _fine(self, about: str) -> None:
+    def _log_recovery(self, about: str) -> None:
         if self._troubles.pop(about, 0):
             log.warning("The watchdog sees again: %s", about)
 

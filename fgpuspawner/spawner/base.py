@@ -60,7 +60,7 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.form.offer import CANNOT_START, LaunchRequest, Refused, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
-from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
+from fgpuspawner.hub.adoption import ENDED_KEY, SESSION_KEY, session_in, token_of
 from fgpuspawner.hub.hub_handlers import ended_by
 from fgpuspawner.hub.inherited import LOG_SAYS_WHY, suspects
 from fgpuspawner.hub.session_server import first_answer, wait_up
@@ -603,12 +603,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return None if heard is None else int(heard.replace(tzinfo=UTC).timestamp())
 
     @classmethod
-    async def quiet(cls, session: Session) -> idle.Quiet | None:
+    async def server_idle(cls, session: Session) -> idle.ServerIdle | None:
         """Ask the session's server since when it is idle; None if it is busy or does not answer."""
         spawner = cls._by_session.get(session.id)
         if spawner is None or spawner._phase != cls.UP or spawner._stop_pending:
             return None
-        return await idle.ask_quiet(await spawner.get_url(), spawner._own_access_token())
+        return await idle.ask_server_idle(await spawner.get_url(), spawner._own_access_token())
 
     def _own_access_token(self) -> str:
         """Return a short-lived token of this process that opens this server only."""
@@ -752,9 +752,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         """Return the state that the Hub keeps of this server: its session, and an end that is not committed yet."""
         state: dict[str, Any] = super().get_state()
         if self._session is not None:
-            state[KEPT] = self._session.id
+            state[SESSION_KEY] = self._session.id
         if self._ended is not None:
-            state[ENDED] = self._ended
+            state[ENDED_KEY] = self._ended
         return state
 
     def clear_state(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fgpuspawner.hub.idle import ask_quiet
+from fgpuspawner.hub.idle import ask_server_idle
 from hubprocess import free_ports, until
 
 
@@ -39,9 +39,9 @@ def server(tmp_path: Path, extended: bool) -> Iterator[str]:
 
 
 def test_idle_question_is_no_activity(server: str, extended: bool) -> None:
-    first = until(lambda: asyncio.run(ask_quiet(server, "sesame")), what="the server answers")
+    first = until(lambda: asyncio.run(ask_server_idle(server, "sesame")), what="the server answers")
     assert first is not None
     assert first.notes_input is extended
     until(lambda: time.time() >= first.since_s + 2)
-    assert asyncio.run(ask_quiet(server, "sesame")) == first
-    assert asyncio.run(ask_quiet(server, "sesame")) == first
+    assert asyncio.run(ask_server_idle(server, "sesame")) == first
+    assert asyncio.run(ask_server_idle(server, "sesame")) == first

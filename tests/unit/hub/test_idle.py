@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.idle import Quiet, SessionActivity, ask_quiet, instant_s
+from fgpuspawner.hub.idle import ServerIdle, SessionActivity, ask_server_idle, instant_s
 
 
 def session(number: int = 1, *uuids: str) -> Session:
@@ -38,7 +38,7 @@ class Gpus:
 
 class Servers:
     heard_s: ClassVar[int | None] = 0
-    found: ClassVar[Quiet | None] = None
+    found: ClassVar[ServerIdle | None] = None
     asked: ClassVar[int] = 0
 
     @classmethod
@@ -46,7 +46,7 @@ class Servers:
         return cls.heard_s
 
     @classmethod
-    async def quiet(cls, session: Session) -> Quiet | None:
+    async def server_idle(cls, session: Session) -> ServerIdle | None:
         cls.asked += 1
         return cls.found
 
@@ -81,7 +81,7 @@ def test_session_is_idle_since_its_last_activity_of_any_kind(
         pass
 
     Own.heard_s = heard_s
-    Own.found = None if quiet_s is None else Quiet(quiet_s, notes_input)
+    Own.found = None if quiet_s is None else ServerIdle(quiet_s, notes_input)
     if notes_input and heard_s == 9900:
         # An open tab sends requests without a user.
         since_s = 100
@@ -141,8 +141,8 @@ def test_idle_time_of_servers_that_do_not_record_input(
     answers: dict[str, Any], token: str, since_s: int | None
 ) -> None:
     with server(answers) as url:
-        found = asyncio.run(ask_quiet(url, token))
-    assert found == (None if since_s is None else Quiet(since_s, notes_input=False))
+        found = asyncio.run(ask_server_idle(url, token))
+    assert found == (None if since_s is None else ServerIdle(since_s, notes_input=False))
 
 
 TERMINAL = {"name": "1", "last_activity": "1970-01-01T00:06:40Z"}
@@ -167,14 +167,14 @@ TERMINAL = {"name": "1", "last_activity": "1970-01-01T00:06:40Z"}
 )
 def test_idle_time_of_servers_that_record_input(answers: dict[str, Any], since_s: int | None) -> None:
     with server(answers) as url:
-        found = asyncio.run(ask_quiet(url, "sesame"))
-    assert found == (None if since_s is None else Quiet(since_s, notes_input=True))
+        found = asyncio.run(ask_server_idle(url, "sesame"))
+    assert found == (None if since_s is None else ServerIdle(since_s, notes_input=True))
 
 
 def test_a_server_that_is_gone_is_not_idle() -> None:
     with server({}) as url:
         pass
-    assert asyncio.run(ask_quiet(url, "sesame")) is None
+    assert asyncio.run(ask_server_idle(url, "sesame")) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The image worker goes on whatever fails, and says why where it cannot."""
+"""The image worker continues after failures, and stores the reason of a permanent one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def wished(store: Store) -> PrivateImage:
-    """An image that is wished, of a session that runs."""
+    """A requested image of a running session."""
     gpu = Device("GPU-0", "local", 0, "Test GPU", 8192, 1000, True)
     store.set_nodes([Node("local", "default", 8000, 16384, (gpu,))], now_s=1)
     session = store.submit([Request("alice", "", "python", "default", 500, 1000, 1024)], now_s=1)[0]
@@ -66,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Saving(LocalEngine):
-    """Local processes, which can be saved as ``save`` does it. What is removed is kept in mind."""
+    """Local processes that ``save`` saves; it records removed images."""
 
     def __init__(self, installation: Installation, save: Callable[[SaveSpec], SavedImage]) -> None:
         super().__init__(installation, stop_timeout_s=1)
@@ -121,32 +121,33 @@ async def test_worker_continues_after_an_unexpected_error(
     monkeypatch.setattr(store, "version", fails_at_first)
     async with working(store, tmp_path):
         await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
-    assert "local processes" in str(PrivateImages(store).get(wished.id).message)
-
-
-async def test_save_request_fails_where_sessions_cannot_be_saved(
-    store: Store, wished: PrivateImage, tmp_path: Path
-) -> None:
-    async with working(store, tmp_path):
-        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert PrivateImages(store).get(wished.id).message == (
         "sessions here are local processes, all of one system user, which cannot be saved as images"
     )
 
 
-async def test_unexpected_error_is_tried_three_times(
-    store: Store, wished: PrivateImage, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "tries", "message"),
+    [
+        (KeyError("RootFS"), 3, "internal error; the Hub's log says more"),
+        (CannotSave("it is refused"), 1, "it is refused"),
+        (CannotSave("it is refused", may_pass=True), 3, "it is refused"),
+    ],
+    ids=["unexpected", "refused", "refused for now"],
+)
+async def test_failed_save_is_repeated_if_that_may_help(
+    store: Store, wished: PrivateImage, tmp_path: Path, error: Exception, tries: int, message: str
 ) -> None:
-    tries = []
+    tried = []
 
     def save(_: SaveSpec) -> SavedImage:
-        tries.append(1)
-        raise KeyError("RootFS")
+        tried.append(1)
+        raise error
 
     async with working(store, tmp_path, save):
         await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
-    assert len(tries) == module.MOST_TRIES
-    assert PrivateImages(store).get(wished.id).message == "internal error; the Hub's log says more"
+    assert len(tried) == tries
+    assert PrivateImages(store).get(wished.id).message == message
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["not written", "only the answer lost"])
@@ -210,22 +211,6 @@ async def test_too_large_image_is_removed_with_the_reason(
     assert isinstance(engine, Saving)
     assert engine.removed == [wished.reference]
     assert "1 MiB" in str(PrivateImages(store).get(wished.id).message)
-
-
-@pytest.mark.parametrize("may_pass", [False, True])
-async def test_refused_save_is_repeated_only_if_that_may_help(
-    store: Store, wished: PrivateImage, tmp_path: Path, may_pass: bool
-) -> None:
-    tries = []
-
-    def save(_: SaveSpec) -> SavedImage:
-        tries.append(1)
-        raise CannotSave("it is refused", may_pass=may_pass)
-
-    async with working(store, tmp_path, save):
-        await eventually(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
-    assert len(tries) == (module.MOST_TRIES if may_pass else 1)
-    assert PrivateImages(store).get(wished.id).message == "it is refused"
 
 
 async def test_save_request_waits_for_a_silent_machine(

@@ -1,4 +1,4 @@
-"""Metrics: what is told of queue and GPUs, that nothing unknown is told as 0, and that no person is named."""
+"""Metrics of queue and GPUs: unknown values are left out, and no user is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fgpu_scheduler import (
     Store,
     StoreUnavailable,
 )
-from fgpuspawner.hub.metrics import OLD_S, Metrics
+from fgpuspawner.hub.metrics import OLD_S, HubMetrics
 from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, GpuHealthState
 
 NOW_S = 100_000
@@ -62,7 +62,7 @@ class Told:
 
     def __init__(self, data: Path) -> None:
         self.queue, self.at_s = AQueue(), 0.0
-        self.metrics = Metrics(
+        self.metrics = HubMetrics(
             self.queue,  # type: ignore[arg-type]
             lambda: (2, 1),
             data=data,
@@ -108,16 +108,14 @@ async def test_unknown_driver_figures_are_left_out(told: Told, tmp_path: Path) -
     assert told.of("fgpu_gpu_trouble") == {("0", "A100", "a"): 0}
 
 
-async def test_unreadable_queue_has_no_metrics(told: Told) -> None:
+async def test_unreadable_queue_and_old_readings_have_no_metrics(told: Told) -> None:
     await told.metrics.read()
     told.queue.found = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
         await told.metrics.read()
     assert told.of("fgpu_sessions") == {}
     assert told.of("fgpu_database_away") == {(): 1}
-
-
-async def test_old_reading_is_not_shown(told: Told) -> None:
+    told.queue.found = SNAPSHOT
     await told.metrics.read()
     told.at_s = OLD_S + 1
     assert told.of("fgpu_sessions") == {}

@@ -1,4 +1,4 @@
-"""Notices: what an owner is told by a program of the administrator's, once, and what becomes of one that fails."""
+"""Notices to owners by the administrator's program: each event once, and failures of the program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU = Device("GPU-1", "lab", 0, "A100", 40_960, 1000)
 
 
 class Clock:
-    """The instant that a test says."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.at_s = 0
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Lab:
-    """A store, and a program that keeps what it is told."""
+    """A store, and a program that records its notices."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,6 +73,11 @@ class Lab:
     def submit(self, server_name: str = "") -> Session:
         asked = Request("alice", server_name, "python", "default", 500, 1000, 1024)
         return self.store.submit([asked], now_s=self.clock())[0]
+
+    def runs_out_of_memory(self) -> None:
+        session = self.submit()
+        self.start(session)
+        self.end(session, EndCause.OOM)
 
     def start(self, session: Session) -> None:
         placed = Placement("lab", (Share.of(GPU, 500),))
@@ -167,14 +172,10 @@ async def test_restarted_hub_continues_after_the_last_notice(lab: Lab) -> None:
 
 
 async def test_earlier_and_old_events_are_not_notified(lab: Lab) -> None:
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     (lab.folder / notices.WRITTEN).unlink()
     await lab.new_hub().look()
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     lab.clock.at_s = OLD_S + 1
     await lab.hub.look()
     assert lab.told == []
@@ -185,9 +186,7 @@ async def test_invalid_position_file_does_not_stop_notices(lab: Lab) -> None:
         (lab.folder / notices.WRITTEN).write_text(broken)
         hub = lab.new_hub()
         await hub.look()
-        session = lab.submit()
-        lab.start(session)
-        lab.end(session, EndCause.OOM)
+        lab.runs_out_of_memory()
         await hub.look()
     assert len(lab.told) == 3
 
@@ -196,16 +195,12 @@ async def test_failed_program_is_logged_and_the_next_notice_is_sent(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab.does("echo first >&2; echo no such user >&2; exit 67")
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     with caplog.at_level(logging.WARNING):
         await lab.hub.look()
     assert caplog.messages == [f"An owner was not told: {lab.program} ended with status 67: no such user"]
     lab.does("cat >>told; echo >>told")
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     await lab.hub.look()
     assert len(lab.told) == 1
 
@@ -215,9 +210,7 @@ async def test_hanging_program_is_killed_with_its_children(
 ) -> None:
     monkeypatch.setattr(notices, "PROGRAM_TIMEOUT_S", 0.5)
     lab.does("(sleep 60; touch late) & sleep 60")
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     began_s = time.monotonic()
     await lab.hub.look()
     assert time.monotonic() - began_s < 30
@@ -229,9 +222,7 @@ async def test_program_gets_few_variables_of_the_hubs_environment(
 ) -> None:
     monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", "planted")
     lab.does("env >seen")
-    session = lab.submit()
-    lab.start(session)
-    lab.end(session, EndCause.OOM)
+    lab.runs_out_of_memory()
     await lab.hub.look()
     names = {line.partition("=")[0] for line in (lab.folder / "seen").read_text().splitlines()}
     assert names <= {*notices.KEPT, "PWD", "OLDPWD", "SHLVL", "_"}

@@ -1,4 +1,4 @@
-"""Asking a session's server: it answers whatever it likes, and the Hub's memory and patience are bounded."""
+"""Requests to a session's server, which may answer anything: the Hub's memory and time for it are limited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jupyterhub import __version__ as hub_version
 from jupyterhub._version import _check_version
 
 from fgpuspawner.hub import session_server
-from fgpuspawner.hub.idle import ask_quiet
+from fgpuspawner.hub.idle import ask_server_idle
 from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, first_answer, wait_up
 
 Answers = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -25,7 +25,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 class Session:
-    """A session's server, which answers every request alike; how often it was asked, and where it listens."""
+    """A session's server with the same answer to every request; it counts them."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -39,10 +39,10 @@ class Session:
 @contextlib.asynccontextmanager
 async def session(answers: Answers) -> AsyncIterator[Session]:
     found = Session()
-    talks: list[asyncio.Task[None]] = []
+    serving: list[asyncio.Task[None]] = []
     writers: list[asyncio.StreamWriter] = []
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await reader.readuntil(b"\r\n\r\n")
@@ -55,7 +55,7 @@ async def session(answers: Answers) -> AsyncIterator[Session]:
     # Not a coroutine: a connection that was taken is known in the same turn of the loop.
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        talks.append(asyncio.ensure_future(talk(reader, writer)))
+        serving.append(asyncio.ensure_future(serve(reader, writer)))
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     found.port = server.sockets[0].getsockname()[1]
@@ -65,19 +65,19 @@ async def session(answers: Answers) -> AsyncIterator[Session]:
         server.close()
         # One that was accepted in this turn of the loop is connected two turns later.
         await turns_of_the_loop(4)
-        for task in talks:
+        for task in serving:
             task.cancel()
         for writer in writers:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        await asyncio.gather(*talks, return_exceptions=True)
-        # Who asked, and was cancelled, hears now that its connection is gone, and closes it.
+        await asyncio.gather(*serving, return_exceptions=True)
+        # A cancelled client notices now that its connection is gone, and closes it.
         await turns_of_the_loop(20)
 
 
 async def turns_of_the_loop(number: int) -> None:
-    """Let the event loop look that often whether anything has come."""
+    """Let the event loop run this number of turns."""
     turn = asyncio.Event()
     for _ in range(number):
         asyncio.get_running_loop().call_soon(turn.set)
@@ -92,57 +92,36 @@ def plain(answer: bytes) -> Answers:
     return answers
 
 
-async def hundred_mb(writer: asyncio.StreamWriter) -> None:
-    writer.write(OK + b"Content-Length: 100000000\r\n\r\n")
-    for _ in range(1600):
-        writer.write(b"x" * 62_500)
-        await writer.drain()
+def endless(head: bytes, part: bytes, pause_s: float = 0.0) -> Answers:
+    """Return a server that sends ``part`` again and again."""
+
+    async def answers(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while True:
+            writer.write(part)
+            await writer.drain()
+            if pause_s:
+                await asyncio.sleep(pause_s)
+
+    return answers
 
 
-async def hundred_mb_in_chunks(writer: asyncio.StreamWriter) -> None:
-    writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-    for _ in range(1600):
-        writer.write(b"f424\r\n" + b"x" * 62_500 + b"\r\n")
-        await writer.drain()
-
-
-async def without_an_end(writer: asyncio.StreamWriter) -> None:
-    writer.write(OK + b"\r\n")
-    while True:
-        writer.write(b"x" * 62_500)
-        await writer.drain()
-
-
-async def headers_without_an_end(writer: asyncio.StreamWriter) -> None:
-    writer.write(OK)
-    while True:
-        writer.write(b"X-More: " + b"x" * 1000 + b"\r\n")
-        await writer.drain()
-
-
-async def drips(writer: asyncio.StreamWriter) -> None:
-    writer.write(OK + b"Content-Length: 1000\r\n\r\n")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.05)
-
-
-async def drips_headers(writer: asyncio.StreamWriter) -> None:
-    for byte in OK * 1000:
-        writer.write(bytes([byte]))
-        await writer.drain()
-        await asyncio.sleep(0.05)
-
-
-async def goes_on_for_ever(writer: asyncio.StreamWriter) -> None:
-    while True:
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await writer.drain()
-
-
-LARGE = [hundred_mb, hundred_mb_in_chunks, without_an_end, headers_without_an_end, goes_on_for_ever]
-SLOW = [drips, drips_headers]
+FILL = b"x" * 62_500
+LARGE_BODY = endless(OK + b"Content-Length: 100000000\r\n\r\n", FILL)
+LARGE = [
+    pytest.param(LARGE_BODY, id="length"),
+    pytest.param(
+        endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"f424\r\n" + FILL + b"\r\n"), id="chunks"
+    ),
+    pytest.param(endless(OK + b"\r\n", FILL), id="no length"),
+    pytest.param(endless(OK, b"X-More: " + FILL[:1000] + b"\r\n"), id="headers"),
+    pytest.param(endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="continue"),
+]
+SLOW_HEADERS = endless(OK + b"X-Slow: ", b"x", 0.05)
+SLOW = [
+    pytest.param(endless(OK + b"Content-Length: 1000\r\n\r\n", b"x", 0.05), id="slow body"),
+    pytest.param(SLOW_HEADERS, id="slow headers"),
+]
 
 
 @contextlib.contextmanager
@@ -187,7 +166,7 @@ async def test_redirects_are_not_followed() -> None:
 
 @pytest.mark.parametrize(
     "answers",
-    [hundred_mb, plain(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), plain(b"nonsense\r\n\r\n")],
+    [LARGE_BODY, plain(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), plain(b"nonsense\r\n\r\n")],
 )
 async def test_server_with_wrong_answers_is_asked_less_often(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +199,7 @@ async def test_server_with_wrong_answers_is_asked_less_often(
 async def test_bad_answers_leave_the_idle_time_unknown(answers: Answers) -> None:
     async with session(answers) as server:
         with little_memory():
-            assert await ask_quiet(server.url, "sesame") is None
+            assert await ask_server_idle(server.url, "sesame") is None
 
 
 @pytest.mark.parametrize(
@@ -236,7 +215,7 @@ async def test_invalid_version_does_not_stop_the_hub(said: str, kept: str | None
 
 
 async def test_server_without_an_answer_times_out() -> None:
-    async with session(drips_headers) as server:
+    async with session(SLOW_HEADERS) as server:
         with pytest.raises(TimeoutError):
             await wait_up(SimpleNamespace(url=server.url), timeout=0.5)
 

@@ -18,13 +18,13 @@ from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, 
 from fgpuspawner.hub.watchdog import (
     STRIKES,
     Allowance,
+    Consequence,
     Found,
     OverLimit,
-    Step,
     Strikes,
     Watchdog,
-    after_look,
     compare,
+    next_strikes,
 )
 from fgpuspawner.isolation.backends import REGION_BYTES
 from fgpuspawner.isolation.files import make_zeros
@@ -103,7 +103,7 @@ def test_session_without_figures_is_unknown_unless_the_known_ones_are_above() ->
 
 def test_unknown_process_is_not_attributed_to_any_session() -> None:
     seen = found({GPU: held((10, 100), (66, 9000), (50, 9000))}, {10: 1, 50: 5})
-    assert (seen.strangers, seen.above) == ({(GPU, 66)}, {}), (
+    assert (seen.unknown_processes, seen.above) == ({(GPU, 66)}, {}), (
         "a process of an unwatched session is not unknown"
     )
 
@@ -111,16 +111,16 @@ def test_unknown_process_is_not_attributed_to_any_session() -> None:
 # --- From check to check ---
 
 
-def steps(looks: Iterable[tuple[float, bool | None]]) -> list[Step]:
+def steps(looks: Iterable[tuple[float, bool | None]]) -> list[Consequence]:
     """Return the consequence of each check, given its instant and whether the session was above."""
     told, strikes = [], Strikes()
     for at_s, is_above in looks:
-        strikes, step = after_look(strikes, at_s=at_s, is_above=is_above, every_s=EVERY_S)
+        strikes, step = next_strikes(strikes, at_s=at_s, is_above=is_above, every_s=EVERY_S)
         told.append(step)
     return told
 
 
-NOTHING, WARN, END, TAKE_BACK = Step.NOTHING, Step.WARN, Step.END, Step.TAKE_BACK
+NOTHING, WARN, END, WITHDRAW = Consequence.NOTHING, Consequence.WARN, Consequence.END, Consequence.WITHDRAW
 
 
 @pytest.mark.parametrize(
@@ -132,19 +132,21 @@ NOTHING, WARN, END, TAKE_BACK = Step.NOTHING, Step.WARN, Step.END, Step.TAKE_BAC
             [(0, True), (1, True), (9, True), (10, True), (11, True), (20, True)],
             [WARN, *[NOTHING] * 2, WARN, NOTHING, END],
         ),
-        ([(0, True), (10, False), (20, False)], [WARN, TAKE_BACK, NOTHING]),
+        ([(0, True), (10, False), (20, False)], [WARN, WITHDRAW, NOTHING]),
         # Memory is freed before every other check.
         (
             [(0, True), (10, False), (20, True), (30, False), (40, True)],
-            [WARN, TAKE_BACK, WARN, TAKE_BACK, END],
+            [WARN, WITHDRAW, WARN, WITHDRAW, END],
         ),
         # Strikes have faded after a long time.
-        ([(0, True), (10, True), (900, False), (910, True)], [WARN, WARN, TAKE_BACK, WARN]),
+        ([(0, True), (10, True), (900, False), (910, True)], [WARN, WARN, WITHDRAW, WARN]),
         # Unknown use neither ends, nor clears, nor lets strikes fade.
         ([(0, True), (10, True), (910, None), (920, True)], [WARN, WARN, NOTHING, END]),
     ],
 )
-def test_strikes_gather_and_fade_slowly(looks: list[tuple[float, bool | None]], expected: list[Step]) -> None:
+def test_strikes_gather_and_fade_slowly(
+    looks: list[tuple[float, bool | None]], expected: list[Consequence]
+) -> None:
     assert steps(looks) == expected
 
 
@@ -154,8 +156,8 @@ def time_to_end_s(part: float, seed: int, *, within_s: float) -> float | None:
     at_s, strikes = 0.0, Strikes()
     while at_s < within_s:
         at_s += min(chance.expovariate(1 / EVERY_S), LONGEST_PAUSE * EVERY_S)
-        strikes, step = after_look(strikes, at_s=at_s, is_above=chance.random() < part, every_s=EVERY_S)
-        if step is Step.END:
+        strikes, step = next_strikes(strikes, at_s=at_s, is_above=chance.random() < part, every_s=EVERY_S)
+        if step is Consequence.END:
             return at_s
     return None
 
@@ -175,7 +177,7 @@ def test_no_session_is_ended_without_warnings_and_time_to_react(
     at_s, strikes, warned_at = 0.0, Strikes(), []
     for gap, is_above in looks:
         at_s += gap
-        strikes, step = after_look(strikes, at_s=at_s, is_above=is_above, every_s=EVERY_S)
+        strikes, step = next_strikes(strikes, at_s=at_s, is_above=is_above, every_s=EVERY_S)
         if step is END:
             assert is_above
             assert len(warned_at) >= STRIKES - 1
