@@ -32,7 +32,6 @@ from tornado.web import HTTPError
 from traitlets.config import Config
 
 from fgpu_scheduler import (
-    LAUNCHING,
     EndCause,
     FGPUError,
     Refusal,
@@ -68,10 +67,10 @@ from fgpuspawner.images.model import Image
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.sealing import without_knobs
-from fgpuspawner.service.model import World
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner import progress
 from fgpuspawner.spawner.failures import NEXT_STEP, REFUSED_NEXT, SHOW_IT, failed_html
+from fgpuspawner.spawner.further_sessions import FurtherSessions
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
 from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, show_refusals
 
@@ -79,12 +78,6 @@ STOP_AGAIN_S = 2.0
 LONGEST_CHECK_S = 2.0
 OWN_TOKEN_S = 3600
 LOOPBACK = "127.0.0.1"
-EVENT_WITHIN_S = 6.0
-"""A waiting page gets an event within this time: if nothing else, that the database does not answer."""
-PULL_EVENT_EVERY_S = 1.0
-FURTHER_EVERY_S = 0.05
-"""The pause between two further sessions of all submissions: for each the Hub makes a dozen writes in the event loop,
-and its other requests wait for these. The sessions have their places in the queue before."""
 MOST_WAITING_PAGES = 20
 """Waiting pages of one server that get events: each asks the scheduler's one thread at every change of the queue."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
@@ -349,8 +342,6 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     _by_session: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
     """The spawners of servers that are up, by their sessions."""
 
-    _spawning_further: ClassVar[asyncio.Semaphore] = asyncio.Semaphore(1)
-
     _launches: ClassVar[dict[tuple[str, str], tuple[Launch, asyncio.Future[Session]]]] = {}
     """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
 
@@ -394,8 +385,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
             return current
-        further = await self._further_names(wanted.count - 1)
-        names = [self.name, *further]
+        further = FurtherSessions(self)
+        names = [self.name, *await further.names(wanted.count - 1)]
         requests = [wanted.for_server(name) for name in names]
         # In one step: if a request is refused, none loses its place.
         replacing = None if current is None else current.id
@@ -403,86 +394,15 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         try:
             sessions = await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            # The commit in progress completes. `stop` finds this server's request; the further ones have none.
-            self._in_background(self._hold_further(submitting))
+            # The commit in progress completes. `stop` finds this server's request; the other sessions have no server.
+            self._in_background(further.hold_all(submitting))
             raise
-        if further:
-            self._spawn_further(wanted, sessions[1:])
+        if len(sessions) > 1:
+            further.spawn_all(wanted, sessions[1:])
         if current is not None:
             # The commit ended it, but its processes or container may still exist.
             await self._end(current, EndCause.USER, None, now=True)
         return sessions[0]
-
-    async def _hold_further(self, submitting: asyncio.Future[tuple[Session, ...]]) -> None:
-        """Hold the other sessions of a submission: they keep their positions, and the service asks for their servers."""
-        with contextlib.suppress(FGPUError):
-            for session in (await submitting)[1:]:
-                await self._hold(session)
-
-    async def _hold(self, session: Session) -> None:
-        scheduler = self.runtime.queue
-        await scheduler.patiently(lambda: scheduler.hold(session.id))
-
-    async def _further_names(self, count: int) -> list[str]:
-        """Return names for the further sessions of one submission: the lowest numbers that are free."""
-        if count < 1:
-            return []
-        if not self.user.settings.get("allow_named_servers"):
-            message = "count: only 1 session at a time, because named servers are not enabled"
-            raise Refused([Refusal("count", "no_named_servers", message, "1", "1")])
-        free = self.further_names()
-        names: list[str] = []
-        while len(names) < count:
-            name = next(free)
-            if not await self.runtime.queue.serving(self.user.name, name):
-                names.append(name)
-        limit = self.named_server_limit()
-        named = {n for n in self.user.orm_spawners if n} | set(names)
-        if limit and len(named) > limit:
-            message = (
-                f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
-            )
-            raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
-        return names
-
-    def _spawn_further(self, wanted: LaunchRequest, sessions: Sequence[Session]) -> None:
-        """Start the further servers of this submission, as the request that started this one would.
-
-        Their places in the queue are committed already; should this process die first, they are resumed
-        like any other request.
-        """
-        options = {**wanted.as_options(), "count": 1}
-        # A later start of this server that reuses its options must not ask for all of them again.
-        self.orm_spawner.user_options = options
-        self.user.db.commit()
-        handler = self.handler
-
-        async def spawn(session: Session) -> None:
-            name = session.request.server_name
-            async with self._spawning_further:
-                current = await self.runtime.queue.serving(self.user.name, name)
-                if current is None or current.id != session.id:
-                    return  # It was ended: nothing new is asked for in its place.
-                self.user.get_or_create_spawner(name, name, replace_failed=True)
-                starting = asyncio.ensure_future(
-                    handler.spawn_single_user(self.user, name, name, options=options)
-                )
-                # What the Hub writes is written by then; it may wait in the queue for hours.
-                await asyncio.wait([starting], timeout=FURTHER_EVERY_S)
-            await starting
-
-        async def spawn_or_hold(session: Session) -> None:
-            try:
-                await spawn(session)
-            except Exception as e:
-                # Held, it keeps its place, and the service asks the Hub for it again.
-                self.log.warning(
-                    "Could not start %s:%s yet: %s", self.user.name, session.request.server_name, e
-                )
-                await self._hold(session)
-
-        for session in sessions:
-            self._in_background(spawn_or_hold(session))
 
     # -- poll, stop -----------------------------------------------------------------------------------
 
@@ -763,67 +683,21 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if self._phase != self.STARTING:
             self._session = None
 
-    # -- events of the waiting page -------------------------------------------------------------------
-
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what to show while the session waits and starts, whenever that changes."""
         if self._waiting_pages >= MOST_WAITING_PAGES:
             return  # The Hub still sends these the last event.
         self._waiting_pages += 1
         try:
-            async for event in self._progress_events():
+            async for event in progress.events(self.runtime, lambda: self.session_id, self._is_fetched):
                 yield event
         finally:
             self._waiting_pages -= 1
-
-    async def _progress_events(self) -> AsyncIterator[dict[str, Any]]:
-        last: dict[str, Any] | None = None
-        async for _ in self.runtime.queue.changes(at_least_every_s=self._event_interval_s):
-            try:
-                async with asyncio.timeout(EVENT_WITHIN_S):
-                    event = await self._progress_event()
-            except (StoreUnavailable, TimeoutError):
-                event = progress.away_event(last)
-            if event is None:
-                return
-            if event != last:
-                yield event
-                last = event
 
     def _is_fetched(self) -> bool:
         """Return whether this server's launch is not waiting for an image."""
         found = self._launches.get(self._server_key)
         return found is None or found[0].fetching is None
-
-    def _event_interval_s(self) -> float:
-        """Return the seconds between two events; fewer while an image is pulled."""
-        going = self._session is not None and self.runtime.pull_of(self._session.id) is not None
-        return PULL_EVENT_EVERY_S if going else 20
-
-    async def _progress_event(self) -> dict[str, Any] | None:
-        if self.runtime.queue.database_is_away:
-            raise StoreUnavailable("the scheduler's database does not answer")
-        if self._session is None:
-            return {"progress": 0, "message": "Asking the scheduler"}
-        session = await self.runtime.queue.session(self._session.id)
-        if session.state is SessionState.PENDING:
-            ahead = await self.runtime.queue.outlook()
-            return progress.waiting_event(
-                session,
-                World(ahead.snapshot, ahead.forecasts, unblockings=ahead.unblockings),
-                simulated=self.runtime.simulated,
-                pull=self.runtime.pull_of(session.id),
-                withdrawn=self.runtime.catalogue.of(session.request) is None,
-                behind_s=self.runtime.queue.forecasts_behind_s(),
-            )
-        if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
-            return progress.starting_event(
-                session,
-                simulated=self.runtime.simulated,
-                pull=self.runtime.pull_of(session.id),
-                fetched=self._is_fetched(),
-            )
-        return None
 
 
 @contextlib.contextmanager

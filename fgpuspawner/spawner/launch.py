@@ -84,7 +84,11 @@ class Launch:
             async with asyncio.timeout(limit_s):
                 launched = await self._launched()
         except TimeoutError:
-            raise self._too_late(limit_s) from None
+            within = f"within the launch limit of {duration(limit_s)}"
+            if self.fetching is not None:
+                words = f"image {self.fetching.reference} was not fetched {within}"
+                raise LaunchFailed(words, EndCause.PULL_FAILED) from None
+            raise LaunchFailed(f"the server did not answer {within}") from None
         except NotBound as e:
             # First the files: a pending session has none of a GPU's slots.
             await self._runtime.clear(self.session)
@@ -139,15 +143,6 @@ class Launch:
             self.fetching = None
             raise LaunchFailed(str(e), EndCause.PULL_FAILED) from e
         self.fetching = None
-
-    def _too_late(self, limit_s: int) -> LaunchFailed:
-        """Return the error of a launch that took too long; it names the image if that was the cause."""
-        if self.fetching is None:
-            return LaunchFailed(f"the server did not answer within the launch limit of {duration(limit_s)}")
-        return LaunchFailed(
-            f"image {self.fetching.reference} was not fetched within the launch limit of {duration(limit_s)}",
-            EndCause.PULL_FAILED,
-        )
 
     # -- until it answers, with its limits in force ---------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -76,6 +77,8 @@ class LaunchFormSpawner(HasTraits):
     # Attributes of the Hub's spawners.
     user: Any
     user_options: Any
+    orm_spawner: Any
+    log: Any
     hub: Any
     handler: Any
     name: str
@@ -108,6 +111,7 @@ class LaunchFormSpawner(HasTraits):
         recent = await self._recent([n for n in offer.nodes if n.resource_group in offer.groups])
         given, now_s = {} if sent is None else sent.fields, int(time.time())
         failed = None if given else last_failure(recent.sessions, self.name, now_s=now_s)
+        again = failed or (last_end(recent.sessions, self.name, now_s=now_s) if sent and sent.again else None)
         most = self.most_sessions(offer.caps.max_count)
         return form.render(
             replace(offer, caps=replace(offer.caps, max_count=most)),
@@ -120,11 +124,8 @@ class LaunchFormSpawner(HasTraits):
             presets=self.runtime.settings.presets,
             sessions=recent.sessions,
             advice=recent.advice,
-            again=failed
-            or (last_end(recent.sessions, self.name, now_s=now_s) if sent and sent.again else None),
-            next_step=NEXT_STEP[failed.end_cause]
-            if failed is not None and failed.end_cause is not None
-            else "",
+            again=again,
+            next_step=NEXT_STEP[failed.end_cause] if failed is not None and failed.end_cause else "",
             notice=await self.announcement(),
         )
 
@@ -184,11 +185,10 @@ class LaunchFormSpawner(HasTraits):
 
         Its ``text`` is plain, and to be escaped; ``level`` is "info" or "warning".
         """
-        try:
+        with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(BANNER_WITHIN_S):
                 return await self.runtime.read_for_form(Banner(self.runtime.store).at, int(time.time()))
-        except (StoreUnavailable, TimeoutError):
-            return None
+        return None
 
     async def last_end(self) -> tuple[Session, str] | None:
         """Return this server's last session if it ended recently, and why in words, for the server's page."""
@@ -202,12 +202,11 @@ class LaunchFormSpawner(HasTraits):
 
     async def has_ended(self) -> bool:
         """Return whether this server has no live session; false while the database does not answer."""
-        try:
+        with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(READ_WITHIN_S):
                 serving = self.runtime.store.serving
                 return await self.runtime.read_for_form(serving, self.user.name, self.name) is None
-        except (StoreUnavailable, TimeoutError):
-            return False
+        return False
 
     async def _recent(self, nodes: Sequence[Node]) -> RecentSessions:
         """Return the user's recent sessions; none while the database does not answer."""

@@ -1,16 +1,21 @@
-"""The events of the Hub's waiting page while a session waits and starts. Pure."""
+"""The events of the Hub's waiting page while a session waits and starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from fgpu_scheduler import Forecast, Session, SessionState
+from fgpu_scheduler import LAUNCHING, Forecast, Session, SessionState, StoreUnavailable
+from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.service.api.session_objects import start_words
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.text.sessions import WITHDRAWN, amount_words
 
+EVENT_WITHIN_S = 6.0
+"""A waiting page gets an event within this time: if nothing else, that the database does not answer."""
+EVENT_EVERY_S, PULL_EVENT_EVERY_S = 20, 1.0
 BEHIND_FROM_S = 10
 """Younger forecasts are as good as new ones: starts are shown to the minute."""
 
@@ -19,6 +24,55 @@ _STARTING = {
     SessionState.PREPARING: (60, "Starting your session"),
     SessionState.PULLING: (60, "Fetching the image"),
 }
+
+
+async def events(
+    runtime: Runtime, session_id: Callable[[], int | None], is_fetched: Callable[[], bool]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of a server's session, whenever they change, until it runs or has ended.
+
+    ``session_id`` returns None until the session is queued. ``is_fetched`` tells whether its launch waits for no image.
+    """
+
+    def interval_s() -> float:
+        current = session_id()
+        return EVENT_EVERY_S if current is None or runtime.pull_of(current) is None else PULL_EVENT_EVERY_S
+
+    last: dict[str, Any] | None = None
+    async for _ in runtime.queue.changes(at_least_every_s=interval_s):
+        try:
+            async with asyncio.timeout(EVENT_WITHIN_S):
+                event = await _event(runtime, session_id(), is_fetched)
+        except (StoreUnavailable, TimeoutError):
+            event = away_event(last)
+        if event is None:
+            return
+        if event != last:
+            yield event
+            last = event
+
+
+async def _event(
+    runtime: Runtime, session_id: int | None, is_fetched: Callable[[], bool]
+) -> dict[str, Any] | None:
+    if runtime.queue.database_is_away:
+        raise StoreUnavailable("the scheduler's database does not answer")
+    if session_id is None:
+        return {"progress": 0, "message": "Asking the scheduler"}
+    session, pull = await runtime.queue.session(session_id), runtime.pull_of(session_id)
+    if session.state is SessionState.PENDING:
+        ahead = await runtime.queue.outlook()
+        return waiting_event(
+            session,
+            World(ahead.snapshot, ahead.forecasts, unblockings=ahead.unblockings),
+            simulated=runtime.simulated,
+            pull=pull,
+            withdrawn=runtime.catalogue.of(session.request) is None,
+            behind_s=runtime.queue.forecasts_behind_s(),
+        )
+    if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
+        return starting_event(session, simulated=runtime.simulated, pull=pull, fetched=is_fetched())
+    return None
 
 
 def waiting_event(
