@@ -158,10 +158,10 @@ class LaunchSpec:
     """Everything that an engine needs to start a session's server.
 
     ``command`` is empty to run the image's own; ``arguments`` follow either. ``environment`` is the Hub's, with the
-    server's token; ``told`` describes the slice, which is not secret. ``prepared`` has the files, variables and search
-    paths that hold the session to its slice. ``devices`` are its real GPUs; none for simulated ones. ``folder`` has the
-    session's own files on this machine. ``shared_memory_mib`` is the size of ``/dev/shm``; 0: the engine's default.
-    ``options`` are the engine's own.
+    server's token; ``slice_environment`` describes the slice, without secrets. ``prepared`` has the files, variables
+    and search paths that hold the session to its slice. ``devices`` are its real GPUs; none for simulated ones.
+    ``folder`` has the session's own files on this machine. ``shared_memory_mib`` is the size of ``/dev/shm``; 0: the
+    engine's default. ``options`` are the engine's own.
     """
 
     session: Session
@@ -169,7 +169,7 @@ class LaunchSpec:
     command: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
-    told: Mapping[str, str]
+    slice_environment: Mapping[str, str]
     prepared: Prepared
     devices: tuple[Device, ...]
     folder: Path
@@ -410,7 +410,7 @@ class Engine(Launcher):
 
     @abstractmethod
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
         """Run a probe in the session and return its output. A cancelled call may return late.
 

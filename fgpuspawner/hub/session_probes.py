@@ -48,7 +48,7 @@ class Verification:
         self._data = data
 
     async def prove(
-        self, session: Session, prepared: Prepared, endpoint: Endpoint, told: Mapping[str, str]
+        self, session: Session, prepared: Prepared, endpoint: Endpoint, slice_environment: Mapping[str, str]
     ) -> None:
         """Return when the session's limits are proved to be in force.
 
@@ -62,7 +62,7 @@ class Verification:
         if not endpoint.has_driver:
             log.warning("Session %d is not verified: it was given no GPU driver", session.id)
             return
-        problems = await self.problems(session, prepared.limits, told)
+        problems = await self.problems(session, prepared.limits, slice_environment)
         await asyncio.to_thread(note_verdict, self._data, session, name, problems)
         if not problems:
             log.info("Session %d is verified: %s", session.id, name)
@@ -72,7 +72,9 @@ class Verification:
             not_in_force(prepared.limits, problems, image=session.request.image), EndCause.ISOLATION_FAILED
         )
 
-    async def problems(self, session: Session, limits: Limits, told: Mapping[str, str]) -> Sequence[str]:
+    async def problems(
+        self, session: Session, limits: Limits, slice_environment: Mapping[str, str]
+    ) -> Sequence[str]:
         """Return where a session sees other limits or could exceed them; empty if nowhere."""
         timeout_s = self._timeout_s * 4 // 5 or 1
         nonces = secrets.token_hex(16), secrets.token_hex(16)
@@ -83,7 +85,12 @@ class Verification:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answers = await asyncio.gather(
-                    *(self._engine.probe(session, c, told=told, timeout_s=self._timeout_s) for c in commands)
+                    *(
+                        self._engine.probe(
+                            session, c, environment=slice_environment, timeout_s=self._timeout_s
+                        )
+                        for c in commands
+                    )
                 )
                 report, *static = [read_report(a, n) for a, n in zip(answers, nonces, strict=False)]
                 driver_says = await self._backend.driver_problems(limits, await self._engine.cgroup(session))
@@ -112,7 +119,7 @@ async def slots_of(
     try:
         async with asyncio.timeout(WITHIN_S):
             if inside:
-                answer = await engine.probe(session, command, told={}, timeout_s=WITHIN_S)
+                answer = await engine.probe(session, command, environment={}, timeout_s=WITHIN_S)
             else:
                 done = await in_a_thread_of_its_own(
                     lambda: subprocess.run(

@@ -58,7 +58,7 @@ def as_text(name: str, value: object) -> str | None:
 
 def sealed_environment(
     given: Mapping[str, object],
-    told: Mapping[str, str],
+    slice_environment: Mapping[str, str],
     prepared: Prepared,
     *,
     image: Mapping[str, str] | None = None,
@@ -70,7 +70,7 @@ def sealed_environment(
     image = image or {}
     found = {name: as_text(name, value) for name, value in given.items() if not is_knob(name)}
     found.update({name: None for name in image if is_knob(name)})
-    found.update(told)
+    found.update(slice_environment)
     found.update(prepared.environment)
     for name, first in prepared.search_paths.items():
         rest = found.get(name) if name in given else image.get(name)

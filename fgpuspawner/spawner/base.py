@@ -227,7 +227,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 *(NO_EXTENSIONS if image.may_have_others_programs(self.user.name) else ()),
             ),
             environment=self.get_env(),
-            told=self._slice_environment(),
+            slice_environment=self._slice_environment(),
             prepared=prepared,
             devices=() if simulated else runtime.isolation.devices_of(session),
             folder=runtime.isolation.folder(session.id),

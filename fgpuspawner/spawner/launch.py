@@ -157,7 +157,7 @@ class Launch:
         )
 
         async def prove() -> None:
-            await verification.prove(spec.session, spec.prepared, endpoint, spec.told)
+            await verification.prove(spec.session, spec.prepared, endpoint, spec.slice_environment)
 
         if not self._engine.capabilities.own_root:
             # A local process is limited by its environment, which the server's start can still change: verify afterwards.

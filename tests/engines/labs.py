@@ -195,7 +195,7 @@ class Lab:
         prepared = self.isolation.prepare(session, range(1, self._sessions + 1))
         folder = self.isolation.folder(session.id)
         inside = IN_CONTAINER if engine.capabilities.own_root else str(folder)
-        told = limits.environment(session, limits_path=f"{inside}/{limits.NAME}", simulated=True)
+        described = limits.environment(session, limits_path=f"{inside}/{limits.NAME}", simulated=True)
         port = 8888 if engine.capabilities.own_root else free_port()
         # An image has its own PATH.
         own = {} if engine.capabilities.own_root else {"HOME": str(self.folder), "PATH": os.environ["PATH"]}
@@ -205,7 +205,7 @@ class Lab:
             command=("python", "-c", SERVER),
             arguments=(mode, self.listens_on, str(port)),
             environment={**own, "SECRET": "s3cret"},
-            told=told,
+            slice_environment=described,
             prepared=prepared,
             devices=(),
             folder=folder,
@@ -537,7 +537,7 @@ def run_mode(spec: LaunchSpec, room: Room) -> None:
     if mode == "exits":
         room.end(Ended(3, EndCause.EXITED, "it ended with status 3; its last words: no luck"))
         return
-    said = type("Said", (Answer,), {"said": spec.told["FGPU_SESSION_ID"].encode()})
+    said = type("Said", (Answer,), {"said": spec.slice_environment["FGPU_SESSION_ID"].encode()})
     room.server = ThreadingHTTPServer(("127.0.0.1", spec.port), said)
     threading.Thread(target=room.server.serve_forever, args=(0.02,), daemon=True).start()
 

@@ -132,7 +132,7 @@ class MemoryEngine(Engine):
         )
 
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
         raise LaunchFailed("a thread has no limits of its own that could be proved")
 

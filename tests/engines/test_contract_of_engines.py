@@ -272,7 +272,7 @@ async def test_each_way_to_ask_for_a_gpu_starts_and_nvidia_smi_inside_shows_the_
     proof = Verification(
         engine, lab.isolation.backend_of(session), timeout_s=PATIENCE_S, data=lab.settings.data_path()
     )
-    await proof.prove(session, spec.prepared, Endpoint("", 0), spec.told)
+    await proof.prove(session, spec.prepared, Endpoint("", 0), spec.slice_environment)
     shown = (await answer(endpoint, "nvidia-smi")).splitlines()
     assert shown == [f"{len(memory_mib)}, {mib}" for mib in memory_mib]
 

@@ -176,7 +176,7 @@ async def observes(lost: Lost) -> None:
 
 
 async def checks(lost: Lost) -> None:
-    await lost.engine.probe(lost.pod().session, ["fgpu-probe"], told={}, timeout_s=10)
+    await lost.engine.probe(lost.pod().session, ["fgpu-probe"], environment={}, timeout_s=10)
 
 
 async def looks(lost: Lost) -> None:

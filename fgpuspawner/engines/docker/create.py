@@ -131,7 +131,7 @@ def arguments(
     made["volumes"] = [path for path in made["volumes"] if not _is_in(path, ours)]
     made["environment"] = sealed_environment(
         parse_environment(made["environment"]),
-        spec.told,
+        spec.slice_environment,
         prepared,
         image={k: v for k, v in parse_environment(config.get("Env")).items() if v is not None},
     )

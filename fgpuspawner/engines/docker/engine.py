@@ -280,15 +280,19 @@ class DockerEngine(Engine):
         identity: Handover | None = None
         if handover.can_take(image, kwargs):
             prepared = spec.prepared
-            public = {*spec.told, *prepared.environment, *prepared.search_paths}
+            public = {*spec.slice_environment, *prepared.environment, *prepared.search_paths}
             kwargs, identity = handover.split(kwargs, public=public)
             if self.warm is not None and identity.is_server and not daemon.address.is_elsewhere:
                 warm = await self.warm.take(
-                    spec.session, kwargs, image_id=image["Id"], told=spec.told, network=network
+                    spec.session,
+                    kwargs,
+                    image_id=image["Id"],
+                    slice_environment=spec.slice_environment,
+                    network=network,
                 )
                 if warm is not None:
                     # A new container would have been created with these.
-                    environment = {**spec.told, **identity.environment}
+                    environment = {**spec.slice_environment, **identity.environment}
                     return warm, replace(identity, environment=environment), True
         made = await daemon.containers.call(daemon.client.create_container, **kwargs)
         return str(made["Id"]), identity, False
@@ -314,7 +318,7 @@ class DockerEngine(Engine):
         return daemon is not None and not daemon.answers
 
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
         daemon = self.fleet.of(session)
         program, *rest = command
@@ -322,7 +326,7 @@ class DockerEngine(Engine):
         name, words = daemon.containers.name(session), [f"{IN_CONTAINER}/{program}", *rest]
         # The session can signal processes of its own user. The check at the start must see what that user sees.
         user = OTHER_USER if ACCOUNTING in command else ""
-        run = functools.partial(run_in, environment=told, user=user, most_bytes=LARGEST_BYTES)
+        run = functools.partial(run_in, environment=environment, user=user, most_bytes=LARGEST_BYTES)
         try:
             return await in_a_thread_of_its_own(run, daemon.client, name, words)
         except FAILED as e:

@@ -158,7 +158,7 @@ class WarmPool:
         kwargs: Mapping[str, Any],
         *,
         image_id: str,
-        told: Mapping[str, str],
+        slice_environment: Mapping[str, str],
         network: str,
     ) -> str | None:
         """Return the id of a warm container that becomes the session's, or None: it must start cold.
@@ -177,7 +177,9 @@ class WarmPool:
         folder = self._isolation.folder(session.id)
         folders = {FOLDER: folder, WORDS: self._isolation.words_folder(str(session.id))}
         try:
-            shape, homes = shape_of(kwargs, image_id=image_id, told=told, folders=folders)
+            shape, homes = shape_of(
+                kwargs, image_id=image_id, slice_environment=slice_environment, folders=folders
+            )
             if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
             shared_memory_bytes = (kwargs.get("host_config") or {}).get("ShmSize", 0)

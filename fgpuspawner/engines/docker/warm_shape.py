@@ -69,11 +69,15 @@ class Recipe:
 
 
 def shape_of(
-    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folders: Mapping[str, Path | None]
+    kwargs: Mapping[str, Any],
+    *,
+    image_id: str,
+    slice_environment: Mapping[str, str],
+    folders: Mapping[str, Path | None],
 ) -> tuple[Shape, tuple[Home, ...]]:
     """Return the shape of a container that is about to be made, and its homes.
 
-    ``told`` are the variables that describe the session; ``folders`` are its own, by placeholder.
+    ``slice_environment`` has the variables that describe the session; ``folders`` are its own, by placeholder.
 
     Raises:
         Unpoolable: it has something that a running container cannot be given.
@@ -95,7 +99,7 @@ def shape_of(
             raise Unpoolable(f"something else is mounted within {home.target}")
     own = {str(folder): word for word, folder in folders.items() if folder is not None}
     host["Binds"], host["Mounts"] = binds, with_sources(host.get("Mounts") or (), own)
-    environment = {k: v for k, v in (kwargs.get("environment") or {}).items() if k not in told}
+    environment = {k: v for k, v in (kwargs.get("environment") or {}).items() if k not in slice_environment}
     labels = {k: v for k, v in (kwargs.get("labels") or {}).items() if not k.startswith(f"{LABEL}.")}
     made = {k: v for k, v in kwargs.items() if k not in ("name", "command", "networking_config")}
     changeable = (*CHANGEABLE, "NetworkMode", "ShmSize")

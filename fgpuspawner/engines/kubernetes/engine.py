@@ -517,7 +517,7 @@ class KubernetesEngine(Engine):
         return not self._answers or self._is_lost(session.placement.node_id)
 
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
         name = marks.name_of(self._installation.id, session.id, session.attempt)
         program, *rest = command

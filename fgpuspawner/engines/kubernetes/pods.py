@@ -141,8 +141,8 @@ def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list
         if isinstance(value, Mapping) and not is_knob(name)
     ]
     plain = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
-    sealed = sealed_environment(plain, spec.told, spec.prepared)
-    prepared = {*spec.told, *spec.prepared.environment, *spec.prepared.search_paths}
+    sealed = sealed_environment(plain, spec.slice_environment, spec.prepared)
+    prepared = {*spec.slice_environment, *spec.prepared.environment, *spec.prepared.search_paths}
     found = {name: str(value) for name, value in sealed.items() if value is not None}
     # "$$(" keeps the cluster from expanding "$(NAME)".
     public = {name: value.replace("$(", "$$(") for name, value in found.items() if _is_public(name, prepared)}

@@ -54,7 +54,7 @@ async def sample_pod(
         command=(),
         arguments=(),
         environment={},
-        told={},
+        slice_environment={},
         prepared=Prepared("none", Limits(1, "none", ())),
         devices=(Device(gpu, node, 0, model, 4096, 1000),),
         folder=Path("/"),

@@ -129,7 +129,7 @@ class LocalEngine(Engine):
         program = shutil.which(server, path=str(binaries)) or server
         given = dict(spec.environment)
         given["PATH"] = f"{binaries}{os.pathsep}{given.get('PATH', os.defpath)}"
-        sealed = sealed_environment(given, spec.told, spec.prepared)
+        sealed = sealed_environment(given, spec.slice_environment, spec.prepared)
         environment = {name: value for name, value in sealed.items() if value is not None}
         root = ["--allow-root"] if os.geteuid() == 0 else []
         shell = [SHELL] if Path(program).name == SERVER else []
@@ -155,17 +155,17 @@ class LocalEngine(Engine):
         return Ended(status, EndCause.EXITED, f"the server ended with status {status}{last}")
 
     async def probe(
-        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+        self, session: Session, command: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> Answer:
         """Run a probe beside the server, with the environment that the server and its children really have."""
         port, folder = self._launched.get(session.id) or self._known(session)
         look = functools.partial(self._processes.environment, session, port)
-        environment = await self._in(self._lookers, look)
-        if environment is None:
+        found = await self._in(self._lookers, look)
+        if found is None:
             raise LaunchFailed("the session's server was gone when its GPU limit was checked")
         program, *arguments = command
         words = [str(folder / program), *arguments]
-        return await in_a_thread_of_its_own(run_beside, words, environment, timeout_s)
+        return await in_a_thread_of_its_own(run_beside, words, found, timeout_s)
 
     def _known(self, session: Session) -> tuple[int, Path]:
         """Return port and folder of a session that an earlier Hub has started."""

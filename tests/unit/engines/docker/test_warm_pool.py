@@ -60,7 +60,7 @@ def shaped(kwargs: dict[str, Any], session: int = 7) -> Shape:
     return shape_of(
         kwargs,
         image_id="sha256:1",
-        told={"FGPU_SESSION_ID": str(session)},
+        slice_environment={"FGPU_SESSION_ID": str(session)},
         folders={"{folder}": FOLDER.with_name(str(session)), "{words}": words_of(session)},
     )[0]
 
@@ -106,7 +106,7 @@ def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any
 
 
 def test_a_home_is_what_is_mounted_read_write() -> None:
-    _, homes = shape_of(made(), image_id="", told={}, folders={})
+    _, homes = shape_of(made(), image_id="", slice_environment={}, folders={})
     assert homes == (Home("home-alice", "/home/jovyan"),)
 
 

@@ -152,7 +152,9 @@ class Lab:
             },
         }
         told = {"FGPU_SESSION_ID": str(session.id)}
-        return await self.pool.take(session, kwargs, image_id=f"sha256:{slug}", told=told, network="u-1")
+        return await self.pool.take(
+            session, kwargs, image_id=f"sha256:{slug}", slice_environment=told, network="u-1"
+        )
 
     def waiting(self) -> list[tuple[str, list[str]]]:
         """Return image and GPUs of the containers that wait."""

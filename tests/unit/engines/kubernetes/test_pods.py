@@ -42,7 +42,11 @@ def spec(**changes: Any) -> LaunchSpec:
             command=(),
             arguments=("--port=8888",),
             environment={"JUPYTERHUB_API_TOKEN": "s3cret", "HOME": "/home/jovyan", "LD_PRELOAD": "/evil.so"},
-            told={"FGPU_SESSION_ID": "7", "NVIDIA_VISIBLE_DEVICES": "GPU-1", "CUDA_VISIBLE_DEVICES": "GPU-1"},
+            slice_environment={
+                "FGPU_SESSION_ID": "7",
+                "NVIDIA_VISIBLE_DEVICES": "GPU-1",
+                "CUDA_VISIBLE_DEVICES": "GPU-1",
+            },
             prepared=Prepared("interposer", Limits(7, "charge", ())),
             devices=(),
             folder=Path("/nowhere"),
@@ -105,11 +109,11 @@ def test_what_switches_isolation_off_is_taken_away_and_what_the_session_is_told_
 
 
 def test_a_session_that_is_told_of_no_gpu_is_given_none_by_its_image() -> None:
-    assert environment_of(pod_of(spec(told={})))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert environment_of(pod_of(spec(slice_environment={})))["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def test_a_value_stays_as_it_is_whatever_it_looks_like() -> None:
-    found = pod_of(spec(told={"FGPU_AMOUNT": "$(HOME) of $$"}))
+    found = pod_of(spec(slice_environment={"FGPU_AMOUNT": "$(HOME) of $$"}))
     assert environment_of(found)["FGPU_AMOUNT"] == "$$(HOME) of $$"
 
 
