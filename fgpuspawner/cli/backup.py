@@ -18,9 +18,17 @@ import jupyterhub
 
 from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable, lock_file
 from fgpuspawner import __version__
-from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file, pack, unpacked
+from fgpuspawner.backup.archive import (
+    CONFIG,
+    SECRETS,
+    Manifest,
+    database_file,
+    opened,
+    pack,
+    sealed,
+    unpacked,
+)
 from fgpuspawner.backup.databases import BackupFailed, check_free, dump, kind_of, put_back
-from fgpuspawner.backup.secrets import opened, sealed
 from fgpuspawner.cli.command import (
     FILE,
     UsageError,

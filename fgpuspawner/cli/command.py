@@ -50,7 +50,7 @@ class Report(list[str]):
 
 
 class Command(click.Command):
-    """A command whose function returns its lines, or a `Report`. It takes at most one of the ``exclusive`` options."""
+    """A command: its function returns lines or a `Report`. It takes at most one of the ``exclusive`` options."""
 
     def __init__(self, *args: Any, speaks_json: bool = True, exclusive: tuple[str, ...] = (), **more: Any):
         super().__init__(*args, **more)

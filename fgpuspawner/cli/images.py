@@ -19,11 +19,10 @@ from fgpuspawner.cli.csv_files import output_option, printed
 from fgpuspawner.cli.image_catalogue import Opened, opened
 from fgpuspawner.engines.base import ImageStore
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
-from fgpuspawner.images.edits import Action, Draft, Listed
+from fgpuspawner.images.edits import Action, Draft, Listed, pinned
 from fgpuspawner.images.entry import entry_of, shown
 from fgpuspawner.images.labels import entry_from
 from fgpuspawner.images.model import FoundImage, Image, state_words
-from fgpuspawner.images.pinning import pinned
 from fgpuspawner.settings.images import recipes
 
 ACTIONS = {

@@ -254,7 +254,7 @@ def test_an_engine_that_does_not_answer_is_refused_with_one_line(folder: Path) -
 
 
 def app_of(c: Config) -> JupyterHub:
-    """Return a Hub as far as its configuration makes it."""
+    """Return a Hub with this configuration, not started."""
     c = c.copy()
     c.JupyterHub.log_level = "CRITICAL"
     app = JupyterHub(config=c)

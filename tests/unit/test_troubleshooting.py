@@ -1,4 +1,4 @@
-"""Whoever looks for a message finds it: what docs/troubleshooting.md quotes is what the code says."""
+"""The messages that docs/troubleshooting.md quotes are those of the code."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ groups = ["vision"]
 
 
 class Lab:
-    """An installation whose Hub has started once."""
+    """An installation after the first start of its Hub."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.catalogue = folder / "catalogue.toml"
@@ -129,7 +129,7 @@ def test_export_is_the_catalogue_in_force(lab: Lab, tmp_path: Path) -> None:
     status, said = lab.fgpu("export", "--output", str(out))
     assert status == 1
     assert "exists" in said
-    # As the installation's file nothing differs any more.
+    # With the exported file in use nothing differs.
     lab.catalogue.write_text(out.read_text())
     assert "differs" not in lab.fgpu("list")[1]
 

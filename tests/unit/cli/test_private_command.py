@@ -66,7 +66,7 @@ def fgpu(capsys: pytest.CaptureFixture[str], config: str, *arguments: str) -> tu
 
 
 def make(store: Store, image_id: int, *, seen: threading.Event | None = None) -> None:
-    """Do what the Hub's worker does; it is made only once somebody has seen how far it is, if that is given."""
+    """Do the work of the Hub; with ``seen`` the image is made after the progress was shown."""
     images = PrivateImages(store)
     images.begin(image_id, facts="", now_s=2)
     images.note(image_id, PAUSED, now_s=2)

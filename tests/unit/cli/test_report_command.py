@@ -144,7 +144,7 @@ def test_check_as_json_has_a_level(tmp_path: Path, capsys: pytest.CaptureFixture
     status, out, _ = fgpu(capsys, "check", "--json", "--config", config)
     found = json.loads(out)
     plain = fgpu(capsys, "check", "--config", config)[1].splitlines()
-    # Others write to the disk meanwhile.
+    # Other programs write to the disk at the same time.
     assert [steady(line["text"]) for line in found["lines"]] == [steady(line.strip()) for line in plain]
     warned = any("WARNING" in line for line in plain)
     assert (status, found["version"], found["level"]) == (0, 1, "WARN" if warned else "OK")

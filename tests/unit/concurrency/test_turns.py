@@ -1,4 +1,4 @@
-"""Turns: of each caller so many requests are worked on at a time."""
+"""Turns: a limited number of requests of each caller run at a time."""
 
 from __future__ import annotations
 

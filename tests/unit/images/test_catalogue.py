@@ -199,7 +199,7 @@ def with_line(line: str) -> str:
 
 
 LONG_HEX = "0x" + "f" * 6000
-"""TOML has it, and Python reads it, but writes no number of so many digits."""
+"""Python reads this number from TOML, but writes no number of more than 4300 digits."""
 TEXT = "write a text of one line, at most 200 characters"
 DEFAULT_ONE = "default = true in exactly one"
 

@@ -85,7 +85,7 @@ def test_back_removes_edits_and_added_images() -> None:
     edits = written((), Draft(FILE, ()).add([entry_of(replace(JAX, default=False))]))
     found, edits = after((Action.HIDE, "torch"), (Action.BACK, "torch"), (Action.BACK, "jax"), edits=edits)
     assert (found.catalogue, edits) == (FILE, ())
-    # Also of an image that the file does not have any more.
+    # Also for an image that has left the file.
     _, edits = after((Action.BACK, "old"), edits=(ImageEdit("old", changes={"name": "Old"}),))
     assert edits == ()
 

@@ -122,7 +122,7 @@ def test_default_of_the_file_stays() -> None:
         ({}, ["python", "torch", "flow"], False),
         ({"python": 0, "torch": 1, "flow": 2}, ["python", "torch", "flow"], False),
         ({"python": 2, "torch": 0, "flow": 1}, ["torch", "flow", "python"], True),
-        # What came to the file since comes after whom it follows there.
+        # An image that is new in the file follows its predecessor there.
         ({"python": 1, "flow": 0}, ["flow", "python", "torch"], True),
         ({"torch": 1, "flow": 0}, ["python", "flow", "torch"], True),
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, checked, parse_catalogue, written
+from fgpuspawner.images.edits import pinned
 from fgpuspawner.images.labels import entry_from, labels_of
 from fgpuspawner.images.model import FoundImage
-from fgpuspawner.images.pinning import pinned
 
 ROOT = Path(__file__).parents[3]
 LEAST = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1")

@@ -320,7 +320,7 @@ def test_form_takes_a_hidden_image_by_name() -> None:
     fields = {"image": ["plain"], "image_name": [" bob/mine:1 "]}
     assert parse(read_fields(fields), found).image == "bob/mine:1"
     assert parse(read_fields({**fields, "image_name": [""]}), found).image == "plain"
-    # Somebody else's is refused with the words for what does not exist.
+    # Another user's image is refused in the words for one that does not exist.
     with pytest.raises(Refused) as caught:
         parse(read_fields({**fields, "image_name": ["eve/mine:1"]}), found)
     assert str(caught.value) == "image: there is no 'eve/mine:1'; choose one of plain, big, bob/mine:1"

@@ -36,7 +36,7 @@ from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images.inspection import base_of, recorded
 from fgpuspawner.images.labels import PRIVATE
-from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
+from fgpuspawner.images.private import instant, is_server_apart, labels_of, own_labels
 
 log = logging.getLogger("fgpu.images")
 
