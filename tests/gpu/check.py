@@ -247,7 +247,8 @@ def prepared() -> Iterator[dict[str, str]]:
     sources = [path for part in ("libfgpu", "include") for path in (ROOT / "isolation" / part).iterdir()]
     if max(path.stat().st_mtime for path in sources) > (NATIVE / "libfgpu.so").stat().st_mtime:
         print(
-            "gpu-check: libfgpu.so may be older than its sources; `make isolation` builds it anew", flush=True
+            "gpu-check: libfgpu.so may be older than its sources; `make isolation` builds it again",
+            flush=True,
         )
     compile_programs()
     with tempfile.TemporaryDirectory() as site:

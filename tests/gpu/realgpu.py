@@ -13,7 +13,11 @@ from pathlib import Path
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[2]
-NVML_CHILD = ROOT / "fgpuspawner" / "isolation" / "nvml_child.py"
+# This file alone: the machine need not have the project's packages.
+sys.path.append(str(ROOT / "fgpuspawner" / "isolation"))
+import nvml_child  # noqa: E402
+
+sys.path.pop()
 
 
 @dataclass(frozen=True)
@@ -31,84 +35,50 @@ class NoGpu(Exception):
     """There is no GPU to be tried; the message says why."""
 
 
-class Nvml:
+class Memory(ctypes.Structure):
+    """nvmlMemory_v2_t."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        *((n, ctypes.c_ulonglong) for n in ("total", "reserved", "free", "used")),
+    ]
+
+
+class Nvml(nvml_child.Nvml):
     """The driver's own figures, asked from a process without libfgpu."""
 
     def __init__(self) -> None:
         try:
-            self._lib = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError as e:
-            raise NoGpu(f"no NVIDIA driver is installed ({e})") from e
-        self._call("nvmlInit_v2")
-
-    def _call(self, name: str, *args: object) -> None:
-        status = getattr(self._lib, name)(*args)
-        if status != 0:
-            self._lib.nvmlErrorString.restype = ctypes.c_char_p
-            raise NoGpu(f"{name}: {self._lib.nvmlErrorString(status).decode()}")
+            super().__init__("libnvidia-ml.so.1")
+            self.begin()
+        except nvml_child.NvmlFailed as e:
+            raise NoGpu(f"no NVIDIA driver answers ({e})") from e
 
     def gpus(self) -> list[Gpu]:
         """Return the GPUs."""
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = []
-        text = ctypes.create_string_buffer(96)
-        self._call("nvmlSystemGetDriverVersion", text, 96)
-        driver = text.value.decode()
-        for index in range(count.value):
-            device = self._device(index)
-            self._call("nvmlDeviceGetUUID", device, text, 96)
-            uuid = text.value.decode()
-            self._call("nvmlDeviceGetName", device, text, 96)
-            name = text.value.decode()
-            total, reserved, _ = self._memory(device)
-            found.append(Gpu(uuid, name, driver, (total - reserved) // MIB, self._is_simulated()))
-        return found
-
-    @staticmethod
-    def _is_simulated() -> bool:
-        # What the driver calls itself could be anything: what is loaded has the mark of the simulated driver's ledger.
+        # The driver's words about itself could be anything: the loaded library has the mark of the simulated ledger.
         with open("/proc/self/maps") as maps:
             paths = {line.split()[-1] for line in maps if "libnvidia-ml" in line}
-        return any(b"simledg1" in Path(path).read_bytes() for path in paths)
+        simulated = any(b"simledg1" in Path(path).read_bytes() for path in paths)
+        driver, found = self.facts({})["driver"], []
+        for device in self.devices({})["devices"]:
+            memory = self._memory(device["uuid"])
+            mib = (memory.total - memory.reserved) // MIB
+            found.append(Gpu(device["uuid"], device["model"], driver, mib, simulated))
+        return found
 
-    def _device(self, index: int) -> ctypes.c_void_p:
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        return device
-
-    def _memory(self, device: ctypes.c_void_p) -> tuple[int, int, int]:
-        class Memory(ctypes.Structure):
-            _fields_ = [("version", ctypes.c_uint)] + [
-                (name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")
-            ]
-
+    def _memory(self, uuid: str) -> Memory:
         memory = Memory(version=ctypes.sizeof(Memory) | 2 << 24)
-        self._call("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(memory))
-        return memory.total, memory.reserved, memory.used
+        self.call("nvmlDeviceGetMemoryInfo_v2", self.handle(uuid), ctypes.byref(memory))
+        return memory
 
     def used_bytes(self, uuid: str) -> int:
         """Return what all processes use of this GPU."""
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device))
-        return self._memory(device)[2]
+        return int(self._memory(uuid).used)
 
     def process_bytes(self, uuid: str) -> dict[int, int]:
         """Return what each process uses of this GPU, by its id."""
-
-        class Process(ctypes.Structure):
-            _fields_ = [
-                ("pid", ctypes.c_uint),
-                ("used", ctypes.c_ulonglong),
-                ("gpu", ctypes.c_uint),
-                ("compute", ctypes.c_uint),
-            ]
-
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device))
-        count, processes = ctypes.c_uint(256), (Process * 256)()
-        self._call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), processes)
-        return {p.pid: p.used for p in processes[: count.value]}
+        return {pid: used or 0 for pid, used in self.processes(self.handle(uuid)).items()}
 
     def settled_mib(self, uuid: str, *, within_s: float = 5) -> float:
         """Return what all processes use, once two looks in a row say the same. Another container's count too."""
@@ -130,7 +100,7 @@ class Nvml:
 
 def context_mib(gpu: Gpu) -> int | str:
     """Return the size of a CUDA context in MiB as `nvml_child.py` measures it, or why it cannot be measured."""
-    command = [sys.executable, str(NVML_CHILD), "libnvidia-ml.so.1"]
+    command = [sys.executable, nvml_child.__file__, "libnvidia-ml.so.1"]
     question = json.dumps({"do": "context", "uuid": gpu.uuid}) + "\n"
     done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=False)
     answer = json.loads(done.stdout) if done.stdout else {"error": done.stderr.strip()}

@@ -277,7 +277,7 @@ def test_a_second_launch_begins_with_an_account_of_nothing(prepare: Prepare, hos
     assert second.read_bytes() == bytes(REGION_BYTES)
 
 
-@pytest.mark.parametrize("what", ["link", "somebody else's", "file"])
+@pytest.mark.parametrize("what", ["link", "another user's", "file"])
 def test_foreign_folder_in_shared_memory_is_refused(
     prepare: Prepare, host: Host, tmp_path: Path, what: str
 ) -> None:

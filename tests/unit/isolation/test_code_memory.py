@@ -1,4 +1,4 @@
-"""What the code of an image's kernels takes: learnt from sessions, and nobody pays for one stranger's programs."""
+"""The memory of kernel code by image, learnt from sessions: no single user sets what others are charged."""
 
 from __future__ import annotations
 

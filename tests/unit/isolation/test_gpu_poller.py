@@ -1,4 +1,4 @@
-"""Looks at the GPUs: at instants nobody can foresee, in threads that neither a busy Hub nor another machine delays."""
+"""Snapshots of the GPUs at random times, in threads that neither a busy Hub nor another machine delays."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Reader(NvmlReader):
         return self.says
 
     def until(self, more: int) -> None:
-        """Wait until it was asked so many times more."""
+        """Wait until it was asked this many times more."""
         wanted, deadline = len(self.asked) + more, time.monotonic() + 60
         while len(self.asked) < wanted:
             assert time.monotonic() < deadline
@@ -157,7 +157,7 @@ async def test_snapshot_has_processes_owners_and_new_samples(world: World) -> No
     assert (snapshot.devices, snapshot.owners) == ({GPU: USE, OTHER: USE}, {10: 1})
     await world.next()
     assert [since.get(GPU) for _, since in world.here.asked[:2]] == [None, 77]
-    assert world.machines.there.asked == [], "nobody runs there"
+    assert world.machines.there.asked == [], "no session runs there"
 
 
 async def test_ended_process_keeps_its_owner_for_one_snapshot(world: World) -> None:
@@ -170,7 +170,7 @@ async def test_ended_process_keeps_its_owner_for_one_snapshot(world: World) -> N
 async def test_busy_hub_delays_no_snapshot_and_gets_all(world: World) -> None:
     await world.next()
     begun = time.monotonic()
-    # The event loop does nothing else meanwhile.
+    # This blocks the event loop.
     world.here.until(20)
     ended = time.monotonic()
     during = [at for at, _ in world.here.asked if begun < at < ended]

@@ -148,7 +148,7 @@ def test_all_sessions_see_new_owners_at_once(tmp_path: Path) -> None:
     assert one.samefile(two)
     before = one.stat().st_ino
     found.prepare(session(9), [7, 8, 9])
-    assert one.stat().st_ino == before, "whoever has it open sees it too"
+    assert one.stat().st_ino == before, "processes that have it open see it too"
 
 
 def test_unlinkable_word_keeps_its_slots_to_itself(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""NVML in a process of its own: what it does not answer is unknown, and holds up nobody."""
+"""NVML in its own process: a missing answer is unknown, and blocks nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_misbehaving_library_is_unknown_and_does_not_block(
         for _ in range(2):
             begun = time.monotonic()
             looking = asyncio.ensure_future(asyncio.to_thread(reader.device_uses, [GPU], {}))
-            # Meanwhile the event loop runs on.
+            # The event loop is not blocked.
             await asyncio.sleep(0)
             with pytest.raises(NvmlUnknown, match=words):
                 await looking

@@ -24,7 +24,7 @@ def use(session_gib: float = 0, home_gib: float = 0, files: int = 1) -> DiskUse:
 
 
 def looks(*seen: tuple[float, DiskUse], limits: DiskLimits = LIMITS) -> list[bool]:
-    """Return after which looks the session is to be ended."""
+    """Return after which checks the session must end."""
     history: DiskHistory | None = None
     ends = []
     for at_s, one in seen:

@@ -110,7 +110,7 @@ def test_processes_are_numbered_as_the_session_sees_them_and_bounded() -> None:
         (QUARTER, (process(10, 1, 10.0), process(20, 1, None)), 250, True),
         (QUARTER, (process(20, 1, 60.0),), 0, True),
     ],
-    ids=["whole", "by computing", "nobody computes", "one is not known", "only the other computes"],
+    ids=["whole", "by computing", "idle", "one is not known", "only the other computes"],
 )
 def test_energy_is_exact_for_a_whole_gpu_and_else_divided(
     share: Share, processes: tuple[ProcessUse, ...], energy: int, estimated: bool
@@ -127,7 +127,7 @@ def test_energy_that_is_not_counted_is_unknown() -> None:
 def test_only_busy_session_borrows_from_idle_ones_and_free_capacity() -> None:
     found = lent_on({1: 25, 2: 25}, {1: 25, 2: 25}, {1: 100.0})
     assert found[1] == Lent(100.0, 75.0, 0.0)
-    # Of the 75 a third was the other's, the rest nobody's.
+    # A third of the 75 was the other's share, the rest was free.
     assert found[2] == Lent(0.0, 0.0, 25.0)
 
 

@@ -209,7 +209,7 @@ async def test_lent_compute_is_published_and_saved(world: World) -> None:
     assert meter is not None
     assert (meter.compute_borrowed_percent, meter.compute_received_percent) == (25.0, 50.0)
     told = {i: METERS.read(world.data).of(i, world.clock.now) for i in (2, 3)}
-    # What was borrowed came from session 2 and from what nobody has, which is as much.
+    # It borrowed from session 2 and from free capacity, which are equal.
     assert told[2] is not None
     assert told[2].now.compute_lent_percent == 12.5
     assert told[3] is not None
@@ -305,7 +305,7 @@ async def test_energy_is_counted_between_looks_and_not_over_gaps(tmp_path: Path)
     world.clock.now += 3600
     await world.look(use(900_000))
     await world.look(use(900_050))
-    # The driver was loaded anew.
+    # The driver was loaded again.
     await world.look(use(10))
     await world.look(use(30))
     await world.sampler.save(world.clock.now)
@@ -319,7 +319,7 @@ async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -
     world = World(tmp_path, other)
     for energy in (1000, 3000, 7000):
         await world.look({GPU: DeviceUse((), energy_mj=energy)})
-        # It began somewhere between the first two looks: of these nobody knows what is its own.
+        # It began between the first two snapshots, so its part of their energy is unknown.
         world.scheduler.sessions = (session(1), other)
     await world.sampler.save(world.clock.now)
     kept = world.meters.of([1, 2])
