@@ -65,7 +65,7 @@ def test_a_session_outlives_a_restart_of_the_hub_while_its_machine_is_cut_off(
 
 
 @pytest.mark.parametrize("by", ["its owner", "an administrator"])
-def test_what_is_on_a_machine_that_is_away_when_the_hub_starts_can_be_ended(
+def test_sessions_of_a_silent_machine_can_be_ended_after_a_restart_of_the_hub(
     two: DockerHub, there: Machine, by: str
 ) -> None:
     here_user, user = both(two, there)
@@ -92,7 +92,7 @@ def test_what_is_on_a_machine_that_is_away_when_the_hub_starts_can_be_ended(
     assert two.states().get(f"{user}/") == "RUNNING"
 
 
-def test_a_session_on_a_machine_that_is_not_configured_any_more_goes_on_and_can_be_ended(
+def test_session_of_a_node_that_is_no_longer_configured_runs_on_and_can_be_ended(
     two: DockerHub, there: Machine
 ) -> None:
     _, user = both(two, there)
@@ -109,7 +109,7 @@ def test_a_session_on_a_machine_that_is_not_configured_any_more_goes_on_and_can_
     assert two.last(user).id == session.id
 
 
-def test_files_whose_container_was_never_made_are_removed(two: DockerHub, there: Machine) -> None:
+def test_copied_files_without_a_container_are_removed(two: DockerHub, there: Machine) -> None:
     _, user = both(two, there)
     own = f"fgpu-{two.installation}-999-1"
     labels = {"fgpu.files": two.installation, "fgpu.node": "there"}

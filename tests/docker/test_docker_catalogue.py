@@ -38,7 +38,7 @@ def registry() -> ImageRegistry:
     return ImageRegistry()
 
 
-def test_what_an_engine_has_is_proposed_added_and_pinned(
+def test_images_of_an_engine_are_proposed_added_and_pinned(
     engine: Engine, registry: ImageRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue, config = tmp_path / "catalogue.toml", tmp_path / "jupyterhub_config.py"

@@ -49,7 +49,7 @@ def begin(engine: Engine, running: Running) -> int:
     return int(said) // 2**20
 
 
-def test_what_a_sessions_code_took_is_learnt_charged_and_shown(
+def test_memory_of_loaded_gpu_code_is_measured_charged_and_shown(
     engine: Engine, make_hub: Callable[..., DockerHub]
 ) -> None:
     hub = make_hub(after=f"{MINI}{SOON}").start()

@@ -88,7 +88,7 @@ def events_of(hub: DockerHub, running: Running) -> list[str]:
     return [e.kind for e in hub.store.events(limit=10_000) if e.session_id == running.session.id]
 
 
-def test_a_static_program_is_warned_and_ended_however_it_hides(
+def test_static_program_beyond_its_share_is_warned_and_ended(
     engine: Engine, make_hub: Callable[..., DockerHub], program: bytes
 ) -> None:
     hub = make_hub(after=MINI).start()

@@ -62,7 +62,7 @@ def run(engine: Engine, running: Running, *command: str) -> None:
     assert status == 0, said
 
 
-def test_who_takes_blocks_that_no_size_tells_of_is_warned_and_then_ended(
+def test_session_with_blocks_behind_a_files_end_is_warned_and_then_ended(
     engine: Engine, limited: DockerHub
 ) -> None:
     running = limited.running("bob", fgpu="0.2")
@@ -77,7 +77,7 @@ def test_who_takes_blocks_that_no_size_tells_of_is_warned_and_then_ended(
 @pytest.mark.parametrize(
     ("code", "words"), [((TAKE, "/home/jovyan/x", "40"), "GiB"), ((MANY,), "of 1000 files")]
 )
-def test_a_home_that_has_too_much_ends_its_session(
+def test_session_with_a_home_above_its_limit_is_ended(
     engine: Engine, limited: DockerHub, code: tuple[str, ...], words: str
 ) -> None:
     user = f"hera{len(code)}"
@@ -91,7 +91,7 @@ def test_a_home_that_has_too_much_ends_its_session(
         engine.remove_volume(f"fgpu-test-home-{user}")
 
 
-def test_a_file_that_was_removed_and_is_kept_open_counts(engine: Engine, limited: DockerHub) -> None:
+def test_removed_open_file_counts(engine: Engine, limited: DockerHub) -> None:
     try:
         run(engine, limited.running("nora", fgpu="0.2"), NAMELESS, "/tmp/x", "100")
         assert "this session takes" in ended(limited, "nora")
@@ -103,7 +103,7 @@ def test_a_file_that_was_removed_and_is_kept_open_counts(engine: Engine, limited
             engine.remove_volume(f"fgpu-test-home-{user}")
 
 
-def test_the_engines_files_that_root_in_a_session_can_write_count(engine: Engine, limited: DockerHub) -> None:
+def test_engine_files_that_a_session_can_write_count(engine: Engine, limited: DockerHub) -> None:
     try:
         rosa = limited.running("rosa", fgpu="0.2")
         status, said = engine.run_in(rosa.id, PYTHON, "-c", TAKE, "/etc/hosts", "70", user="0:0")
@@ -123,7 +123,7 @@ except OSError:
 """
 
 
-def test_a_full_shared_memory_is_ones_own(engine: Engine, limited: DockerHub) -> None:
+def test_full_shared_memory_harms_only_its_session(engine: Engine, limited: DockerHub) -> None:
     before = os.statvfs("/dev/shm").f_bfree
     one, other = limited.running("carl", fgpu="0.2"), limited.running("cora", fgpu="0.2")
     run(engine, one, FILL_SHM)

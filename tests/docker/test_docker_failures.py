@@ -28,7 +28,7 @@ def why(session: Session) -> tuple[str, str | None]:
     return session.state.value, session.end_cause.value if session.end_cause else None
 
 
-def test_an_image_that_goes_while_its_request_waits_is_told_with_the_engines_reason_and_the_next_one_starts(
+def test_request_for_a_removed_image_fails_with_the_engines_reason_and_the_next_one_starts(
     hub: DockerHub, engine: Engine, image: str, empty_registry: ImageRegistry
 ) -> None:
     hub.running("holder", **WHOLE_FIVE)
@@ -54,7 +54,7 @@ def test_an_image_that_goes_while_its_request_waits_is_told_with_the_engines_rea
     assert "PULL_FAILED" in moves
 
 
-def test_a_server_that_takes_its_time_to_answer_is_waited_for(hub: DockerHub) -> None:
+def test_slow_server_is_waited_for(hub: DockerHub) -> None:
     hub.add_user("ivan")
     hub.spawn("ivan", "slow", options=ONE)
     until(
@@ -64,7 +64,7 @@ def test_a_server_that_takes_its_time_to_answer_is_waited_for(hub: DockerHub) ->
     assert hub.states() == {"ivan/slow": "RUNNING"}
 
 
-def test_a_container_that_is_dead_before_anyone_looks_leaves_its_last_words(hub: DockerHub) -> None:
+def test_container_that_ends_at_once_leaves_its_last_output(hub: DockerHub) -> None:
     hub.add_user("judy")
     hub.spawn("judy", options={**ONE, "image": "dies"})
     ended = hub.last("judy")
@@ -72,7 +72,7 @@ def test_a_container_that_is_dead_before_anyone_looks_leaves_its_last_words(hub:
     assert ended.message == "the session's server ended with status 7; its last words: no luck"
 
 
-def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no_container(
+def test_image_without_its_program_fails_with_the_engines_reason_and_leaves_no_container(
     hub: DockerHub, engine: Engine
 ) -> None:
     hub.add_user("kate")
@@ -85,7 +85,7 @@ def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no
     until(lambda: engine.of_installation(hub.installation) == {}, what="its container is removed")
 
 
-def test_a_server_that_ends_well_after_a_child_used_too_much_memory_was_not_ended_for_it(
+def test_server_that_ends_after_a_childs_oom_kill_is_not_reported_as_oom(
     hub: DockerHub, engine: Engine
 ) -> None:
     running = hub.running("alice")
@@ -96,7 +96,7 @@ def test_a_server_that_ends_well_after_a_child_used_too_much_memory_was_not_ende
     assert ended.message == "the session's server ended with status 0"
 
 
-def test_a_container_that_somebody_removes_frees_its_share(hub: DockerHub, engine: Engine) -> None:
+def test_container_removed_from_outside_frees_its_share(hub: DockerHub, engine: Engine) -> None:
     running = hub.running("alice", **WHOLE_FIVE)
     wait_in_line(hub, "bob")
     engine.client.remove_container(running.id, force=True)
@@ -111,7 +111,7 @@ def test_a_container_that_somebody_removes_frees_its_share(hub: DockerHub, engin
     )
 
 
-async def test_last_words_are_text_and_command_no_terminal(engine: Engine) -> None:
+async def test_last_output_has_no_control_characters(engine: Engine) -> None:
     said = "\x1b[2Jgone\x07 a name: caf\u00e9"
     container = engine.start(f"{engine.prefix}-says", code=f"print({said!r})")
     engine.client.wait(container)
@@ -119,9 +119,7 @@ async def test_last_words_are_text_and_command_no_terminal(engine: Engine) -> No
     assert tail == ["\N{REPLACEMENT CHARACTER}[2Jgone\N{REPLACEMENT CHARACTER} a name: caf\u00e9"]
 
 
-async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
-    engine: Engine, image: str
-) -> None:
+async def test_concurrent_removals_of_a_container_all_succeed(engine: Engine, image: str) -> None:
     containers = Containers(engine.client, installation=engine.prefix)
     name = f"{engine.prefix}-removed"
     for _ in range(5):
@@ -131,9 +129,7 @@ async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
     containers.executor.shutdown()
 
 
-async def test_servers_that_take_long_to_stop_delay_no_other_call(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_stops_delay_no_other_call(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fgpuspawner.engines.docker.containers.THREADS", 1)
     containers = Containers(engine.client, installation=engine.prefix, stop_timeout_s=60)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
@@ -180,5 +176,5 @@ async def test_servers_that_take_long_to_stop_delay_no_other_call(
         ("invalid mount config", "the container could not be started: invalid mount config"),
     ],
 )
-def test_what_the_engine_refuses_is_said_in_words(engine_says: str, owner_reads: str) -> None:
+def test_refusal_of_the_engine_is_explained_to_the_owner(engine_says: str, owner_reads: str) -> None:
     assert refusal_words(APIError("500 Server Error", explanation=engine_says)) == owner_reads

@@ -114,7 +114,7 @@ def freed_once_and_the_next_one_runs(hub: DockerHub, session: Session, waiting: 
     ],
     ids=["memory", "killed"],
 )
-def test_a_running_session_that_dies(
+def test_dead_session_frees_its_share_and_is_reported(
     hub: DockerHub, engine: Engine, deaths: Deaths, fault: str, cause: str, words: str
 ) -> None:
     running = hub.running("alice", **WHOLE_FIVE)
@@ -132,7 +132,7 @@ def test_a_running_session_that_dies(
 
 
 @pytest.mark.parametrize("server", ["exits", "exits-soon"])
-def test_a_server_that_ends_instead_of_answering(hub: DockerHub, deaths: Deaths, server: str) -> None:
+def test_server_that_ends_before_it_answers_is_reported(hub: DockerHub, deaths: Deaths, server: str) -> None:
     hub.add_user("alice")
     asked = threading.Thread(target=hub.spawn, args=("alice", server), kwargs={"options": WHOLE_FIVE})
     asked.start()
@@ -162,7 +162,7 @@ def wait_in_line_or_run(hub: DockerHub, user: str) -> Session:
     return until(lambda: hub.sessions().get(f"{user}/"))
 
 
-def test_an_engine_without_the_runtime_that_is_set_refuses(hub: DockerHub, engine: Engine) -> None:
+def test_missing_gpu_runtime_is_reported(hub: DockerHub, engine: Engine) -> None:
     holder = hub.running("holder", **WHOLE_FIVE)
     hub.add_user("alice")
     assert hub.spawn("alice", "no-runtime", options=WHOLE_FIVE).status_code == 202

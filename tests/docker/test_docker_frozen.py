@@ -12,7 +12,7 @@ from dockerhub import BASE, MINI, ONE, DockerHub, Engine, entry, until
 from fgpuspawner.engines.docker.containers import THREADS
 
 
-def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
+def test_stop_of_a_frozen_container_delays_no_spawn(
     make_hub: Callable[..., DockerHub], engine: Engine
 ) -> None:
     # Longer than any spawn takes: it does not run out.
@@ -32,7 +32,7 @@ def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
     engine.wait_gone(frozen.id)
 
 
-def test_pulls_from_a_registry_that_never_answers_delay_neither_a_spawn_nor_the_hubs_end(
+def test_pulls_from_a_silent_registry_delay_neither_a_spawn_nor_the_hubs_end(
     make_hub: Callable[..., DockerHub], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as registry:

@@ -73,7 +73,7 @@ def test_a_container_of_an_ended_session_is_removed_and_logged(
     assert "its session has ended or never was" in log
 
 
-def test_a_container_of_another_attempt_is_removed_and_the_session_is_not(
+def test_container_of_another_attempt_is_removed_and_the_session_stays(
     own_hub: DockerHub, engine: Engine, strangers: Strangers
 ) -> None:
     # Several are removed side by side, each in its own time.
@@ -104,9 +104,7 @@ def test_a_container_of_another_installation_is_left_alone(
     assert strangers.other not in own_hub.log_text()
 
 
-def test_a_hub_that_starts_says_how_many_sessions_of_others_it_does_not_count(
-    own_hub: DockerHub, strangers: Strangers
-) -> None:
+def test_hub_logs_other_installations_sessions_at_its_start(own_hub: DockerHub, strangers: Strangers) -> None:
     own_hub.kill()
     own_hub.start()
     said = said_of(strangers)
@@ -118,7 +116,7 @@ def said_of(strangers: Strangers) -> str:
     return f"Sessions of another installation, {strangers.other.split('-')[1]}, run on the Docker engine of "
 
 
-def test_check_says_whose_sessions_are_not_counted_and_what_to_do_and_nothing_of_ours(
+def test_check_reports_other_installations_sessions_and_what_to_do(
     own_hub: DockerHub, strangers: Strangers, tmp_path: Path
 ) -> None:
     hub, config = own_hub, tmp_path / "jupyterhub_config.py"
@@ -154,7 +152,7 @@ def test_check_says_whose_sessions_are_not_counted_and_what_to_do_and_nothing_of
     hub.end("carol")
 
 
-def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(
+def test_restarted_hub_adopts_running_sessions_and_ends_missing_ones(
     own_hub: DockerHub, engine: Engine
 ) -> None:
     hub = own_hub

@@ -96,7 +96,7 @@ def ask(hub: DockerHub, running: Running, method: str, path: str) -> requests.Re
     return requests.request(method, f"{hub.url}/user/alice/{path}", headers=headers, timeout=30)
 
 
-def test_the_token_is_one_that_the_hub_takes(hub: DockerHub, secrets: list[str]) -> None:
+def test_hub_accepts_the_token(hub: DockerHub, secrets: list[str]) -> None:
     assert hub.api("GET", "user", token=secrets[0]).json()["name"] == "alice"
 
 
@@ -128,9 +128,7 @@ def test_no_process_has_the_token_in_its_environment_not_even_for_root(
     assert SECRET not in Path(f"/proc/{first}/environ").read_text()
 
 
-def test_a_program_in_a_notebook_finds_the_token_nowhere(
-    engine: Engine, alice: Running, secrets: list[str]
-) -> None:
+def test_notebook_program_cannot_find_the_token(engine: Engine, alice: Running, secrets: list[str]) -> None:
     status, output = engine.run_in(
         alice.id, "/opt/fgpu/bin/python", "-W", "ignore", "-c", IN_A_KERNEL, WHAT_A_PROGRAM_SEES
     )
@@ -142,7 +140,7 @@ def test_a_program_in_a_notebook_finds_the_token_nowhere(
     assert [path for path, text in found.items() if secrets[0] in text] == []
 
 
-def test_the_servers_memory_is_closed_to_the_sessions_other_programs(engine: Engine, alice: Running) -> None:
+def test_other_programs_of_the_session_cannot_read_the_servers_memory(engine: Engine, alice: Running) -> None:
     code = """
 import glob
 for path in glob.glob("/proc/[0-9]*/cmdline"):
@@ -176,7 +174,7 @@ def test_an_image_made_of_the_session_has_no_token(
     assert found.stdout.strip() == "0"
 
 
-def test_whatever_needs_the_token_has_it(hub: DockerHub, alice: Running) -> None:
+def test_programs_that_need_the_token_have_it(hub: DockerHub, alice: Running) -> None:
     until(lambda: "POST /hub/api/users/alice/activity" in hub.log_text(), what="activity is reported")
     answer = ask(hub, alice, "GET", "fgpu/api/status").json()
     assert (answer["hub"], answer["hub_message"]) == ("ok", None)
@@ -186,13 +184,13 @@ def test_whatever_needs_the_token_has_it(hub: DockerHub, alice: Running) -> None
     assert "/user/alice/lab" in lab.url
 
 
-def test_an_image_that_cannot_wait_gets_its_environment_as_ever(hub: DockerHub, tokens: Path) -> None:
+def test_image_without_handover_gets_its_environment_at_creation(hub: DockerHub, tokens: Path) -> None:
     running = hub.running("bob", image="old", **HALF)
     assert running.env["JUPYTERHUB_API_TOKEN"] == (tokens / "bob").read_text()
     hub.end("bob")
 
 
-def test_a_container_that_nobody_tells_ends_and_says_why(engine: Engine) -> None:
+def test_container_without_an_identity_ends_and_says_why(engine: Engine) -> None:
     kwargs: dict[str, Any] = {"image": BASE, "command": ["jupyterhub-singleuser"], "environment": {}}
     made, _ = handover.split(kwargs, public=())
     made["command"] = handover.waiting(("jupyterhub-singleuser",), within_s=1)

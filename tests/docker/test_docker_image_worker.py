@@ -195,7 +195,7 @@ def settled(engine: Engine, store: Store) -> bool:
     return sorted(left_of(engine, store)) == sorted(row.reference for row in PrivateImages(store).all())
 
 
-async def test_a_wish_is_never_lost_and_nothing_half_is_left(
+async def test_killed_worker_loses_no_request_and_leaves_nothing_half_made(
     store: Store, session: int, engine: Engine, alive: PrivateImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin() -> None:
@@ -241,7 +241,7 @@ def ready(store: Store, engine: Engine, session: int, images: PrivateImages) -> 
     )
 
 
-async def test_a_rename_is_carried_through_and_the_old_name_is_gone(
+async def test_rename_is_finished_and_the_old_name_is_gone(
     store: Store, session: int, engine: Engine, alive: PrivateImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin() -> None:
@@ -260,7 +260,7 @@ async def test_a_rename_is_carried_through_and_the_old_name_is_gone(
     assert await at_every_step(store, engine, monkeypatch, begin, done, check) >= 3
 
 
-async def test_a_removal_is_carried_through(
+async def test_removal_is_finished(
     store: Store, session: int, engine: Engine, alive: PrivateImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin() -> None:

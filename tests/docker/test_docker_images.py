@@ -84,7 +84,7 @@ def both(hub: DockerHub, two: TwoImages) -> Iterator[dict[str, Running]]:
 
 
 @pytest.mark.parametrize(("slug", "version"), list(zip(("old", "new"), VERSIONS, strict=True)))
-def test_each_prints_its_version_in_a_notebook_and_in_a_terminal(
+def test_each_image_prints_its_version_in_a_notebook_and_in_a_terminal(
     engine: Engine, two: TwoImages, both: dict[str, Running], slug: str, version: str
 ) -> None:
     code = SAY.format(module="tabulate")
@@ -95,7 +95,7 @@ def test_each_prints_its_version_in_a_notebook_and_in_a_terminal(
 
 
 @pytest.mark.parametrize("slug", ["old", "new"])
-def test_jupyterlab_has_the_extension_and_those_that_the_user_installs(
+def test_jupyterlab_has_our_extension_and_the_users_own(
     hub: DockerHub, engine: Engine, both: dict[str, Running], slug: str
 ) -> None:
     built_extension = {"name": "demo-of-the-user", "version": "1.0.0", "jupyterlab": {"extension": True}}
@@ -110,7 +110,7 @@ def test_jupyterlab_has_the_extension_and_those_that_the_user_installs(
     assert "demo-of-the-user" in lab.text
 
 
-def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: TwoImages) -> None:
+def test_labels_agree_with_the_base(engine: Engine, two: TwoImages) -> None:
     """Not what the framework's own base has: this one was made without it."""
     found = engine.client.inspect_image(two.references["old"])["Config"]
     labels = {name: value for name, value in found["Labels"].items() if name != "fgpu.inputs"}
@@ -134,7 +134,7 @@ def test_a_base_with_another_version_is_refused(engine: Engine, two: TwoImages, 
     assert "says version 0.7" in made.stderr
 
 
-def test_a_build_that_could_not_fetch_a_tool_leaves_nothing_in_the_way_of_the_next(
+def test_failed_build_does_not_hinder_the_next_one(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pinned,) = set(re.findall(r"PATCHELF=([\d.]+)", (ROOT / "images/build.sh").read_text()))

@@ -111,7 +111,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_limit_holds_whatever_the_environment(engine: Engine, half: Running, way: str) -> None:
+def test_limit_holds_with_any_environment(engine: Engine, half: Running, way: str) -> None:
     assert run(engine, half, *WAYS[way]) == SLICE
 
 
@@ -160,9 +160,7 @@ READ_ONLY = [
 
 
 @pytest.mark.parametrize("user", ["", "0"], ids=["its user", "root"])
-def test_nothing_that_holds_a_session_can_be_changed_from_inside(
-    engine: Engine, half: Running, user: str
-) -> None:
+def test_isolation_cannot_be_changed_from_inside(engine: Engine, half: Running, user: str) -> None:
     code = TAMPER.replace("PATHS", repr(READ_ONLY))
     results = json.loads(run(engine, half, PYTHON, "-c", code, user=user))
     assert len(results) == 7 * len(READ_ONLY) + 3
@@ -188,9 +186,7 @@ print(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 """
 
 
-def test_what_a_session_may_write_it_cannot_replace_and_to_its_own_harm_only(
-    engine: Engine, hub: DockerHub
-) -> None:
+def test_writable_files_of_the_isolation_harm_only_their_session(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", fgpu="0.5")
     assert run(engine, running, PYTHON, "-c", REMOVE) == ""
     # An account that makes no sense refuses everything, instead of allowing it.
@@ -238,9 +234,7 @@ print(blocks * 512 <= 4 << 20, files < 64)
 """
 
 
-def test_a_session_that_fills_what_it_may_write_takes_nothing_of_the_hubs_disk(
-    engine: Engine, hub: DockerHub
-) -> None:
+def test_session_cannot_fill_the_hubs_disk(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", fgpu="0.2")
     other = hub.running("carol", fgpu="0.2")
     folder = hub.data / "limits"
@@ -250,7 +244,7 @@ def test_a_session_that_fills_what_it_may_write_takes_nothing_of_the_hubs_disk(
     assert run(engine, other, PYTHON, "-c", CONTEXT) == "0", "nobody else is harmed"
 
 
-def test_the_commands_tell_the_slice(engine: Engine, half: Running) -> None:
+def test_commands_show_the_slice(engine: Engine, half: Running) -> None:
     for command in ("fgpu-smi", "nvidia-smi"):
         said = run(engine, half, "env", f"PATH=/usr/local/bin:{Path(PYTHON).parent}:/usr/bin:/bin", command)
         assert "2048MiB" in said.replace(" ", ""), said
@@ -285,7 +279,7 @@ c.Spawner.environment = {"CUDA_VISIBLE_DEVICES": "all", "CUDA_MPS_PIPE_DIRECTORY
 """
 
 
-def test_nothing_in_a_configuration_displaces_what_holds_a_session(
+def test_configuration_cannot_displace_the_isolation(
     engine: Engine, make_hub: Callable[..., DockerHub]
 ) -> None:
     hub = make_hub(after=MINI + DISPLACING).start()
@@ -341,7 +335,7 @@ def tampered(
     return make_hub(**settings).start()
 
 
-def test_a_session_of_an_image_that_is_not_held_is_ended_and_its_owner_learns_why(
+def test_session_without_isolation_is_ended_and_its_owner_learns_why(
     tampered: DockerHub,
 ) -> None:
     hub = tampered
@@ -356,7 +350,7 @@ def test_a_session_of_an_image_that_is_not_held_is_ended_and_its_owner_learns_wh
     until(lambda: hub.engine.of_installation(hub.installation) == {}, what="its container is removed")
 
 
-def test_an_image_whose_preload_file_leads_elsewhere_is_not_trusted(tampered: DockerHub) -> None:
+def test_image_with_another_preload_file_is_not_trusted(tampered: DockerHub) -> None:
     hub = tampered
     hub.add_user("alice")
     hub.spawn("alice", options={**ONE, "fgpu": "0.5", "image": "link"})
@@ -365,7 +359,7 @@ def test_an_image_whose_preload_file_leads_elsewhere_is_not_trusted(tampered: Do
     assert "(/etc/ld.so.preload " in str(ended.message)
 
 
-def test_an_images_knobs_are_taken_away_and_its_search_path_is_kept_behind_ours(
+def test_images_isolation_variables_are_removed_and_its_search_path_comes_after_ours(
     tampered: DockerHub, engine: Engine
 ) -> None:
     running = tampered.running("bob", image="knobs", fgpu="0.5")
@@ -380,7 +374,7 @@ def test_an_images_knobs_are_taken_away_and_its_search_path_is_kept_behind_ours(
 
 
 @pytest.mark.parametrize("slug", ["run", "entrypoint"])
-def test_an_image_that_prepared_to_get_rid_of_it_does_not(
+def test_image_prepared_to_avoid_isolation_does_not_avoid_it(
     tampered: DockerHub, engine: Engine, slug: str
 ) -> None:
     running = tampered.running("carol", image=slug, fgpu="0.5")

@@ -88,7 +88,7 @@ def run(engine: Engine, running: Running, *command: str, user: str = "") -> str:
 
 
 @pytest.mark.parametrize("user", ["", "0"], ids=["its user", "root"])
-def test_a_session_writes_its_own_word_only(engine: Engine, pair: Pair, user: str) -> None:
+def test_session_writes_only_its_own_lending_word(engine: Engine, pair: Pair, user: str) -> None:
     numbers = []
     for running in pair:
         found = json.loads(run(engine, running, PYTHON, "-c", WORDS, user=user))
@@ -101,7 +101,7 @@ def test_a_session_writes_its_own_word_only(engine: Engine, pair: Pair, user: st
     assert sorted(numbers) == [1, 2]
 
 
-def test_what_one_says_both_hear_and_nobody_on_another_gpu(engine: Engine, pool: Pool, pair: Pair) -> None:
+def test_lending_words_are_seen_only_on_the_same_gpu(engine: Engine, pool: Pool, pair: Pair) -> None:
     stranger = pool.hub.running("erin", **ELSEWHERE)
     for number, running in enumerate((*pair, stranger)):
         own = json.loads(run(engine, running, PYTHON, "-c", WORDS))["own"]
@@ -114,7 +114,7 @@ def test_what_one_says_both_hear_and_nobody_on_another_gpu(engine: Engine, pool:
     pool.hub.end("erin")
 
 
-def test_a_slice_whose_neighbour_has_no_work_gets_more_and_is_verified(
+def test_slice_with_an_idle_neighbour_gets_more_and_is_verified(
     engine: Engine, pool: Pool, pair: Pair
 ) -> None:
     for running in pair:

@@ -133,9 +133,7 @@ def container_there(hub: DockerHub, there: Machine, user: str) -> dict[str, obje
     return dict(there.client.inspect_container(hub.container_name(session)))
 
 
-def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
-    two: DockerHub, there: Machine
-) -> None:
+def test_sessions_run_on_both_machines_with_limits_and_leave_nothing(two: DockerHub, there: Machine) -> None:
     here_user, there_user = both(two, there)
     assert answers(two, there_user), "through the proxy, at the port that the machine publishes"
     session = two.sessions()[f"{there_user}/"]
@@ -168,9 +166,7 @@ def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("hub_of_two", [BY_EVENTS_ALONE], indirect=True, ids=["by-events-alone"])
-def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
-    two: DockerHub, there: Machine
-) -> None:
+def test_end_on_another_machine_frees_its_share_at_once(two: DockerHub, there: Machine) -> None:
     _, user = both(two, there)
     two.add_user("carol")
     two.spawn("carol", options=WHOLE)
@@ -187,7 +183,7 @@ def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
 
 
 @pytest.mark.parametrize("hub_of_two", [SILENT_LATE], indirect=True, ids=["silent-late"])
-def test_an_engine_that_hangs_delays_no_end_and_no_start_elsewhere(
+def test_hanging_engine_delays_no_end_and_no_start_elsewhere(
     two: DockerHub, there: Machine, engine: Engine
 ) -> None:
     user, user_there = both(two, there)
@@ -207,7 +203,7 @@ def test_an_engine_that_hangs_delays_no_end_and_no_start_elsewhere(
 @pytest.mark.parametrize(
     "for_s", [3, pytest.param(60, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.slow)]
 )
-def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(
+def test_unreachable_machine_keeps_its_shares_and_comes_back(
     two: DockerHub, there: Machine, for_s: int
 ) -> None:
     here_user, user = both(two, there)
@@ -233,7 +229,7 @@ def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(
     assert node_of(two, "dave") == "there"
 
 
-def test_a_machine_that_was_never_known_is_used_when_it_answers(
+def test_machine_that_was_silent_at_the_start_is_used_when_it_answers(
     make_hub: Callable[..., DockerHub], there: Machine
 ) -> None:
     hub = make_hub(
@@ -257,7 +253,7 @@ def test_a_machine_that_was_never_known_is_used_when_it_answers(
         hub.kill()
 
 
-def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they_ended(
+def test_restarted_engine_keeps_its_sessions_or_reports_their_end(
     two: DockerHub, there: Machine, tmp_path: Path
 ) -> None:
     _, user = both(two, there)
@@ -273,7 +269,7 @@ def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they
     started(two, user, "there")
 
 
-def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Machine) -> None:
+def test_administrator_marks_a_machine_as_gone(two: DockerHub, there: Machine) -> None:
     _, user = both(two, there)
     session = two.sessions()[f"{user}/"]
     refused = fgpu(two, "node", "there", "gone")
@@ -362,7 +358,7 @@ def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) 
         nothing.devices()
 
 
-def test_only_certificates_of_the_right_authority_will_do_on_either_side(there: Machine) -> None:
+def test_both_sides_accept_only_certificates_of_the_right_authority(there: Machine) -> None:
     def engine(tls: dict[str, str]) -> Daemon:
         return Daemon(Address(there.url, ("there",), tls, there.address), installation="none")
 

@@ -100,9 +100,7 @@ def reached_here(engine: Engine, container: str, port: int) -> list[str]:
 # --- other sessions ---
 
 
-def test_two_users_sessions_are_on_networks_of_their_own(
-    engine: Engine, two: Two, shared_hub: DockerHub
-) -> None:
+def test_each_user_has_a_separate_network(engine: Engine, two: Two, shared_hub: DockerHub) -> None:
     assert two.alice.network != two.bob.network
     found = engine.client.inspect_network(two.alice.network)
     assert found["Labels"] == {"fgpu.installation": shared_hub.installation, "fgpu.user": "alice"}
@@ -114,7 +112,7 @@ def test_two_users_sessions_are_on_networks_of_their_own(
     assert found["IPAM"]["Config"][0]["Subnet"].startswith("10.213.")
 
 
-def test_two_sessions_do_not_reach_each_other(engine: Engine, two: Two) -> None:
+def test_sessions_of_two_users_do_not_reach_each_other(engine: Engine, two: Two) -> None:
     until(lambda: reached(engine, two.alice.id, [(two.alice.ip, 8888)]), what="its own server answers")
     assert reached(engine, two.alice.id, [(two.bob.ip, 8888), (two.bob.gateway, 8888)]) == []
     assert reached(engine, two.bob.id, [(two.alice.ip, 8888), (two.alice.gateway, 8888)]) == []
@@ -221,7 +219,7 @@ def test_a_session_does_not_reach_the_proxys_api(
 
 
 @can_be_closed
-def test_a_session_does_not_reach_what_else_the_host_listens_on(
+def test_session_does_not_reach_other_ports_of_the_host(
     engine: Engine, two: Two, shared_hub: DockerHub
 ) -> None:
     """A database, the engine's own port: whatever listens on all addresses, or on one of the bridges'."""
@@ -322,7 +320,7 @@ def command(hub: DockerHub, *flags: str) -> str:
 
 
 @can_be_closed
-def test_rules_stay_with_sessions_that_outlive_the_hub_and_go_with_the_last(
+def test_rules_stay_while_sessions_outlive_the_hub_and_go_with_the_last(
     make_hub: Callable[..., DockerHub],
 ) -> None:
     hub = make_hub().start()
@@ -394,7 +392,7 @@ def outside() -> Iterator[Outside]:
 
 
 @can_be_closed
-def test_with_open_egress_a_session_reaches_what_is_outside_and_not_blocked(
+def test_open_egress_reaches_outside_except_blocked_networks(
     engine: Engine, two: Two, outside: Outside
 ) -> None:
     reaches_only(engine, two.alice.id, [outside.server, (METADATA, 8080)], [outside.server])
@@ -410,7 +408,7 @@ def as_it_is(netns: str) -> str:
 
 
 @can_be_closed
-def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub: DockerHub) -> None:
+def test_session_is_unreachable_from_outside(two: Two, outside: Outside, shared_hub: DockerHub) -> None:
     """Not even with a way there, whatever the host does with packets that it passes on."""
     until(lambda: answers(two.alice.ip, 8888), what="the host does")
     # A first packet may meet Docker's own silence, while it moves its rules about for another network.
@@ -421,7 +419,7 @@ def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub
 
 
 @can_be_closed
-def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
+def test_closed_egress_reaches_only_hub_and_service(
     engine: Engine, make_hub: Callable[..., DockerHub], outside: Outside, address: str
 ) -> None:
     server = MINI.splitlines()[0] + "\n"
@@ -438,7 +436,7 @@ def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
     assert "sessions reach" in hub.log_text()
 
 
-def test_a_hub_that_cannot_close_the_host_says_so(make_hub: Callable[..., DockerHub]) -> None:
+def test_hub_that_cannot_close_the_host_warns(make_hub: Callable[..., DockerHub]) -> None:
     hub = make_hub(env=without_iptables()).start()
     assert "Sessions can reach every port that this machine opens on all its addresses" in hub.log_text()
 
@@ -496,7 +494,7 @@ def users_with_networks(engine: Engine, hub: DockerHub) -> list[str]:
     return [str(found["Labels"].get("fgpu.user")) for found in engine.client.networks(filters=filters)]
 
 
-def test_a_subnet_that_was_one_users_is_not_at_once_anothers(engine: Engine) -> None:
+def test_subnet_is_not_reused_at_once_for_another_user(engine: Engine) -> None:
     installation = secrets.token_hex(6)
 
     def subnet_of(user: str) -> str:
@@ -515,7 +513,7 @@ def test_a_subnet_that_was_one_users_is_not_at_once_anothers(engine: Engine) -> 
     assert len({subnet_of(user) for user in ("alice", "bob", "carol")}) > 1
 
 
-def test_a_hub_that_starts_removes_the_networks_that_nobody_uses_and_no_other(
+def test_started_hub_removes_only_its_unused_networks(
     engine: Engine, make_hub: Callable[..., DockerHub]
 ) -> None:
     hub = make_hub().start()
@@ -532,7 +530,7 @@ def test_a_hub_that_starts_removes_the_networks_that_nobody_uses_and_no_other(
     engine.client.remove_network(forged)
 
 
-def test_launches_of_one_user_at_once_make_one_network(engine: Engine, hub: DockerHub) -> None:
+def test_concurrent_launches_of_a_user_make_one_network(engine: Engine, hub: DockerHub) -> None:
     hub.add_user("frank")
     names = ["", "a", "b", "c"]
     for name in names:
@@ -542,7 +540,7 @@ def test_launches_of_one_user_at_once_make_one_network(engine: Engine, hub: Dock
     assert users_with_networks(engine, hub).count("frank") == 1
 
 
-def test_a_full_pool_is_said_to_the_owner_and_in_the_log(make_hub: Callable[..., DockerHub]) -> None:
+def test_full_pool_is_reported_to_the_owner_and_in_the_log(make_hub: Callable[..., DockerHub]) -> None:
     hub = make_hub(network_pool="10.215.0.0/28").start()
     hub.running("alice")
     hub.add_user("bob")
@@ -557,7 +555,9 @@ def test_a_full_pool_is_said_to_the_owner_and_in_the_log(make_hub: Callable[...,
     )
 
 
-def test_a_pool_that_is_somebody_elses_is_refused(make_hub: Callable[..., DockerHub], address: str) -> None:
+def test_pool_that_overlaps_used_addresses_is_refused(
+    make_hub: Callable[..., DockerHub], address: str
+) -> None:
     hub = make_hub(network_pool=f"{address.rsplit('.', 2)[0]}.0.0/16")
     hub.start(wait=False)
     assert hub.process is not None
@@ -575,7 +575,7 @@ def test_a_network_on_which_containers_reach_each_other_is_refused(engine: Engin
         engine.client.remove_network(name)
 
 
-def test_a_network_is_made_once_and_closed(engine: Engine) -> None:
+def test_shared_network_is_made_once_without_traffic_between_containers(engine: Engine) -> None:
     name = f"{engine.prefix}-closed"
     try:
         address = shared_network.ensure_network(engine.client, name)

@@ -113,7 +113,7 @@ def asked(hub: DockerHub, browser: requests.Session, image: PrivateImage) -> lis
     return until(found, what="the form asks")
 
 
-def test_a_link_to_an_offered_image_starts_nothing_and_asks_naming_its_owner(
+def test_link_to_a_shared_image_asks_first_and_names_its_owner(
     hub: DockerHub, hostile: PrivateImage, browser: requests.Session
 ) -> None:
     (question,) = asked(hub, browser, hostile)
@@ -131,7 +131,7 @@ def test_a_link_to_an_offered_image_starts_nothing_and_asks_naming_its_owner(
     assert hub.states() == {}
 
 
-def test_the_api_asks_for_the_digest_and_lab_runs_nothing_of_the_image_after_that(
+def test_api_needs_the_digest_and_lab_runs_nothing_of_the_image(
     hub: DockerHub, engine: Engine, images: PrivateImages, hostile: PrivateImage
 ) -> None:
     for more in ({}, {"accept_image": True}, {"accept_image": "sha256:" + "0" * 64}):
@@ -152,7 +152,7 @@ def test_the_api_asks_for_the_digest_and_lab_runs_nothing_of_the_image_after_tha
     hub.end("admin")
 
 
-def test_an_answer_is_remembered_and_a_declined_or_revoked_image_is_not_started(
+def test_acceptance_is_remembered_and_declined_or_revoked_images_do_not_start(
     hub: DockerHub, images: PrivateImages, hostile: PrivateImage, browser: requests.Session
 ) -> None:
     hub.running("admin", image=hostile.name, accept_image=hostile.image_id)
@@ -181,9 +181,7 @@ def test_the_owner_has_the_extensions_of_an_image_of_their_own(hub: DockerHub, h
     hub.end("eve")
 
 
-def test_what_a_session_writes_at_home_is_no_part_of_the_next_ones_server(
-    hub: DockerHub, engine: Engine
-) -> None:
+def test_files_at_home_do_not_run_in_the_next_sessions_server(hub: DockerHub, engine: Engine) -> None:
     config = f"open('{LEFT_BY_CONFIG}', 'w')"
     files = "jupyter_server_config.py .jupyter/jupyter_server_config.py .jupyter/jupyter_lab_config.py"
     code = f"mkdir -p .jupyter && for file in {files}; do echo {shlex.quote(config)} > $file; done"
@@ -198,7 +196,7 @@ def test_what_a_session_writes_at_home_is_no_part_of_the_next_ones_server(
     hub.end("bob")
 
 
-def test_who_may_start_servers_for_others_accepts_no_image_for_them(
+def test_administrator_cannot_accept_an_image_for_another_user(
     hub: DockerHub, images: PrivateImages, hostile: PrivateImage
 ) -> None:
     """Eve may start bob's servers, and read none of his files: her image would, in his name."""

@@ -115,7 +115,7 @@ def saved(hub: DockerHub, engine: Engine, images: PrivateImages) -> tuple[Runnin
     return alice, found
 
 
-def test_what_was_installed_is_there_in_a_session_of_the_image(
+def test_installed_packages_are_in_a_session_of_the_image(
     hub: DockerHub, engine: Engine, saved: tuple[Running, PrivateImage]
 ) -> None:
     alice, image = saved
@@ -180,7 +180,7 @@ def test_the_recipe_says_what_was_installed(
     assert "RUN /opt/env/bin/python3 -m pip install --no-deps \\\n    'my-pkg==1.0'\n" in recipe
 
 
-def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist(
+def test_private_image_looks_missing_to_other_users(
     hub: DockerHub, images: PrivateImages, saved: tuple[Running, PrivateImage]
 ) -> None:
     _, image = saved
@@ -227,7 +227,7 @@ def test_a_session_whose_environment_has_its_token_is_saved_without_it(
     hub.end("bob")
 
 
-def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
+def test_image_saved_from_an_image_has_both_layers_and_is_renamed_and_removed(
     hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
 ) -> None:
     _, first = saved
@@ -258,7 +258,7 @@ def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
     assert first.reference in images_of(engine, hub.installation)
 
 
-def test_what_is_counted_is_what_is_copied(
+def test_saved_bytes_are_the_checked_bytes(
     hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
 ) -> None:
     """A file that is short while it is counted, and long while it is copied, would fill the engine's disk."""

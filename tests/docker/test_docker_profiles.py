@@ -57,9 +57,7 @@ def check(folder: Path, profile: Profile, *, docker_host: str = "") -> str:
 
 
 @pytest.mark.parametrize("profile", [Profile.LAB, Profile.DEPARTMENT])
-def test_with_the_lines_of_a_profile_nothing_is_missing_for_it(
-    image: str, tmp_path: Path, profile: Profile
-) -> None:
+def test_settings_of_a_profile_meet_it(image: str, tmp_path: Path, profile: Profile) -> None:
     said = check(tmp_path, profile)
     own = list(Profile)[: list(Profile).index(profile) + 1]
     assert [one for one in own if f" for {one}: " in said] == []
@@ -124,12 +122,12 @@ def alice(hub: DockerHub) -> Running:
 
 
 @pytest.mark.slow
-def test_with_the_lines_of_the_strictest_profile_nothing_is_missing(machine: Machine, tmp_path: Path) -> None:
+def test_settings_of_the_strictest_profile_meet_it(machine: Machine, tmp_path: Path) -> None:
     assert check(tmp_path, Profile.CLASS, docker_host=machine.socket).endswith("nothing else is missing\n")
 
 
 @pytest.mark.slow
-def test_root_in_a_session_is_nobody_on_the_machine(there: Engine, alice: Running) -> None:
+def test_root_in_a_session_is_unprivileged_on_the_machine(there: Engine, alice: Running) -> None:
     pid = alice.container["State"]["Pid"]
     status = Path(f"/proc/{pid}/status").read_text()
     assert re.search(r"^Uid:\s+101000\s", status, re.MULTILINE)
@@ -141,7 +139,7 @@ def test_root_in_a_session_is_nobody_on_the_machine(there: Engine, alice: Runnin
 
 
 @pytest.mark.slow
-def test_its_slice_is_in_force_and_not_to_be_changed_by_root_either(there: Engine, alice: Running) -> None:
+def test_root_cannot_change_the_slice(there: Engine, alice: Running) -> None:
     assert alice.session.placement is not None
     for megabytes, answer in (("2049", "2"), ("512", "0")):
         assert there.run_in(alice.id, PYTHON, "-c", ALLOCATE, megabytes) == (0, f"{answer}\n")
@@ -163,7 +161,9 @@ def test_its_home_and_a_folder_of_the_hosts_are_its_own(
 
 
 @pytest.mark.slow
-def test_it_becomes_an_image_that_starts(there: Engine, hub: DockerHub, alice: Running) -> None:
+def test_session_with_user_namespaces_can_be_saved_and_started(
+    there: Engine, hub: DockerHub, alice: Running
+) -> None:
     there.python_in(alice.id, "open('/opt/env/kept', 'w').write('kept')")
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
     store.connect()

@@ -183,7 +183,7 @@ def test_ten_sessions_that_wait_for_an_image_of_200_mb_cause_one_pull_and_all_st
     assert real_registry.times_sent(large.digest) == 1
 
 
-def test_a_pull_goes_on_for_who_waits_in_the_queue_and_stops_when_the_last_one_leaves(
+def test_pull_goes_on_for_queued_sessions_and_stops_when_the_last_one_leaves(
     hub: DockerHub, engine: Engine, registry: ImageRegistry, images: dict[str, Made]
 ) -> None:
     registry.mib_per_s = 0.25
@@ -205,7 +205,7 @@ def test_a_pull_goes_on_for_who_waits_in_the_queue_and_stops_when_the_last_one_l
     assert hub.states() == {"holder/": "RUNNING"}
 
 
-def test_how_far_it_is_only_ever_rises_to_all_of_it(
+def test_progress_of_a_pull_never_decreases(
     hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
 ) -> None:
     # Slower than the engine, which tells ten times a second at the most: it tells at least once of each stretch.
@@ -260,9 +260,7 @@ def again(hub: DockerHub, key: str) -> PullState | None:
     return found if found is not None and found.phase is Phase.AGAIN else None
 
 
-def test_a_registry_that_dies_midway_is_asked_again_until_it_is_back(
-    hub: DockerHub, registry: ImageRegistry
-) -> None:
+def test_pull_is_retried_after_the_registry_dies(hub: DockerHub, registry: ImageRegistry) -> None:
     registry.mib_per_s = 0.5
     hub.add_user("alice")
     assert hub.spawn("alice", options={**SMALL, "image": "again"}).status_code == 202

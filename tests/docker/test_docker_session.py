@@ -63,7 +63,7 @@ def limits_in(engine: Engine, running: Running) -> str:
     return engine.run_in(running.id, "cat", "/run/fgpu/limits")[1]
 
 
-def test_half_a_unit_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half: Running) -> None:
+def test_half_an_fgpu_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half: Running) -> None:
     # 8192 MiB x 0.5 / 2 = 2048 MiB; 100 % x 0.5 / 2 = 25 %.
     assert limits_in(engine, half) == (
         "fgpu-limits 1\n"
@@ -132,9 +132,7 @@ def test_cpu_memory_swap_and_processes_are_limited(engine: Engine, half: Running
     assert host["PidsLimit"] == 1024
 
 
-def test_an_administrators_settings_hold_but_for_the_limits_and_our_labels(
-    engine: Engine, half: Running
-) -> None:
+def test_administrators_settings_hold_except_limits_and_labels(engine: Engine, half: Running) -> None:
     assert half.host["ShmSize"] == 128 * 2**20
     assert "/srv/shared" in {m["Destination"] for m in half.container["Mounts"]}
     assert half.labels["lab.course"] == "of alice"

@@ -84,7 +84,7 @@ def engine_at(url: str) -> Daemon:
     return Daemon(Address(url, ("there",), {}, "127.0.0.1"), installation="sshtest")
 
 
-async def test_containers_events_and_identities_go_through_it(
+async def test_containers_events_and_identities_go_through_the_tunnel(
     engine: Made, image: str, server: Server
 ) -> None:
     there = engine_at(server.url)
@@ -113,7 +113,7 @@ async def test_containers_events_and_identities_go_through_it(
     there.close()
 
 
-async def test_it_is_opened_again_when_it_has_ended(engine: Made, server: Server) -> None:
+async def test_ended_tunnel_is_opened_again(engine: Made, server: Server) -> None:
     there = engine_at(server.url)
     await asyncio.to_thread(there.connect)
     there.watch(lambda: None)
@@ -134,7 +134,7 @@ async def test_it_is_opened_again_when_it_has_ended(engine: Made, server: Server
     there.close()
 
 
-def test_what_ssh_says_is_told(server: Server) -> None:
+def test_message_of_ssh_is_reported(server: Server) -> None:
     refused = engine_at(f"ssh://nobody@127.0.0.1:{server.port}")
     with pytest.raises(BadSettings, match=r"the Docker engine of there .*Permission denied"):
         refused.connect()
@@ -145,7 +145,7 @@ def test_what_ssh_says_is_told(server: Server) -> None:
         engine_at(f"{server.url}/no/such.sock").connect()
 
 
-def test_it_ends_with_its_process_however_that_ends(server: Server) -> None:
+def test_tunnel_ends_with_its_process(server: Server) -> None:
     code = (
         "import os, signal, sys; from fgpuspawner.engines.docker.address import Tunnel; "
         "t = Tunnel(sys.argv[1]); t.open(); "

@@ -32,7 +32,7 @@ def as_root(engine: Engine, running: Running, command: str) -> tuple[int, str]:
     return engine.run_in(running.id, AS_ROOT, "-p", "-c", command)
 
 
-def test_without_it_a_program_of_roots_gives_nothing(hub: DockerHub, engine: Engine) -> None:
+def test_set_user_id_program_gives_nothing_without_sudo(hub: DockerHub, engine: Engine) -> None:
     alice = hub.running("alice")
     assert as_root(engine, alice, "id -u")[1].strip() == "1000"
     assert alice.host["SecurityOpt"] == ["no-new-privileges"]
@@ -41,9 +41,7 @@ def test_without_it_a_program_of_roots_gives_nothing(hub: DockerHub, engine: Eng
 
 
 @pytest.mark.parametrize("by", ["image", "group"])
-def test_with_it_a_user_becomes_root_and_is_held_all_the_same(
-    hub: DockerHub, engine: Engine, by: str
-) -> None:
+def test_sudo_gives_root_within_the_isolation(hub: DockerHub, engine: Engine, by: str) -> None:
     user = "bob" if by == "group" else "alice"
     bob = hub.running(user, image="python" if by == "group" else "sudo")
     status, said = as_root(engine, bob, "id -u; echo package > /usr/lib/new && chown 33:33 /usr/lib/new")

@@ -63,9 +63,7 @@ def pool(make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path) ->
         engine.remove_volume(f"{engine.prefix}-home-{user}")
 
 
-def test_a_warm_container_has_no_token_no_gpu_no_network_and_nobodys_files(
-    pool: Pool, engine: Engine
-) -> None:
+def test_warm_container_has_no_token_gpu_network_or_users_files(pool: Pool, engine: Engine) -> None:
     for name, container in pool.filled(2).items():
         found = engine.inspect(container)
         assert found is not None
@@ -81,7 +79,7 @@ def test_a_warm_container_has_no_token_no_gpu_no_network_and_nobodys_files(
         assert found["NetworkSettings"]["Networks"] == {}
 
 
-def test_a_session_that_takes_one_has_its_slice_limits_home_network_and_identity(
+def test_session_in_a_warm_container_has_its_slice_limits_home_network_and_identity(
     pool: Pool, engine: Engine
 ) -> None:
     pool.filled(2)
@@ -111,7 +109,7 @@ def test_a_session_that_takes_one_has_its_slice_limits_home_network_and_identity
     pool.hub.end("alice")
 
 
-def test_no_two_users_have_the_same_one_and_all_are_replaced(pool: Pool, engine: Engine) -> None:
+def test_warm_containers_are_used_once_and_replaced(pool: Pool, engine: Engine) -> None:
     pool.filled(2)
     alice, before = pool.take("alice")
     bob, _ = pool.take("bob")
@@ -130,7 +128,7 @@ def test_no_two_users_have_the_same_one_and_all_are_replaced(pool: Pool, engine:
     pool.hub.end("alice")
 
 
-def test_a_home_that_is_new_starts_cold_and_as_it_should(pool: Pool, engine: Engine) -> None:
+def test_session_with_a_new_home_starts_cold(pool: Pool, engine: Engine) -> None:
     before = set(pool.filled(2).values())
     running = pool.hub.running("dora", **HALF)
     assert running.id not in before
@@ -140,7 +138,7 @@ def test_a_home_that_is_new_starts_cold_and_as_it_should(pool: Pool, engine: Eng
     engine.remove_volume(f"{engine.prefix}-home-dora")
 
 
-def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engine: Engine) -> None:
+def test_restarted_hub_removes_the_old_warm_containers(pool: Pool, engine: Engine) -> None:
     pool.filled(2)
     hub = pool.hub
     hub.add_user("carol")
@@ -168,7 +166,7 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file server that does not answer")
-def test_a_home_that_does_not_answer_delays_nobody_else(
+def test_hanging_home_delays_no_other_user(
     make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path, tmp_path: Path
 ) -> None:
     homes = f'c.FGPUSpawner.volumes = {{"{tmp_path}/{{username}}": "/home/jovyan"}}\n'

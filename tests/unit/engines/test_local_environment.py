@@ -34,7 +34,7 @@ def environment(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_an_environment_only_what_the_hubs_own_python_is_can_start() -> None:
+def test_image_without_an_environment_must_match_the_hubs_python() -> None:
     assert at() == Availability(Where.HERE)
     assert at(python="3").where is Where.HERE
     assert at(framework="JupyterHub", version=version("jupyterhub")).where is Where.HERE
@@ -47,7 +47,7 @@ def test_without_an_environment_only_what_the_hubs_own_python_is_can_start() -> 
     )
 
 
-def test_an_environment_of_its_own_has_the_versions_that_the_entry_says(environment: Path) -> None:
+def test_named_environment_must_match_its_entry(environment: Path) -> None:
     here, own = str(environment), f"its sessions would run in the Python environment {environment}, which has"
     torch = {"environment": here, "python": "3.9", "framework": "pytorch"}
     assert at(**torch, version="2.1") == Availability(Where.HERE)

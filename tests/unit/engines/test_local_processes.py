@@ -18,7 +18,7 @@ def running(number: int) -> Session:
     return Session(number, asked, SessionState.RUNNING, 0, attempt=1, placement=Placement("local", ()))
 
 
-def test_a_server_in_its_last_instant_lives_until_its_status_is_there(
+def test_dying_server_lives_until_its_status_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
@@ -32,7 +32,7 @@ def test_a_server_in_its_last_instant_lives_until_its_status_is_there(
     assert processes.exit_status(session) == (3, "")
 
 
-def test_notes_of_servers_that_ended_without_a_hub_go_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_stored_numbers_of_ended_servers_are_removed(tmp_path: Path) -> None:
     former = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
     lives, ended = running(1), running(2)
     for session in (lives, ended):
@@ -46,9 +46,7 @@ def test_notes_of_servers_that_ended_without_a_hub_go_and_those_of_others_stay(t
     assert former.remove_session(lives, now=True)
 
 
-def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_keeps_its_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = 256 << 10
     monkeypatch.setattr("fgpuspawner.engines.local.processes.MOST_LOG_BYTES", most_bytes)
     processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
@@ -75,7 +73,7 @@ def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_
     assert processes.exit_status(session) == (0, log.read_text()[-4096:])
 
 
-def test_logs_of_ended_servers_go_when_they_are_old_or_too_many_and_those_of_live_ones_stay(
+def test_old_logs_of_ended_servers_are_removed(
     tmp_path: Path,
 ) -> None:
     processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)

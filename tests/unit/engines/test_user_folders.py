@@ -35,9 +35,7 @@ def home(user: str, monkeypatch: pytest.MonkeyPatch, data: Path) -> str:
     return spawner.home.name
 
 
-def test_a_long_name_in_another_alphabet_is_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_foreign_name_is_one_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for names in (
         {user: volume(user) for user in NAMES},
         {user: home(user, monkeypatch, tmp_path) for user in NAMES},

@@ -29,7 +29,7 @@ def measured(folder: Path) -> disk.FolderUse:
     return found
 
 
-def test_millions_of_small_folders_are_counted_and_not_remembered(tmp_path: Path) -> None:
+def test_small_folders_are_counted_without_keeping_them(tmp_path: Path) -> None:
     for n in range(500):
         (tmp_path / "many" / str(n)).mkdir(parents=True)
     (tmp_path / "one").mkdir()
@@ -64,7 +64,7 @@ def moved(tmp_path: Path) -> Iterator[Path]:
         mover.kill()
 
 
-def test_who_moves_folders_while_they_are_counted_gains_nothing(moved: Path) -> None:
+def test_moving_folders_during_a_count_is_reported(moved: Path) -> None:
     # du gives up when a folder that it is in is moved. That it is in one of them is a matter of a few looks.
     looks = (measured(moved) for _ in range(1000))
     assert disk.MOVED in (one.uncounted for one in looks)
@@ -78,7 +78,7 @@ def test_who_moves_folders_while_they_are_counted_gains_nothing(moved: Path) -> 
         {"mounts": [{"source": "{safe_username}", "target": "/home/jovyan", "type": "volume"}]},
     ],
 )
-def test_a_home_is_known_however_its_users_name_is_written(settings: dict[str, object]) -> None:
+def test_home_is_recognised_by_any_form_of_the_users_name(settings: dict[str, object]) -> None:
     own = disk.own_targets(settings)
     assert own == ("/home/jovyan",)
     for mount in (
@@ -97,18 +97,18 @@ def test_a_home_is_known_however_its_users_name_is_written(settings: dict[str, o
         {"Type": "bind", "Source": "/run/fgpu-homes-abc/warm-1/1", "Destination": "/data"},
     ],
 )
-def test_what_others_can_fill_is_nobodys_home(mount: dict[str, str]) -> None:
+def test_shared_folder_is_no_home(mount: dict[str, str]) -> None:
     assert disk._home_of(mount, "zo", "c", ("/home/jovyan",)) is None
 
 
-def test_what_a_hook_mounts_is_a_home_by_its_name() -> None:
+def test_mount_of_a_hook_is_a_home_by_its_name() -> None:
     volume = {"Type": "volume", "Name": "home-zoe", "Source": "/var/lib/v/_data", "Destination": "/h"}
     assert disk._home_of(volume, "zoe", "c", ()) == "/var/lib/v/_data"
     folder = {"Type": "bind", "Source": "/srv/zoe", "Destination": "/h"}
     assert disk._home_of(folder, "zoe", "c", ()) == "/srv/zoe"
 
 
-def test_a_home_in_a_warm_container_is_where_its_place_goes_by_now() -> None:
+def test_home_in_a_warm_container_is_found_after_the_rename() -> None:
     mount = {"Type": "bind", "Source": "/run/fgpu-homes-abc/warm-1/0", "Destination": "/home/zoe"}
     own = disk.own_targets({"volumes": {"{username}": "/home/{username}"}})
     assert disk._home_of(mount, "zoe", "now", own) == "/run/fgpu-homes-abc/now/0"

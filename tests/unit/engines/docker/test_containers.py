@@ -11,7 +11,7 @@ from fgpuspawner.engines.docker import containers
 from fgpuspawner.engines.docker.containers import Containers, container_ids, session_and_attempt
 
 
-def test_a_container_of_ours_says_session_and_attempt() -> None:
+def test_container_name_has_session_and_attempt() -> None:
     assert session_and_attempt("fgpu-a1b2c3-12-3", "a1b2c3") == (12, 3)
 
 
@@ -30,7 +30,7 @@ def test_a_container_of_ours_says_session_and_attempt() -> None:
         "fgpu-a1b2c3-" + "9" * 30 + "-1",
     ],
 )
-def test_any_other_name_is_not_ours(name: str) -> None:
+def test_other_names_are_not_ours(name: str) -> None:
     assert session_and_attempt(name, "a1b2c3") is None
 
 
@@ -53,7 +53,7 @@ OWN, INNER = "1f" * 32, "2a" * 32
         ("", []),
     ],
 )
-def test_a_process_is_known_by_the_container_in_its_cgroup(cgroup: str, ids: list[str]) -> None:
+def test_cgroup_names_the_container_of_a_process(cgroup: str, ids: list[str]) -> None:
     assert container_ids(cgroup) == ids
 
 
@@ -77,7 +77,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(("same", "found", "asked"), [(True, {}, 0), (False, {os.getpid(): 7}, 1)])
-def test_a_number_that_means_another_process_here_is_asked_of_the_engine(
+def test_process_numbers_of_another_namespace_are_asked_of_the_engine(
     monkeypatch: pytest.MonkeyPatch, same: bool, found: dict[int, int], asked: int
 ) -> None:
     monkeypatch.setattr(containers, "numbers_are_the_hosts", lambda: same)

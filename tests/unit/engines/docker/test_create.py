@@ -30,7 +30,7 @@ AS_API = [
 ]
 
 
-def test_ours_are_added_to_what_an_administrator_mounts() -> None:
+def test_our_mounts_are_added_to_an_administrators() -> None:
     given = {
         "Binds": ["home-alice:/home/jovyan:rw", "/srv/data:/srv/data:ro"],
         "Mounts": [DockerMount(target="/scratch", source="/scratch", type="bind")],
@@ -58,7 +58,7 @@ def test_ours_are_added_to_what_an_administrator_mounts() -> None:
         {"Tmpfs": {"/run/fgpu/limits/deeper": ""}},
     ],
 )
-def test_what_would_take_the_place_of_ours_is_left_out_and_named(given: dict[str, Any]) -> None:
+def test_conflicting_mounts_are_left_out_and_named(given: dict[str, Any]) -> None:
     found, displaced = sealed_mounts(given, OURS)
     assert len(displaced) == 1
     assert found["Mounts"] == AS_API
@@ -67,13 +67,13 @@ def test_what_would_take_the_place_of_ours_is_left_out_and_named(given: dict[str
 
 
 @pytest.mark.parametrize("target", ["/run/fgpu", "/run", "/etc", "/usr/local/bin", "/run/fgpu/limits2", "/"])
-def test_what_is_mounted_above_ours_stays_and_lies_below_them(target: str) -> None:
+def test_mount_above_ours_stays(target: str) -> None:
     bind = f"/srv/x:{target}:rw"
     found, displaced = sealed_mounts({"Binds": [bind]}, OURS)
     assert (found["Binds"], displaced) == ([bind], [])
 
 
-def test_a_folder_in_memory_of_ours_takes_the_place_of_anothers() -> None:
+def test_our_folder_in_memory_replaces_another_mount() -> None:
     given = {
         "Tmpfs": {"/run/fgpu/written": "size=900g", "/tmp": ""},
         "Binds": ["/evil:/run/fgpu/written/log"],
@@ -84,7 +84,7 @@ def test_a_folder_in_memory_of_ours_takes_the_place_of_anothers() -> None:
     assert sorted(displaced) == ["/run/fgpu/written", "/run/fgpu/written/log"]
 
 
-def test_what_there_was_is_not_changed() -> None:
+def test_given_configuration_is_not_modified() -> None:
     given: dict[str, Any] = {"Binds": ["/evil:/run/fgpu/limits:rw"], "Mounts": []}
     sealed_mounts(given, OURS)
     assert given == {"Binds": ["/evil:/run/fgpu/limits:rw"], "Mounts": []}

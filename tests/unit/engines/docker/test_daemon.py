@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     listening.close()
 
 
-async def test_an_answer_that_breaks_off_is_none(url: str) -> None:
+async def test_broken_answer_counts_as_silence(url: str) -> None:
     client = docker.APIClient(base_url=url, version="1.41", timeout=5)
     containers = Containers(client, installation="abc")
     with pytest.raises(EngineSilent):
@@ -65,9 +65,7 @@ async def test_an_answer_that_breaks_off_is_none(url: str) -> None:
     client.close()
 
 
-def test_another_machine_that_stalls_after_its_first_answer_does_not_stop_the_hub(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalling_machine_does_not_stop_the_hub(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed, close = [], docker.APIClient.close
     monkeypatch.setattr(docker.APIClient, "close", lambda client: (closed.append(1), close(client)))
     there = Daemon(Address(url, ("far",), {}, "127.0.0.1"), installation="abc")
@@ -76,7 +74,7 @@ def test_another_machine_that_stalls_after_its_first_answer_does_not_stop_the_hu
     assert len(closed) == 2, "it is asked again and again: nothing stays open each time"
 
 
-async def test_only_this_machines_daemon_is_needed_to_say_which_networks_it_has(url: str) -> None:
+async def test_only_this_machines_daemon_must_list_its_networks(url: str) -> None:
     background = Background(module.log)
 
     def opened(address: Address) -> Daemon:
@@ -118,13 +116,13 @@ class Daemonless(Daemon):
         self.answers = True
 
 
-async def test_what_one_daemon_says_wrong_is_nothing_to_the_others() -> None:
+async def test_invalid_answer_of_one_daemon_does_not_affect_others() -> None:
     here = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
     seen = await Fleet([Daemonless("far", KeyError("Id")), Daemonless("here", here)]).observe()
     assert (list(seen.things), list(seen.nodes)) == ([here], ["here"])
 
 
-async def test_a_machine_says_and_ends_nothing_of_what_another_one_runs(
+async def test_machine_cannot_report_or_end_another_machines_session(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
@@ -149,9 +147,7 @@ async def test_a_machine_says_and_ends_nothing_of_what_another_one_runs(
 
 
 @pytest.mark.parametrize("said", [{}, {"NCPU": "many", "MemTotal": 1}, {"NCPU": 1, "MemTotal": None}, []])
-def test_a_machine_that_says_nonsense_of_itself_is_as_good_as_silent(
-    said: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_machine_description_counts_as_silence(said: object, monkeypatch: pytest.MonkeyPatch) -> None:
     far = Daemonless("far")
     looker: Any = SimpleNamespace(info=lambda: said)
     far.containers.looker = looker
@@ -181,7 +177,7 @@ def endless() -> Iterator[str]:
     listening.close()
 
 
-async def test_an_answer_without_an_end_is_none_and_takes_little_memory(endless: str) -> None:
+async def test_endless_answer_is_aborted_with_little_memory(endless: str) -> None:
     daemon = Daemon(Address(endless, ("far",), {}, "127.0.0.1"), installation="abc")
     looking = daemon._connected(30)
     containers = Containers(looking, installation="abc")
@@ -192,7 +188,7 @@ async def test_an_answer_without_an_end_is_none_and_takes_little_memory(endless:
     looking.close()
 
 
-async def test_a_daemon_that_answers_nothing_but_a_greeting_is_not_asked_in_a_circle(
+async def test_daemon_that_only_greets_is_not_asked_in_a_tight_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASK_EVERY_S", 3600)

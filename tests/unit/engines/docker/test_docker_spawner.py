@@ -64,7 +64,7 @@ async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
     return kwargs
 
 
-async def test_an_image_of_somebodys_is_started_by_what_it_is_and_not_by_its_name() -> None:
+async def test_private_image_is_started_by_its_id() -> None:
     assert (await made())["image"] == TORCH.reference
     assert (await made(replace(TORCH, owner="eve")))["image"] == "sha256:1"
 
@@ -114,7 +114,7 @@ async def test_other_devices_of_an_administrator_are_kept() -> None:
     assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/fuse"]
 
 
-async def test_network_name_and_image_are_ours_whatever_a_function_returns() -> None:
+async def test_function_cannot_change_network_name_or_image() -> None:
     kwargs = await made(
         extra_host_config=lambda spawner: {"network_mode": "host"},
         extra_create_kwargs=lambda spawner: {"name": "lab", "image": "lab/other"},
@@ -123,7 +123,7 @@ async def test_network_name_and_image_are_ours_whatever_a_function_returns() -> 
     assert (kwargs["name"], kwargs["image"]) == (PLACE.name, TORCH.reference)
 
 
-def test_before_its_session_is_placed_a_container_has_the_name_that_dockerspawner_gives() -> None:
+def test_unplaced_session_has_dockerspawners_container_name() -> None:
     assert spawner_of(name_template="lab-{username}").object_name == "lab-alice"
 
 
@@ -153,7 +153,7 @@ def version_of(c: Config) -> str:
         return str(client.version()["ApiVersion"])
 
 
-def test_a_daemon_is_asked_with_the_tls_configuration_that_is_set(daemon: StandIn, certificate: Path) -> None:
+def test_daemon_is_asked_with_the_configured_tls(daemon: StandIn, certificate: Path) -> None:
     daemon.use_tls(certificate / "cert.pem", certificate / "key.pem")
     c = Config()
     c.DockerSpawner.client_kwargs = {"base_url": daemon.url}
@@ -172,9 +172,7 @@ def test_a_tls_configuration_that_cannot_be_used_is_refused_in_one_line(certific
         version_of(c)
 
 
-def test_how_a_daemon_is_asked_may_be_added_to_in_a_configuration_file(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_client_kwargs_can_be_updated_in_a_configuration_file(daemon: StandIn, tmp_path: Path) -> None:
     file = tmp_path / "jupyterhub_config.py"
     file.write_text(
         f"c.DockerSpawner.client_kwargs.update({{'base_url': {daemon.url!r}, 'timeout': 1}})\n"

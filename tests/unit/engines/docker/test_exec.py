@@ -75,7 +75,7 @@ OUTPUT = piece(STDOUT, b"all ") + piece(STDERR, b"trouble") + piece(STDOUT, b"of
     ],
     ids=["together", "apart", "cut", "one by one"],
 )
-def test_all_of_it_is_read_of_the_streams_that_are_wanted(
+def test_whole_output_of_the_wanted_streams_is_read(
     client: docker.APIClient, packets: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Wire, "packets", packets)
@@ -85,8 +85,6 @@ def test_all_of_it_is_read_of_the_streams_that_are_wanted(
     assert both.output == b"all troubleof it"
 
 
-def test_of_one_that_does_not_end_no_more_is_kept_than_tells_so(
-    client: docker.APIClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_is_cut(client: docker.APIClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wire, "packets", (HEADERS + piece(STDOUT, b"x" * 200_000) + piece(STDOUT, b"y"),))
     assert run_in(client, "c", ["x"], most_bytes=100).output == b"x" * 101

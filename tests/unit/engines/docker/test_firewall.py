@@ -171,9 +171,7 @@ def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
         f"ip6tables -t security -D FORWARD -i {OWN}+ -j {firewall.chains('abc123')[1]}",
     ],
 )
-def test_rules_that_are_spoiled_are_put_right_and_only_then(
-    spoiled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spoiled_rules_are_repaired(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[Rules] = []
     apply = Firewall.apply
     monkeypatch.setattr(Firewall, "apply", lambda wall: (applied.append(wall.rules), apply(wall)))
@@ -197,9 +195,7 @@ def test_rules_that_are_spoiled_are_put_right_and_only_then(
 
 
 @pytest.mark.usefixtures("iptables")
-def test_what_others_have_in_dockers_chain_stays_though_it_cannot_be_listed_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_rules_in_dockers_chain_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing fails now and then while another program changes the tables."""
     real = shutil.which("iptables")
     (tmp_path / "busy").mkdir()
@@ -217,7 +213,7 @@ def test_what_others_have_in_dockers_chain_stays_though_it_cannot_be_listed_for_
     in_network_of_its_own(world)
 
 
-def test_what_is_passed_on_meets_our_rules_first_in_forward_or_in_docker_user() -> None:
+def test_forwarded_packets_meet_our_rules_first() -> None:
     to_sessions, from_sessions = (rule for _, rule in firewall.jumps("abc123")[1:3])
     in_forward = [f"-A FORWARD {from_sessions}", f"-A FORWARD {to_sessions}"]
     in_dockers = [f"-A DOCKER-USER {from_sessions}", f"-A DOCKER-USER {to_sessions}"]
@@ -236,7 +232,7 @@ def test_what_is_passed_on_meets_our_rules_first_in_forward_or_in_docker_user() 
     assert not counts(dockers, *in_forward)
 
 
-def test_a_jump_behind_somebodys_rules_does_not_count() -> None:
+def test_jump_behind_other_rules_does_not_count() -> None:
     chain = firewall.chains("abc123")[0]
     jump, other = f"-A INPUT -i {OWN}+ -j {chain}", "-A INPUT -j FGPU-INPUT-0f0f0"
     assert read_state(f"{jump}\n-A INPUT -j ACCEPT\n", "abc123") == [jump]
@@ -261,7 +257,7 @@ except OSError as e:
 @pytest.mark.parametrize(
     ("host", "peer"), [("10.99.0.1", "10.99.0.2"), ("fd00:99::1", "fd00:99::2")], ids=["IPv4", "IPv6"]
 )
-def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str, peer: str) -> None:
+def test_machine_behind_a_guarded_interface_reaches_only_the_services(host: str, peer: str) -> None:
     """With IPv6 as with IPv4, though sessions have none so far. Others, and the host itself, reach what they did."""
     if shutil.which("ip") is None:
         pytest.skip("needs iproute2")
@@ -358,9 +354,7 @@ def test_a_session_has_a_limit_of_open_connections_to_the_hub(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("iptables")
-def test_a_kernel_that_cannot_count_connections_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_connlimit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In a folder of their own: under the other names there are links to the machine's own programs.
     folder = tmp_path / "cannot count"
     folder.mkdir()
@@ -383,7 +377,7 @@ def test_a_kernel_that_cannot_count_connections_is_named(
 
 @pytest.mark.usefixtures("iptables")
 @pytest.mark.parametrize("before", ["", "iptables -I FORWARD -j ACCEPT"], ids=["as applied", "Docker first"])
-def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(before: str) -> None:
+def test_closed_networks_stay_closed_while_dockers_rules_come_first(before: str) -> None:
     """As they do for a moment whenever it makes a network."""
     if shutil.which("ip") is None:
         pytest.skip("needs iproute2")
@@ -427,7 +421,7 @@ def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(befo
 
 
 @pytest.mark.usefixtures("iptables")
-def test_a_bridge_of_the_machine_that_is_called_like_dockers_leads_outside() -> None:
+def test_own_bridge_with_dockers_prefix_leads_outside() -> None:
     """Docker's own are br- and 12 digits; Open vSwitch's uplink, say, is br-ex."""
     if shutil.which("ip") is None:
         pytest.skip("needs iproute2")
@@ -577,7 +571,7 @@ def test_name_servers_are_the_machines_without_its_loopback(tmp_path: Path) -> N
     assert firewall.name_servers([conf, other, tmp_path / "none"]) == ("192.0.2.53", "fd00::53")
 
 
-def test_names_are_asked_for_before_the_networks_that_are_blocked_and_not_with_closed_egress() -> None:
+def test_dns_is_allowed_before_blocked_networks_and_not_with_closed_egress() -> None:
     """In some clouds the name server has the address of the metadata."""
     rules = replace(RULES, name_servers=("169.254.169.254",))
     passing = rules.filled(4)

@@ -37,16 +37,14 @@ def test_the_nvidia_runtime_is_asked_for_devices_by_uuid() -> None:
         (["vendor.example/gpu=1"], None),
     ],
 )
-def test_cdi_is_asked_by_the_name_that_is_there_and_never_for_another_device(
-    names: list[str], asked: list[str] | None
-) -> None:
+def test_cdi_request_names_the_known_device(names: list[str], asked: list[str] | None) -> None:
     request = some_gpus(cdi(*names), [device(1)])
     assert (request.device_ids if request is not None else None) == asked
     if request is not None:
         assert request.driver == "cdi"
 
 
-def test_of_two_devices_both_are_given_or_none() -> None:
+def test_gpu_request_has_all_devices_or_none() -> None:
     assert some_gpus(cdi("nvidia.com/gpu=0"), [device(0), device(1)]) is None
     request = some_gpus(cdi("nvidia.com/gpu=0", "nvidia.com/gpu=1"), [device(1), device(0)])
     assert request is not None

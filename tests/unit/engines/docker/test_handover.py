@@ -47,19 +47,19 @@ def test_a_container_is_made_without_command_line_identity_and_secrets() -> None
     }
 
 
-def test_what_is_told_is_one_line_whatever_is_in_it() -> None:
+def test_identity_is_one_line() -> None:
     line = Handover(("a", "b\nc"), {"NAME": "käse\n\r\u2028"}).line()
     assert line.index(b"\n") == len(line) - 1
     assert json.loads(line)["environment"] == {"NAME": "käse\n\r\u2028"}
 
 
-def test_another_program_is_waited_for_without_the_servers_modules() -> None:
+def test_other_program_waits_without_the_servers_modules() -> None:
     made, handover = split({**MADE, "command": "bash -c 'exec x'"}, public=())
     assert made["command"] == ["fgpu-start", "--within", "60"]
     assert handover.argv == ("bash", "-c", "exec x")
 
 
-def test_what_is_told_is_not_printed() -> None:
+def test_identity_is_not_printed() -> None:
     assert "canary" not in repr(split(MADE, public=())[1])
 
 
@@ -80,7 +80,7 @@ def test_what_is_told_is_not_printed() -> None:
         (IMAGE, {"command": None}),
     ],
 )
-def test_a_container_that_would_not_listen_gets_its_environment_as_ever(
+def test_container_that_cannot_wait_gets_its_environment_at_creation(
     image: dict[str, Any], kwargs: dict[str, Any]
 ) -> None:
     assert can_take(IMAGE, MADE)

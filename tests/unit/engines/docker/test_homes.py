@@ -58,7 +58,7 @@ def on_a_host(folder: Path, code: str) -> str:
     return done.stdout
 
 
-def test_what_the_host_mounts_in_a_home_stays_when_the_session_has_ended(tmp_path: Path) -> None:
+def test_hosts_mounts_in_a_home_stay_after_the_session(tmp_path: Path) -> None:
     output = on_a_host(
         tmp_path,
         """
@@ -74,7 +74,7 @@ print(sorted(str(p.relative_to(home)) for p in home.glob("*/precious")))
     assert output == "['early/precious', 'late/precious']\n"
 
 
-def test_what_is_mounted_in_a_home_is_there_in_the_session(tmp_path: Path) -> None:
+def test_mounts_in_a_home_are_in_the_session(tmp_path: Path) -> None:
     output = on_a_host(
         tmp_path,
         """

@@ -29,7 +29,7 @@ from fgpuspawner.settings import FGPU
 RULES = Rules(installation="abc123", services=(("172.18.0.1", 8001),))
 
 
-async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
+async def test_firewall_is_kept_after_any_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ways = iter([OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
@@ -54,7 +54,7 @@ async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
     await background.close()
 
 
-async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
+async def test_network_sweep_goes_on_after_any_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ways = iter([JSONDecodeError("Expecting value", "<html>", 0), KeyError("Name")])
@@ -96,7 +96,7 @@ def test_hub_with_an_iptables_that_hangs_is_refused_with_a_reason(
     assert checks.ports_closed(FGPU()) is None
 
 
-def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_egress_without_a_firewall_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firewall, "can_apply", lambda: False)
     with pytest.raises(BadSettings, match=r"c\.FGPU\.egress is 'closed', and the Hub cannot close it"):
         guards.guard(FGPU(egress="closed"), RULES)
@@ -104,7 +104,7 @@ def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.Mon
     assert guards.guard(FGPU(), RULES) is None
 
 
-def test_closed_egress_on_another_machine_needs_somebody_who_vouches_for_it() -> None:
+def test_closed_egress_on_another_machine_needs_an_external_firewall() -> None:
     far = Address("tcp://192.0.2.9:2376", ("far",), {}, "192.0.2.9")
     fleet = Fleet([Daemon(far, installation="abc123")])
 

@@ -21,7 +21,7 @@ def driver(answer: Any, monkeypatch: pytest.MonkeyPatch) -> RemoteDriver:
     return found
 
 
-def test_what_makes_sense_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_devices_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = driver({"devices": [GPU]}, monkeypatch).devices()
     assert (found.uuid, found.memory_mib) == ("GPU-1f", 40960)
 
@@ -41,6 +41,6 @@ def test_what_makes_sense_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         {"devices": [{**GPU, "uuid": "../../x"}]},
     ],
 )
-def test_what_makes_none_is_not_known(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_devices_are_unknown(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NvmlUnknown):
         driver(answer, monkeypatch).devices()

@@ -25,7 +25,7 @@ def met(infos: list[Any], *, ports: bool | None = True, **own: Any) -> dict[Safe
     return {guard: held.met for guard, held in found.items() if held.met is not True}
 
 
-def test_a_line_is_there_for_every_safeguard() -> None:
+def test_every_safeguard_has_a_line() -> None:
     assert LINES.keys() == set(Safeguard)
 
 
@@ -60,7 +60,7 @@ def test_a_filter_of_system_calls_is_the_engines_own(options: list[str], known: 
         {"at": "http://10.0.0.1:2375"},
     ],
 )
-def test_an_engine_that_anybody_commands_is_found(more: dict[str, Any]) -> None:
+def test_engine_open_to_the_network_is_found(more: dict[str, Any]) -> None:
     assert met([{**REMAPPED, **more}]) == {S.COMMANDS: False}
 
 
@@ -88,7 +88,7 @@ def test_an_engine_that_anybody_commands_is_found(more: dict[str, Any]) -> None:
         ({"extra_host_config": {"shm_size": 1 << 20}}, {}),
     ],
 )
-def test_what_is_set_for_containers_counts(own: dict[str, Any], lacks: dict[Safeguard, bool | None]) -> None:
+def test_container_settings_count(own: dict[str, Any], lacks: dict[Safeguard, bool | None]) -> None:
     assert met([REMAPPED], **own) == lacks
 
 
@@ -100,19 +100,19 @@ def test_what_is_set_for_containers_counts(own: dict[str, Any], lacks: dict[Safe
         {"extra_create_kwargs": {"host_config": {}}},
     ],
 )
-def test_what_a_function_sets_for_each_session_is_not_known(own: dict[str, Any]) -> None:
+def test_settings_from_a_function_are_unknown(own: dict[str, Any]) -> None:
     asked = (S.UNPRIVILEGED, S.FILTERED, S.PROCESSES, S.REMAPPED, S.READ_ONLY)
     assert met([REMAPPED], **own) == dict.fromkeys(asked)
     assert met([PLAIN], **own)[S.REMAPPED] is False
 
 
-def test_an_engine_without_control_groups_holds_nobody() -> None:
+def test_engine_without_control_groups_enforces_no_limits() -> None:
     # What a rootless one says on a machine with control groups of version 1.
     without = {**ROOTLESS, **dict.fromkeys(LIMITS, False)}
     assert met([without]) == {S.LIMITS: False, S.PROCESSES: False}
     assert met([{**ROOTLESS, "CpuCfsQuota": False}]) == {S.LIMITS: False}
 
 
-def test_ports_are_as_closed_as_it_is_told() -> None:
+def test_ports_closed_follows_the_firewall_setting() -> None:
     for ports in (False, None):
         assert met([REMAPPED], ports=ports) == {S.PORTS: ports}

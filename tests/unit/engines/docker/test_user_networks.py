@@ -30,7 +30,7 @@ def networks(pool: str = "10.213.0.0/24", *, routes: tuple[Route, ...] = ()) -> 
     return UserNetworks(none, installation="abc123", pool=IPv4Network(pool), routes=lambda: routes)
 
 
-def test_routes_are_read_without_the_one_to_everything() -> None:
+def test_routes_are_read_without_the_default_route() -> None:
     assert host_routes(TABLE) == [
         Route(IPv4Network("172.17.0.0/16"), "docker0"),
         Route(IPv4Network("192.0.2.0/24"), "eth0"),
@@ -44,7 +44,7 @@ def test_interfaces_of_an_installation_share_a_prefix_that_leaves_room_for_every
     assert len(longest) <= 15, "the kernel has no longer names for interfaces"
 
 
-def test_a_networks_name_says_whose_it_is_whatever_the_users_name_is() -> None:
+def test_network_name_is_unique_for_each_user() -> None:
     names = [networks().name(user) for user in ("alice", "Alice", "a/../b", "ü" * 300, "")]
     assert len(set(names)) == len(names)
     assert all(n.startswith("fgpu-abc123-u-") and len(n) < 60 and n.isascii() for n in names)
@@ -73,7 +73,7 @@ class Bridges:
         raise APIError("409", response=response, explanation=f"network with name {name} already exists")
 
 
-def test_a_network_that_somebody_else_has_just_made_is_looked_at_like_one_that_was_there() -> None:
+def test_network_made_by_another_hub_is_checked_too() -> None:
     closed: Any = Bridges(icc="false")
     assert shared_network.ensure_network(closed) == "172.18.0.1"
     open_: Any = Bridges(icc="true")
@@ -92,7 +92,7 @@ def test_a_network_that_somebody_else_has_just_made_is_looked_at_like_one_that_w
         ("10.0.0.0/8", []),
     ],
 )
-def test_a_subnet_is_busy_where_another_network_has_addresses_of_it(used: str, numbers: list[int]) -> None:
+def test_subnet_is_busy_if_another_network_overlaps_it(used: str, numbers: list[int]) -> None:
     assert list(networks()._numbers(IPv4Network(used))) == numbers
 
 

@@ -65,7 +65,7 @@ def shaped(kwargs: dict[str, Any], session: int = 7) -> Shape:
     )[0]
 
 
-def test_two_users_sessions_have_one_shape_whatever_can_be_changed_in_a_container_that_runs() -> None:
+def test_changeable_settings_do_not_change_the_shape() -> None:
     assert shaped(made(7, "alice")) == shaped(made(8, "bob"), 8)
 
 
@@ -86,7 +86,7 @@ def test_two_users_sessions_have_one_shape_whatever_can_be_changed_in_a_containe
         {**made(), "hostname": "alice"},
     ],
 )
-def test_whatever_else_differs_is_another_shape(other: dict[str, Any]) -> None:
+def test_other_settings_change_the_shape(other: dict[str, Any]) -> None:
     assert shaped(other) != shaped(made())
 
 
@@ -100,12 +100,12 @@ def test_whatever_else_differs_is_another_shape(other: dict[str, Any]) -> None:
         (made(Tmpfs={"/home/jovyan/.cache": ""}), "within /home/jovyan"),
     ],
 )
-def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any], words: str) -> None:
+def test_settings_that_a_running_container_cannot_get_start_cold(other: dict[str, Any], words: str) -> None:
     with pytest.raises(Unpoolable, match=words):
         shaped(other)
 
 
-def test_a_home_is_what_is_mounted_read_write() -> None:
+def test_read_write_bind_is_a_home() -> None:
     _, homes = shape_of(made(), image_id="", slice_environment={}, folders={})
     assert homes == (Home("home-alice", "/home/jovyan"),)
 
@@ -116,7 +116,7 @@ def test_nothing_of_a_session_is_in_its_shape() -> None:
         assert own not in text
 
 
-def test_what_is_in_a_sessions_folder_is_noted_but_its_limits(tmp_path: Path) -> None:
+def test_files_of_a_session_are_recorded_without_its_limits(tmp_path: Path) -> None:
     (tmp_path / "simulated").mkdir(mode=0o755)
     (tmp_path / "limits").write_text("of the session")
     (tmp_path / "ld.so.preload").write_text("/run/fgpu/libfgpu.so\n")
@@ -148,7 +148,7 @@ def pool_of(
     return WarmPool(containers, hub, **{"sizes": {"torch": 2}, "node_ids": ["lab"], "data": folder, **more})
 
 
-async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_path: Path) -> None:
+async def test_disabled_image_has_no_warm_containers(tmp_path: Path) -> None:
     offered = {"torch"}
     pool = pool_of(tmp_path, is_offered=lambda slug: slug in offered)
     assert await pool._size(TORCH) == 2
@@ -156,7 +156,7 @@ async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_
     assert await pool._size(TORCH) == 0
 
 
-async def test_the_pool_is_kept_whatever_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_is_filled_after_any_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background(warm.log)
     pool = pool_of(tmp_path, background=background)
     opening, filling = iter([KeyError("Id")]), iter([CannotMount("busy"), KeyError("State")])

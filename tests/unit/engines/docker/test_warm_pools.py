@@ -211,7 +211,7 @@ async def test_a_warm_container_has_the_gpu_that_the_session_has(lab: Callable[.
     await eventually(lambda: world.waiting() == [("torch", ["GPU-a"]), ("torch", ["GPU-b"])])
 
 
-async def test_one_that_has_its_gpus_in_another_way_is_not_taken_for_the_same(
+async def test_container_with_other_gpu_access_is_not_taken(
     lab: Callable[..., Lab],
 ) -> None:
     world = lab(torch=1)
@@ -230,7 +230,7 @@ async def test_a_session_of_several_gpus_starts_cold(lab: Callable[..., Lab]) ->
     assert not world.pool._recipes
 
 
-async def test_what_was_learnt_of_each_gpu_is_there_after_a_restart(
+async def test_recipes_survive_a_restart(
     lab: Callable[..., Lab],
 ) -> None:
     world = lab(torch=1)
@@ -247,7 +247,7 @@ async def test_what_was_learnt_of_each_gpu_is_there_after_a_restart(
 @pytest.mark.parametrize(
     "noted", ["no JSON", "[7]", '[[["torch", "lab", []], {"files": "a word of the file"}]]']
 )
-async def test_notes_that_cannot_be_read_are_one_line_and_learnt_again(
+async def test_unreadable_recipes_are_logged_once_and_learnt_again(
     lab: Callable[..., Lab], tmp_path: Path, caplog: pytest.LogCaptureFixture, noted: str
 ) -> None:
     logging.getLogger("fgpu").propagate = True
@@ -262,7 +262,7 @@ async def test_notes_that_cannot_be_read_are_one_line_and_learnt_again(
     await eventually(lambda: world.waiting() == [("torch", ["GPU-a"])])
 
 
-async def test_an_image_that_is_gone_stops_no_other_pool_and_is_named_in_the_log(
+async def test_missing_image_stops_no_other_pool_and_is_logged(
     lab: Callable[..., Lab], caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("fgpu").propagate = True
@@ -289,7 +289,7 @@ async def test_an_image_that_is_gone_stops_no_other_pool_and_is_named_in_the_log
     ],
     ids=["fetched on another machine", "launched on another machine", "fetched here", "runs here"],
 )
-async def test_only_who_is_launched_here_has_the_pool_wait(
+async def test_pool_waits_only_for_launches_on_its_engine(
     lab: Callable[..., Lab], elsewhere: Session
 ) -> None:
     world = lab(torch=1)

@@ -60,7 +60,7 @@ def test_a_session_whose_home_is_mounted_can_be_saved(mount: str) -> None:
 
 
 @pytest.mark.parametrize("mounts", [(), ("/home/jovyan/data",), ("/home/jov",), ("/etc/ld.so.preload",)])
-def test_one_whose_home_would_be_in_the_image_is_refused_with_what_would_do(mounts: tuple[str, ...]) -> None:
+def test_session_with_its_home_in_the_image_cannot_be_saved(mounts: tuple[str, ...]) -> None:
     with pytest.raises(
         CannotSave, match=r"home folder /home/jovyan would be in the image.*FGPUSpawner.volumes"
     ):
@@ -88,7 +88,7 @@ OURS = {"Labels": {"fgpu.handover": "1"}, "Env": ["PATH=/bin"], "WorkingDir": "/
         (False, {}, "1000", {"Env": ["JUPYTER_CONFIG_PATH=/opt/env/etc"]}),
     ],
 )
-def test_the_server_is_the_administrators_where_nobody_could_change_it(
+def test_server_counts_as_unchanged_only_if_the_session_could_not_write_it(
     kept: bool, host: dict[str, Any], user: str, base: dict[str, Any]
 ) -> None:
     session = {
@@ -98,14 +98,14 @@ def test_the_server_is_the_administrators_where_nobody_could_change_it(
     assert keeps_its_server(session, {"Config": OURS | base}) is kept
 
 
-def test_one_that_cannot_have_changed_anything_or_has_ended_is_refused() -> None:
+def test_read_only_or_ended_session_cannot_be_saved() -> None:
     with pytest.raises(CannotSave, match="read_only_root"):
         refuse_what_cannot_be_saved(container("/home/jovyan", read_only=True))
     with pytest.raises(CannotSave, match="has ended"):
         refuse_what_cannot_be_saved(container("/home/jovyan", running=False))
 
 
-def test_one_whose_private_image_has_another_name_by_now_is_refused() -> None:
+def test_session_of_a_renamed_image_cannot_be_saved() -> None:
     session = container("/home/jovyan") | {"Image": "sha256:1"}
     refuse_what_cannot_be_saved(session, under_id="sha256:1")
     with pytest.raises(CannotSave, match="was renamed or deleted"):
@@ -133,7 +133,7 @@ HISTORY = [
 ]
 
 
-def test_the_configuration_is_that_of_the_image_under_it_with_labels_that_say_whose_it_is() -> None:
+def test_saved_image_has_the_base_configuration_and_its_owners_labels() -> None:
     labels = labels_of(IMAGE, "0123456789ab", 60)
     layers = ["sha256:a", "sha256:b", "sha256:c"]
     found = json.loads(configuration(BASE, HISTORY, layers, labels=labels, made_at_s=60))
@@ -154,7 +154,7 @@ def test_the_configuration_is_that_of_the_image_under_it_with_labels_that_say_wh
     assert "container_config" not in found
 
 
-def test_a_scan_proposes_nothing_that_a_user_has_saved() -> None:
+def test_scan_proposes_no_private_images() -> None:
     # An engine lists only what has a slug: a saved image has it only if its owner added one.
     labels = labels_of(IMAGE, "0123456789ab", 60) | {"fgpu.slug": "mine"}
     listed = [
@@ -166,7 +166,7 @@ def test_a_scan_proposes_nothing_that_a_user_has_saved() -> None:
     assert [found.references for found in image_store(daemon).labelled()] == [("lab/torch:1",)]
 
 
-def test_a_history_that_does_not_fit_the_layers_is_replaced_by_one_that_does() -> None:
+def test_history_that_does_not_match_the_layers_is_replaced() -> None:
     # A layer can be empty and be one all the same.
     layers = ["sha256:a", "sha256:b", "sha256:c"]
     found = json.loads(configuration(BASE, HISTORY[1:], layers, labels={}, made_at_s=60))
@@ -184,7 +184,7 @@ class FakeEngine:
         return [{"RepoTags": [*own, *others]}, {"RepoTags": None}]
 
 
-def test_only_names_of_this_installation_that_no_row_has_are_left_behind() -> None:
+def test_only_unknown_images_of_this_installation_are_swept() -> None:
     found = left_behind(FakeEngine(), "0123456789ab", lambda: ["fgpu-0123456789ab/alice/a:1"])
     assert found == ["fgpu-0123456789ab/alice/b:1", "fgpu-0123456789ab-carrier:7", "sha256:2", "sha256:1"]
 
@@ -210,7 +210,7 @@ class Freezing:
         self.paused = False
 
 
-def test_a_session_that_the_engine_cannot_freeze_at_once_is_frozen_later_and_its_owner_is_told(
+def test_failed_pause_is_retried_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(commit, "LOOK_EVERY_S", 0)
@@ -223,9 +223,7 @@ def test_a_session_that_the_engine_cannot_freeze_at_once_is_frozen_later_and_its
 
 
 @pytest.mark.parametrize(("fails", "status"), [(commit.PAUSE_TRIES, 500), (1, 409)])
-def test_an_engine_that_never_freezes_it_and_a_container_that_has_ended_are_errors(
-    fails: int, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_that_never_works_is_an_error(fails: int, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "LOOK_EVERY_S", 0)
     engine = Freezing(fails, status)
     with pytest.raises(APIError), commit._paused(engine, "c", lambda message: None):

@@ -51,7 +51,7 @@ async def sweeping(*daemons: OneDaemon) -> AsyncIterator[ImageSaver]:
         await background.close()
 
 
-async def test_a_daemon_that_is_silent_keeps_no_other_from_being_swept() -> None:
+async def test_silent_daemon_delays_no_other_sweep() -> None:
     answers, swept = threading.Event(), []
 
     def silent() -> list[Any]:
@@ -68,7 +68,7 @@ async def test_a_daemon_that_is_silent_keeps_no_other_from_being_swept() -> None
         answers.set()
 
 
-async def test_what_is_renamed_during_a_sweep_is_swept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rename_during_a_sweep_causes_another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 3600)
     begun, goes_on, swept = threading.Event(), threading.Event(), []
 
@@ -92,7 +92,7 @@ async def test_what_is_renamed_during_a_sweep_is_swept_again(monkeypatch: pytest
         await eventually(lambda: len(swept) >= before + 3)
 
 
-async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left() -> None:
+async def test_sweep_removes_containers_of_a_killed_hub() -> None:
     daemon, removed = OneDaemon("n1", list), []
     daemon.client.containers = lambda **_: [{"Id": "ab", "Names": ["/fgpu-abc-carrier-7"]}]
     daemon.client.remove_container = lambda name, **_: removed.append(name)

@@ -14,11 +14,11 @@ PASSWD = b"root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\njovyan:x:1000:100::
     ("name", "numbers"),
     [("toor", [0]), ("jovyan", [1000]), ("odd", [0]), ("nobody", []), ("short", [0])],
 )
-def test_a_name_has_the_numbers_of_the_images_own_file(name: str, numbers: list[int]) -> None:
+def test_user_numbers_come_from_the_images_passwd_file(name: str, numbers: list[int]) -> None:
     assert numbers_of(name, PASSWD) == numbers
 
 
-def test_of_two_lines_with_one_name_both_count() -> None:
+def test_all_lines_of_a_user_count() -> None:
     assert numbers_of("a", b"a:x:1000:0:::\na:x:0:0:::\n") == [1000, 0]
 
 
@@ -36,12 +36,12 @@ def test_of_two_lines_with_one_name_both_count() -> None:
         b"\xc2\xa0a:x:+0",
     ],
 )
-def test_a_line_that_is_roots_for_the_engine_is_not_hidden_before_another(line: bytes) -> None:
+def test_odd_passwd_line_that_the_engine_reads_as_root_counts(line: bytes) -> None:
     assert 0 in numbers_of("a", line + b"\na:x:1000:1000::/:\n")
 
 
 @pytest.mark.parametrize(
     ("user", "root"), [("", True), ("root", True), ("00:0", True), ("1000:0", False), ("a", False)]
 )
-def test_no_user_is_root_too(user: str, root: bool) -> None:
+def test_missing_user_is_root(user: str, root: bool) -> None:
     assert is_root(user) is root

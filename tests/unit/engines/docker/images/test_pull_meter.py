@@ -13,7 +13,7 @@ def line(status: str, layer: str = "1", done: int | None = None, of: int | None 
     return {"status": status, "id": layer, "progressDetail": detail}
 
 
-def test_a_total_and_a_rest_are_told_only_once_all_sizes_are_known() -> None:
+def test_total_and_time_left_need_all_sizes() -> None:
     meter = Meter()
     meter.note({"status": "Pulling from lab/torch", "id": "1.0"}, 0)
     for layer in "abc":
@@ -30,7 +30,7 @@ def test_a_total_and_a_rest_are_told_only_once_all_sizes_are_known() -> None:
     assert found.words() == "1 of 3 layers, 4 of 20 MiB, about 8 s left"
 
 
-def test_what_is_here_and_not_unpacked_has_no_seconds_left() -> None:
+def test_fetched_layers_have_no_time_left() -> None:
     meter = Meter()
     meter.note(line("Downloading", "a", 1, 10), 0)
     meter.note(line("Download complete", "a"), 3)
@@ -40,7 +40,7 @@ def test_what_is_here_and_not_unpacked_has_no_seconds_left() -> None:
     assert meter.progress(5).layers_done == 1
 
 
-def test_a_registry_that_broke_off_is_told_of_until_the_layer_goes_on() -> None:
+def test_broken_download_is_shown_until_the_layer_goes_on() -> None:
     meter = Meter()
     meter.note(line("Downloading", "a", 1, 10), 0)
     meter.note(line("Retrying in 5 seconds", "a"), 1)
@@ -57,7 +57,7 @@ def test_a_small_layer_without_a_size_does_not_keep_the_total_unknown() -> None:
     assert meter.progress(0).bytes_total == 10 * MIB
 
 
-def test_an_engine_that_tells_no_sizes_gives_no_total_and_no_rest() -> None:
+def test_pull_without_sizes_has_no_total_and_no_time_left() -> None:
     meter = Meter()
     meter.note(line("Downloading", "a", 1), 0)
     meter.note(line("Downloading", "a", 5), 5)
@@ -65,7 +65,7 @@ def test_an_engine_that_tells_no_sizes_gives_no_total_and_no_rest() -> None:
     assert meter.progress(5).words() == "0 of 1 layers, 5 MiB so far"
 
 
-def test_lines_that_are_none_of_a_pulls_are_passed_over() -> None:
+def test_invalid_lines_of_a_pull_are_ignored() -> None:
     meter = Meter()
     for told in ({}, {"status": 1, "id": "a"}, {"status": "Downloading"}, {"status": "Downloading", "id": 3}):
         meter.note(told, 0)
@@ -82,7 +82,7 @@ def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
     assert meter.progress(6).bytes_done == 100 * MIB
 
 
-def test_what_is_told_says_the_phase_the_try_and_the_trouble() -> None:
+def test_state_of_a_pull_in_words_has_phase_try_and_trouble() -> None:
     progress = Progress(1, 2, 3 * MIB, 4 * MIB, 130)
     assert PullState(Phase.FETCHING, progress).words() == (
         "fetching the image: 1 of 2 layers, 3 of 4 MiB, about 3 min left"
@@ -96,7 +96,7 @@ def test_what_is_told_says_the_phase_the_try_and_the_trouble() -> None:
     assert "unpacks" not in told
 
 
-def test_what_is_written_is_read_until_it_is_old(tmp_path: Path) -> None:
+def test_written_states_are_read_until_they_are_old(tmp_path: Path) -> None:
     states = {
         7: PullState(Phase.FETCHING, Progress(1, 2, 3, 4, 5, unpacks=True), 2, "x"),
         8: PullState(Phase.WAITING),
@@ -107,7 +107,7 @@ def test_what_is_written_is_read_until_it_is_old(tmp_path: Path) -> None:
     assert read_pulls(tmp_path, now_s=900) == {}
 
 
-def test_a_file_that_is_none_tells_nothing(tmp_path: Path) -> None:
+def test_invalid_file_of_states_is_empty(tmp_path: Path) -> None:
     assert read_pulls(tmp_path, now_s=0) == {}
     for text in ("", "[]", "{}", '{"written_at_s": 0, "sessions": {"a": 1}}', '{"written_at_s": "x"}'):
         (tmp_path / "pulls.json").write_text(text)

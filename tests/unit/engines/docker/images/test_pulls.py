@@ -86,7 +86,7 @@ def threads() -> int:
     return sum(thread.name == "fgpu-long" for thread in threading.enumerate())
 
 
-async def test_an_engine_may_be_silent_while_all_layers_wait_in_its_line(
+async def test_engine_may_be_silent_while_all_layers_wait_for_other_pulls(
     engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "SILENT_S", 0.05)
@@ -101,7 +101,7 @@ async def test_an_engine_may_be_silent_while_all_layers_wait_in_its_line(
     assert engine.asked["lab/torch:1"] == 1
 
 
-async def test_an_engine_that_falls_silent_while_a_layer_moves_is_not_waited_for(
+async def test_engine_that_falls_silent_during_a_download_is_given_up(
     engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "SILENT_S", 0.05)
@@ -113,7 +113,7 @@ async def test_an_engine_that_falls_silent_while_a_layer_moves_is_not_waited_for
             await lab(engine).waits(1, image())
 
 
-async def test_what_a_registry_knows_the_hubs_user_by_is_read_for_each_pull(
+async def test_credentials_are_read_for_each_pull(
     engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
@@ -133,9 +133,7 @@ async def test_what_a_registry_knows_the_hubs_user_by_is_read_for_each_pull(
         assert sent["username"] == user
 
 
-async def test_a_pull_that_was_left_is_begun_anew_by_the_next_one(
-    engine: StandIn, lab: Callable[..., Lab]
-) -> None:
+async def test_pull_after_a_stopped_one_starts_again(engine: StandIn, lab: Callable[..., Lab]) -> None:
     engine.pulls["lab/torch:1"] = [[{"status": "x"}, threading.Event()], [{"status": "x"}]]
     world = lab(engine)
     first = world.waits(1, image())
@@ -148,7 +146,7 @@ async def test_a_pull_that_was_left_is_begun_anew_by_the_next_one(
     assert engine.asked["lab/torch:1"] == 2
 
 
-async def test_an_engine_that_has_not_even_answered_leaves_no_thread_behind(
+async def test_cancelled_pull_on_a_silent_engine_leaves_no_thread(
     lab: Callable[..., Lab], engine: StandIn
 ) -> None:
     engine.pulls["lab/torch:1"] = []
@@ -165,9 +163,7 @@ async def test_an_engine_that_has_not_even_answered_leaves_no_thread_behind(
     await eventually(lambda: threads() == 0)
 
 
-async def test_what_does_not_pass_is_told_after_the_last_try(
-    engine: StandIn, lab: Callable[..., Lab]
-) -> None:
+async def test_failure_is_reported_after_the_last_try(engine: StandIn, lab: Callable[..., Lab]) -> None:
     refused = {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}
     engine.pulls["lab/torch:1"] = [[500, refused]] * 4
     with pytest.raises(PullFailed) as caught:
@@ -193,7 +189,7 @@ async def test_what_does_not_pass_is_told_after_the_last_try(
         ),
     ],
 )
-async def test_what_does_not_pass_by_itself_is_not_tried_again(
+async def test_permanent_failure_is_not_retried(
     engine: StandIn, lab: Callable[..., Lab], said: str, words: str
 ) -> None:
     engine.pulls["lab/torch:1"] = [[500, {"message": said}], [{"status": "x"}]]
@@ -204,7 +200,7 @@ async def test_what_does_not_pass_by_itself_is_not_tried_again(
     assert said in str(caught.value)
 
 
-async def test_an_image_with_another_digest_is_fetched_again_and_taken_if_it_is_the_one_then(
+async def test_image_with_another_digest_is_pulled_and_checked_again(
     engine: StandIn, lab: Callable[..., Lab]
 ) -> None:
     engine.images["lab/torch:1"] = {"Id": "sha256:old", "RepoDigests": [f"lab/torch@{OTHER_DIGEST}"]}
@@ -221,7 +217,7 @@ async def test_an_image_with_another_digest_is_fetched_again_and_taken_if_it_is_
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_an_image_with_another_digest_is_refused_with_both_and_not_tried_again(
+async def test_wrong_digest_after_a_pull_is_refused_with_both_digests(
     engine: StandIn, lab: Callable[..., Lab], pinned: bool
 ) -> None:
     wanted = image(f"lab/torch@{A_DIGEST}") if pinned else image(digest=A_DIGEST)
@@ -240,7 +236,7 @@ async def test_an_image_can_be_pinned_by_the_engines_own_id(engine: StandIn, lab
     assert await lab(engine).waits(1, image(digest=A_DIGEST)) == {"Id": A_DIGEST}
 
 
-async def test_what_no_registry_has_is_copied_from_another_engine_that_has_it(
+async def test_image_that_no_registry_has_is_copied_from_another_engine(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab]
 ) -> None:
     engine.pulls["lab/torch:1"] = [[404, {"message": "manifest unknown"}]]
@@ -250,7 +246,7 @@ async def test_what_no_registry_has_is_copied_from_another_engine_that_has_it(
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_what_a_copy_would_not_be_known_as_is_asked_of_the_registry_again_instead(
+async def test_image_pinned_by_a_registrys_digest_is_not_copied(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab], pinned: bool
 ) -> None:
     wanted = image(f"lab/torch@{A_DIGEST}") if pinned else image(digest=A_DIGEST)
@@ -261,7 +257,7 @@ async def test_what_a_copy_would_not_be_known_as_is_asked_of_the_registry_again_
     assert not other.asked["get"]
 
 
-async def test_an_image_that_is_pinned_by_the_engines_own_id_is_copied(
+async def test_image_pinned_by_the_engines_id_is_copied(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab]
 ) -> None:
     engine.pulls["lab/torch:1"] = [[404, {"message": "manifest unknown"}]]
@@ -270,7 +266,7 @@ async def test_an_image_that_is_pinned_by_the_engines_own_id_is_copied(
     assert found == {"Id": "sha256:copied"}
 
 
-async def test_a_copy_that_fails_is_not_the_end_where_the_registry_may_answer_again(
+async def test_failed_copy_is_followed_by_another_pull(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}
@@ -295,7 +291,7 @@ async def test_a_private_image_is_copied_as_soon_as_the_engine_that_has_it_answe
     assert await task == {"Id": "sha256:copied"}
 
 
-async def test_engines_that_are_silent_for_long_are_waited_for_in_a_copy(
+async def test_copy_waits_for_long_silent_engines(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -339,7 +335,7 @@ async def test_a_private_image_that_cannot_be_copied_says_why(
         await world.waits(1, image(owner="alice", node_id=node_id))
 
 
-async def test_a_copy_that_nobody_waits_for_any_more_is_stopped_on_both_engines(
+async def test_copy_without_waiters_is_stopped_on_both_engines(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab]
 ) -> None:
     other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
@@ -357,9 +353,7 @@ async def test_a_copy_that_nobody_waits_for_any_more_is_stopped_on_both_engines(
     assert engine.loaded == []
 
 
-async def test_pulls_take_turns_and_those_of_a_launch_come_first(
-    engine: StandIn, lab: Callable[..., Lab]
-) -> None:
+async def test_pulls_take_turns_and_launches_come_first(engine: StandIn, lab: Callable[..., Lab]) -> None:
     goes = {name: threading.Event() for name in "abcd"}
     for name, go in goes.items():
         engine.pulls[f"lab/{name}:1"] = [[{"status": "x"}, go]]
@@ -384,9 +378,7 @@ async def test_pulls_take_turns_and_those_of_a_launch_come_first(
     assert engine.asked["lab/b:1"] == 1
 
 
-async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(
-    engine: StandIn, lab: Callable[..., Lab]
-) -> None:
+async def test_slow_engine_delays_no_pull_on_another_engine(engine: StandIn, lab: Callable[..., Lab]) -> None:
     engine.pulls = {f"lab/{n}:1": [[{"status": "x"}, threading.Event()]] for n in range(3)}
     engine.images["lab/there:1"] = {"Id": "sha256:1"}
     world = lab(engine)
@@ -399,7 +391,7 @@ async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(
     await eventually(lambda: threads() == 0)
 
 
-async def test_an_image_is_here_can_be_fetched_or_cannot_as_engine_and_registry_say(
+async def test_availability_follows_engine_and_registry(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab]
 ) -> None:
     engine.images["lab/here:1"] = {"Id": "sha256:x"}
@@ -466,7 +458,7 @@ async def test_a_registry_is_asked_once_at_a_time_and_not_again_once_it_has_the_
     assert (engine.asked["registry lab/torch:1"], engine.asked["registry lab/gone:1"]) == (1, 2)
 
 
-async def test_a_slow_registry_holds_no_look_up_and_is_unknown_until_it_answers(
+async def test_slow_registry_delays_no_answer_and_counts_as_unknown(
     engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_PATIENCE_S", 0.01)
@@ -488,7 +480,7 @@ async def test_a_slow_registry_holds_no_look_up_and_is_unknown_until_it_answers(
     assert await look() == {Where.FETCHABLE}
 
 
-async def test_an_image_is_on_its_way_while_it_is_fetched_and_unknown_while_the_engine_is_silent(
+async def test_image_is_coming_during_a_pull_and_unknown_while_the_engine_is_silent(
     engine: StandIn, lab: Callable[..., Lab]
 ) -> None:
     go = threading.Event()

@@ -54,7 +54,7 @@ def test_packages_are_read_from_the_names_of_their_folders() -> None:
     "piece",
     [b"\n", b"a\n", b"%07x\n", b"Package: a\n", b"%07x: b\n", b" x\n"],
 )
-def test_a_list_of_packages_that_is_none_takes_little_room(piece: bytes) -> None:
+def test_invalid_package_list_takes_little_memory(piece: bytes) -> None:
     many = 2**20 // len(piece % 0 if b"%" in piece else piece)
     status = b"".join(piece % n if b"%" in piece else piece for n in range(many))
     tracemalloc.start()
@@ -65,7 +65,7 @@ def test_a_list_of_packages_that_is_none_takes_little_room(piece: bytes) -> None
         tracemalloc.stop()
 
 
-def test_of_debians_python_and_of_one_in_usr_local_the_right_one_is_asked() -> None:
+def test_packages_belong_to_their_own_python() -> None:
     found = read_changes(
         {
             "/usr/local/lib/python3.11/dist-packages/a-1.dist-info": 1,
@@ -78,7 +78,7 @@ def test_of_debians_python_and_of_one_in_usr_local_the_right_one_is_asked() -> N
     }
 
 
-def test_what_is_no_package_is_said_and_not_repeated() -> None:
+def test_other_changed_files_are_listed_once() -> None:
     found = read_changes(
         {
             f"{SITE}/a;rm -rf ~-1.0.dist-info": 1,
@@ -97,7 +97,7 @@ def test_what_is_no_package_is_said_and_not_repeated() -> None:
     assert [line for line in text.splitlines() if line.startswith("RUN")] == []
 
 
-def test_a_dockerfile_names_the_digest_and_installs_exactly_what_was_there() -> None:
+def test_dockerfile_names_the_digest_and_exact_versions() -> None:
     changes = Changes({OWN: {"b": "2.0", "a": "1.0+cu1"}}, {OWN: ["old"]}, {"curl": "7.88-1+b2"}, ["nano"])
     assert dockerfile(changes, BASE, name="alice/torch:1") == (
         f"""\
@@ -120,7 +120,7 @@ RUN /opt/env/bin/python3 -m pip install --no-deps \\
     )
 
 
-def test_an_image_of_an_image_goes_on_where_that_ends() -> None:
+def test_recipe_of_an_image_of_an_image_continues_the_first() -> None:
     first = dockerfile(Changes({OWN: {"a": "1"}}), BASE, name="alice/torch:1")
     second = dockerfile(Changes({OWN: {"b": "2"}}), BASE, name="alice/torch:2", before=first)
     assert second.startswith(first)
@@ -128,11 +128,11 @@ def test_an_image_of_an_image_goes_on_where_that_ends() -> None:
     assert second.index("'a==1'") < second.index("# alice/torch:2") < second.index("'b==2'")
 
 
-def test_nothing_installed_is_said() -> None:
+def test_recipe_says_that_nothing_was_installed() -> None:
     assert "# No package was installed or removed." in dockerfile(Changes(), BASE, name="alice/torch:1")
 
 
-def test_a_base_without_a_registrys_digest_is_named_by_its_name_with_its_id() -> None:
+def test_base_without_a_registrys_digest_has_name_and_id() -> None:
     inspected = {"Id": "sha256:ab", "RepoDigests": [], "Config": {"User": "1000:1000"}}
     base = base_of(inspected, "fgpuspawner/base:0.1")
     assert base == Base("fgpuspawner/base:0.1", "sha256:ab", "1000:1000", False)
@@ -164,7 +164,7 @@ Version: 1;id
 """
 
 
-def test_of_dpkgs_file_only_installed_packages_with_proper_names_count() -> None:
+def test_only_installed_packages_with_valid_names_are_read_from_dpkg() -> None:
     assert packages_of(STATUS) == {"curl": "7.88.1-10+deb12u5"}
     assert packages_of(b"\xff\xfe nothing") == {}
 
@@ -186,7 +186,7 @@ SHAPE = re.compile(
         max_size=8,
     )
 )
-def test_whatever_files_are_called_every_line_is_one_that_we_write(
+def test_file_names_cannot_add_lines_to_a_recipe(
     entries: list[tuple[str, str, str, int]],
 ) -> None:
     changed = {f"{folder}/{name}{end}": kind for folder, name, end, kind in entries}
@@ -196,7 +196,7 @@ def test_whatever_files_are_called_every_line_is_one_that_we_write(
 
 
 @pytest.mark.parametrize("name", ["a'b", "a\\", "-e", "--index-url", "a b", ".", "a/b", "a==1"])
-def test_a_name_that_would_be_more_than_a_name_is_none(name: str) -> None:
+def test_invalid_package_names_are_ignored(name: str) -> None:
     assert read_changes({f"{SITE}/{name}-1.0.dist-info": 1}).installed == {}
 
 
@@ -268,7 +268,7 @@ def told(*added: str) -> Iterator[bytes]:
 CURL = b"Package: curl\nStatus: install ok installed\nVersion: 7\n"
 
 
-def test_what_the_base_had_is_read_from_a_container_that_is_gone_afterwards_also_after_a_kill() -> None:
+def test_helper_container_is_removed_also_after_a_kill() -> None:
     engine = FakeEngine(box=CURL)
     helper = helper_of("0123456789ab", 7)
     engine.killed, engine.changes = True, told("/var/lib/dpkg/status")
@@ -282,7 +282,7 @@ def test_what_the_base_had_is_read_from_a_container_that_is_gone_afterwards_also
     assert (set(engine.files), engine.volumes_kept) == ({"box"}, [])
 
 
-def test_only_containers_that_saving_leaves_are_removed_as_such() -> None:
+def test_only_helper_containers_are_removed() -> None:
     own, others = "fgpu-0123456789ab", ("fgpu-0123456789ab-12-1", "my-fgpu-0123456789ab-carrier-7")
     others = (*others, "fgpu-0123456789ab-carrier-7x", "fgpu-0123456789abc-carrier-7")
     engine = FakeEngine(**dict.fromkeys((f"{own}-carrier-7", f"{own}-carrier-12", *others), b""))
@@ -294,7 +294,7 @@ def the_recipe(engine: FakeEngine, before: str | None = None) -> str:
     return recorded(engine, "box", BASE, name="alice/torch:1", helper="helper", before=before)
 
 
-def test_files_are_read_as_the_engine_tells_them() -> None:
+def test_changed_files_are_read_from_the_engines_answer() -> None:
     engine = FakeEngine()
     engine.changes = told(f"{SITE}/a-1.dist-info", '/srv/a{"b/c', "/srv/\u00e9\n/x")
     text = the_recipe(engine)
@@ -306,7 +306,7 @@ def test_files_are_read_as_the_engine_tells_them() -> None:
     assert "# It could not be recorded what was installed" in the_recipe(engine)
 
 
-def test_a_session_that_changed_more_files_than_are_looked_at_has_no_recipe_and_it_says_so(
+def test_too_many_changed_files_give_no_recipe_and_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = FakeEngine()
@@ -333,7 +333,7 @@ def test_a_recipe_has_a_limited_number_of_environments_and_of_characters() -> No
     assert len(text) < 1000
 
 
-def test_environments_that_the_session_made_are_named_and_not_run() -> None:
+def test_environments_made_by_the_session_are_named_only() -> None:
     packages = ("/tmp/pip-build-env-x/overlay", "/srv/venv", "/srv/conda/envs/own", "/opt/env")
     added = [f"{prefix}/lib/python3.11/site-packages/a-1.dist-info" for prefix in packages]
     found = read_changes(
@@ -353,7 +353,7 @@ def test_environments_that_the_session_made_are_named_and_not_run() -> None:
     assert "RUN /opt/env/bin/python3" in more
 
 
-def test_the_scripts_of_an_environment_are_its_own_however_deep_it_is() -> None:
+def test_scripts_belong_to_their_environment() -> None:
     prefix = "/a/b/c/d/e/f/g/h"
     changed = {f"{prefix}/lib/python3.11/site-packages/a-1.dist-info": 1, f"{prefix}/bin/a/b": 1}
     assert read_changes(changed).elsewhere == []
