@@ -148,7 +148,7 @@ class DevicePlugin:
         self._tell(card, HEALTHY)
 
     def call_unhealthy(self, card: str) -> None:
-        """Call a card unhealthy whose driver still answers."""
+        """Report a GPU as unhealthy while its driver still answers."""
         self._tell(card, UNHEALTHY)
 
     def lose(self, card: str) -> None:

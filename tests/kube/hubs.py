@@ -1,4 +1,4 @@
-"""Hubs of tests whose sessions are pods of a real cluster."""
+"""Tests' Hubs with sessions as pods of a real cluster."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SMALL = {"cpu": "0.1", "memory_mib": 128}
 
 
 class Cluster:
-    """The tests' cluster, asked as its administrator."""
+    """The tests' cluster, used as its administrator."""
 
     def __init__(self) -> None:
         self.kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
         self.api = KubeApi.of(Path(self.kubeconfig))
         self.configuration = Configuration()
         run_blocking(lambda: load_kube_config(self.kubeconfig, client_configuration=self.configuration))
-        # A test may have made one that is an object and no machine.
+        # A test may have made a node object without a machine.
         nodes = self.ask("GET", "/api/v1/nodes")["items"]
         (self.node,) = [node for node in nodes if node["status"].get("addresses")]
         self.name: str = self.node["metadata"]["name"]
@@ -47,18 +47,18 @@ class Cluster:
         return found
 
     def change_node(self, change: dict[str, Any]) -> None:
-        """Change the cluster's node; None takes away."""
+        """Change the cluster's node; None removes a field."""
         self.ask("PATCH", f"/api/v1/nodes/{self.name}", body=change, content=MERGE)
 
     @contextmanager
     def frozen(self, part: str) -> Iterator[None]:
-        """Have a part of the cluster not answer for a while."""
+        """Stop a part of the cluster from answering."""
         with _without("freeze", "thaw", part):
             yield
 
     @contextmanager
     def stopped(self, part: str) -> Iterator[None]:
-        """Have a part of the cluster killed, and started again."""
+        """Kill a part of the cluster, and start it again afterwards."""
         with _without("stop", "start", part):
             yield
 
@@ -85,7 +85,7 @@ class Cluster:
         return [p["metadata"]["name"] for p in found if "deletionTimestamp" in p["metadata"]]
 
     def pods(self, hub: HubProcess, namespace: str = NAMESPACE) -> dict[str, dict[str, Any]]:
-        """Return the pods of a Hub's sessions that nobody has deleted, by their names."""
+        """Return the pods of a Hub's sessions that are not being deleted, by name."""
         mine = ("labelSelector", f"{marks.INSTALLATION}={hub.store.installation_id}")
         found = self.ask("GET", f"/api/v1/namespaces/{namespace}/pods", query=[mine])["items"]
         return {p["metadata"]["name"]: p for p in found if "deletionTimestamp" not in p["metadata"]}
@@ -128,8 +128,8 @@ def on(
     kubeconfig: str = "",
     **settings: Any,
 ) -> Iterator[HubProcess]:
-    """Run a Hub whose sessions are pods of a namespace, as the cluster's administrator or as ``kubeconfig`` says."""
-    # What is on its way out has its CPU still: on a busy machine a Hub would find that nothing fits.
+    """Run a Hub with sessions as pods of a namespace, as the cluster's administrator or with ``kubeconfig``."""
+    # Pods that end still hold CPU: on a busy machine the Hub would find no place.
     until(lambda: not cluster.leaving(), within_s=120, what="the pods of earlier tests are gone")
     lines = [
         f"c.JupyterHub.hub_ip = {cluster.address!r}",

@@ -1,4 +1,4 @@
-"""The API of a Kubernetes cluster, as far as tests need it, with Python's own library only.
+"""A small client of a cluster's API for tests, with Python's standard library only.
 
 kubeapi.py KUBECONFIG SECONDS   make the namespace ``jhub`` with the service account ``hub``, wait until pods can run, and
                                 print a token of that account. For tests/kube/cluster.sh.

@@ -3,7 +3,7 @@
 
 Debian's containerd knows no CDI. As NVIDIA's own (internal/modifier/cdi.go), it takes the devices of annotations
 ``nvidia.cdi.k8s.io/``, else those of NVIDIA_VISIBLE_DEVICES, where a name that is not qualified is one of
-``management.nvidia.com/gpu``; and it refuses a container whose devices no specification has.
+``management.nvidia.com/gpu``; and it refuses a container with devices that are in no specification.
 """
 
 from __future__ import annotations

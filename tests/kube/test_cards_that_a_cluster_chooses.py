@@ -1,4 +1,4 @@
-"""Dialects whose cluster chooses the card, on a real cluster. Volcano is played: it binds.
+"""Dialects where the cluster chooses the GPU, on a real cluster. A stand-in for Volcano binds the pods.
 
 The pods run, without GPUs; the API server and, with `mig`, the scheduler count what they ask for.
 """
@@ -105,7 +105,7 @@ def run(hub: HubProcess, *users: str, options: dict[str, Any]) -> None:
     until(lambda: all(hub.states().get(f"{user}/") == "RUNNING" for user in users), what=f"{users} run")
 
 
-def test_with_mig_each_session_has_an_instance_and_the_scheduler_counts_them(
+def test_mig_gives_each_session_an_instance_that_the_scheduler_counts(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     before = 'c.KubernetesFGPUSpawner.dialect = "mig"'
@@ -132,7 +132,7 @@ def test_with_mig_each_session_has_an_instance_and_the_scheduler_counts_them(
         until(lambda: hub.states().get("cat/") == "RUNNING", what="cat has the one that is free")
 
 
-def test_with_cce_a_session_gets_its_units_and_no_init_container(cluster: Cluster, tmp_path: Path) -> None:
+def test_cce_gives_a_session_its_units_and_no_init_container(cluster: Cluster, tmp_path: Path) -> None:
     resources = {"volcano.sh/gpu-mem.128Mi": "126", "volcano.sh/gpu-core.percentage": "100"}
     volcano = Scheduler(cluster, "volcano", ["ann", "ben"])
     with (

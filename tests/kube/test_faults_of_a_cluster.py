@@ -1,4 +1,4 @@
-"""What happens to pods, told with the right cause and words; what the Hub and the cluster survive."""
+"""Faults of pods, nodes and the API: causes and messages of ends, and what the Hub survives."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def started(hub: HubProcess, user: str, **options: Any) -> str:
 
 @contextmanager
 def another_node(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """Have a second node, an object only, and yield what says that it is ready.
+    """Add a node object without a machine, and yield a function that reports it as ready.
 
     While all its nodes are away a cluster evicts nothing.
     """
@@ -100,7 +100,7 @@ def last(hub: HubProcess) -> Session:
     return hub.store.ended(user=None, limit=1)[0]
 
 
-def test_a_pod_that_somebody_deletes_ends_its_session_at_once_and_says_so(
+def test_deleting_a_pod_ends_its_session_at_once_with_the_reason(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
     name = started(hub, ann)
@@ -113,7 +113,7 @@ def test_a_pod_that_somebody_deletes_ends_its_session_at_once_and_says_so(
     assert "removed outside JupyterHub" in str(last(hub).message)
 
 
-def test_an_image_that_cannot_be_had_ends_the_launch_with_its_name(hub: HubProcess, ann: str) -> None:
+def test_missing_image_ends_the_launch_and_is_named(hub: HubProcess, ann: str) -> None:
     began = time.monotonic()
     assert hub.spawn(ann, options={**WHOLE, "image": "nowhere"}).status_code in (201, 202, 500)
     until(lambda: hub.store.ended(user=None, limit=1) and last(hub).request.image == "nowhere")
@@ -122,7 +122,7 @@ def test_an_image_that_cannot_be_had_ends_the_launch_with_its_name(hub: HubProce
     assert time.monotonic() - began < 4 * TOLD_WITHIN_S, "the node tries once"
 
 
-def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_words(
+def test_session_that_the_cluster_cannot_place_waits_again_with_the_clusters_reason(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
     pause = {"name": "c", "image": "fgpuspawner/base:0.1", "command": ["sleep", "600"]}
@@ -150,7 +150,7 @@ def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_word
     ],
     ids=["tainted", "cordoned", "not selected"],
 )
-def test_a_node_that_is_closed_keeps_its_sessions_and_takes_none_until_it_is_open(
+def test_closed_node_keeps_its_sessions_and_takes_no_new_ones(
     cluster: Cluster, hub: HubProcess, ann: str, closed: dict[str, Any]
 ) -> None:
     started(hub, ann, fgpu="1")
@@ -168,7 +168,7 @@ def test_a_node_that_is_closed_keeps_its_sessions_and_takes_none_until_it_is_ope
     assert hub.stop("ben").status_code in (202, 204)
 
 
-def test_a_taint_that_sessions_tolerate_closes_no_node(cluster: Cluster, hub: HubProcess, ann: str) -> None:
+def test_tolerated_taint_does_not_close_a_node(cluster: Cluster, hub: HubProcess, ann: str) -> None:
     cluster.change_node({"spec": {"taints": [TAINT]}})
     try:
         started(hub, ann)
@@ -177,7 +177,7 @@ def test_a_taint_that_sessions_tolerate_closes_no_node(cluster: Cluster, hub: Hu
         cluster.change_node(OPEN)
 
 
-def test_while_the_api_does_not_answer_nobody_ends_and_nothing_is_freed(
+def test_no_session_ends_and_no_share_is_freed_while_the_api_is_silent(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
     name = started(hub, ann)
@@ -197,7 +197,7 @@ def test_while_the_api_does_not_answer_nobody_ends_and_nothing_is_freed(
     hub.reach({})
 
 
-def test_a_node_whose_kubelet_is_gone_is_lost_and_its_session_keeps_its_share(
+def test_node_without_kubelet_is_lost_and_its_session_keeps_its_share(
     cluster: Cluster, hub: HubProcess, ann: str
 ) -> None:
     name = started(hub, ann)
@@ -231,7 +231,7 @@ def test_a_node_whose_kubelet_is_gone_is_lost_and_its_session_keeps_its_share(
 @pytest.mark.parametrize(
     "times", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids=["few", "many"]
 )
-def test_a_hub_that_is_killed_again_and_again_finds_the_same_pods_and_the_same_place(
+def test_killed_hub_finds_the_same_pods_and_queue_positions(
     cluster: Cluster, hub: HubProcess, times: int
 ) -> None:
     for user in ("ann", "ben", "cat"):
@@ -243,7 +243,7 @@ def test_a_hub_that_is_killed_again_and_again_finds_the_same_pods_and_the_same_p
     place = hub.sessions()["cat/"].id
     for n in range(times):
         hub.kill()
-        # Now and then the next one kills it in the midst of its start.
+        # Every fourth time the Hub is killed while it starts.
         answers = n % 4 != 0
         hub.start(wait=answers)
         hub.reach(states)
@@ -259,9 +259,7 @@ def test_a_hub_that_is_killed_again_and_again_finds_the_same_pods_and_the_same_p
     until(lambda: cluster.pods(hub) == {}, what="no pod is left")
 
 
-def test_a_pod_that_is_forgotten_by_force_keeps_its_share_until_its_processes_have_ended(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_force_deleted_pod_keeps_its_share_until_its_processes_end(cluster: Cluster, tmp_path: Path) -> None:
     mark = f"stubborn-{tmp_path.name}"
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal = print  # {mark}\n"
     command = f"c.Spawner.cmd = ['python', '-c', {deaf + MINI!r}]"

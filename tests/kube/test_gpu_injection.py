@@ -86,18 +86,14 @@ def check(cluster: Cluster, folder: Path, more: str) -> tuple[int, list[str]]:
     return ended.returncode, ended.stdout.splitlines()[-2:]
 
 
-def test_the_check_says_how_a_lease_got_its_gpu_and_that_a_session_sees_it(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_check_reports_the_leases_gpu_and_that_a_session_sees_it(cluster: Cluster, tmp_path: Path) -> None:
     status, (lease, session) = check(cluster, tmp_path, "")
     assert lease == f"OK: start: the lease on node {cluster.name} holds {A} (NVIDIA_VISIBLE_DEVICES='')"
     assert session == f'OK: start: a session\'s container sees {A} alone with gpu_injection "cdi"'
     assert status == 0
 
 
-def test_a_way_that_the_cluster_does_not_take_is_named_with_the_one_that_works(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_check_names_an_injection_that_fails_and_one_that_works(cluster: Cluster, tmp_path: Path) -> None:
     status, (_, said) = check(cluster, tmp_path, 'c.KubernetesFGPUSpawner.gpu_injection = "variable"')
     assert status == 1
     assert said.startswith("FAIL: start: ")
@@ -111,7 +107,7 @@ def leases_removed(cluster: Cluster) -> Iterator[None]:
     cluster.ask("DELETE", PODS, query=[("labelSelector", "fgpu.lease")], body={"gracePeriodSeconds": 1})
 
 
-def test_a_session_of_a_real_hub_sees_the_gpu_of_its_share(cluster: Cluster, tmp_path: Path) -> None:
+def test_session_sees_the_gpu_of_its_share(cluster: Cluster, tmp_path: Path) -> None:
     with leases_removed(cluster), on(cluster, tmp_path, before=SETTINGS, nodes=[], isolation="none") as hub:
         hub.add_user("ann")
         until(lambda: any(n.devices for n in hub.store.snapshot(0).nodes), what="the card is offered")

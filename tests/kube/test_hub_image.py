@@ -139,7 +139,7 @@ class Hub:
 
 @pytest.fixture
 def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]:
-    """A Hub whose pod is made as the chart makes it, of the values in images/hub/values.yaml."""
+    """A Hub's pod, made as the chart makes it, with the values in images/hub/values.yaml."""
     values = yaml.safe_load(VALUES.read_text())["hub"]
     own = SETTINGS.format(files=FILES_IMAGE)
     nodes = NODES.format(node=world.cluster.name)
@@ -191,9 +191,7 @@ def hub(world: World, image: str, proxy: Proxy, tmp_path: Path) -> Iterator[Hub]
             world.cluster.ask("DELETE", f"{world.own}/{kind}", body={"gracePeriodSeconds": 1})
 
 
-def test_a_hub_of_this_image_starts_a_session_with_no_more_than_our_rights_and_values(
-    hub: Hub, proxy: Proxy
-) -> None:
+def test_hub_image_starts_a_session_with_only_our_rights_and_values(hub: Hub, proxy: Proxy) -> None:
     def answers() -> bool:
         status = hub.status()
         assert status["phase"] in ("Pending", "Running"), hub.log()[-3000:]

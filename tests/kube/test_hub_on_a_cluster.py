@@ -1,4 +1,4 @@
-"""A whole Hub whose sessions are pods: the queue, the pages, the ends, and a Hub that is killed."""
+"""A Hub with sessions as pods: the queue's scenario B3."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from hubs import SMALL, Cluster, on
 WHOLE = {"fgpu": "2", **SMALL}
 
 
-def test_two_sessions_run_as_pods_the_third_waits_and_starts_when_one_ends(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_third_session_waits_and_starts_when_one_ends(cluster: Cluster, tmp_path: Path) -> None:
     with on(cluster, tmp_path) as hub:
         for user in ("ann", "ben", "cat"):
             hub.add_user(user)

@@ -58,7 +58,7 @@ def runtime_class(cluster: Cluster) -> Iterator[None]:
     cluster.ask("DELETE", f"{path}/nvidia")
 
 
-def test_a_cluster_that_is_as_it_should_be_has_no_line_that_fails(world: World, tmp_path: Path) -> None:
+def test_correct_cluster_has_no_failing_line(world: World, tmp_path: Path) -> None:
     status, lines = check(world, tmp_path, gpus={"simulated": 1})
     assert status == 0, lines
     assert "OK: the caller has all rights that the Hub needs" in lines
@@ -72,9 +72,7 @@ def test_a_cluster_that_is_as_it_should_be_has_no_line_that_fails(world: World, 
     assert world.cluster.ask("GET", f"{world.own}/pods")["items"] == [], "nothing was made"
 
 
-def test_rights_that_are_missing_are_named_with_the_command_that_gives_them(
-    world: World, tmp_path: Path
-) -> None:
+def test_missing_rights_are_named_with_the_command_that_grants_them(world: World, tmp_path: Path) -> None:
     world.give([right for right in RIGHTS if right.resource not in ("secrets", "nodes")])
     try:
         status, lines = check(world, tmp_path, gpus={"simulated": 1})
@@ -90,7 +88,7 @@ def test_rights_that_are_missing_are_named_with_the_command_that_gives_them(
     assert any(line.startswith("FAIL: nodes cannot be seen: ") for line in lines)
 
 
-def test_what_pods_of_gpus_need_is_looked_for_by_trying_the_pods_themselves(
+def test_gpu_pods_are_checked_by_a_dry_run(
     world: World, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     status, lines = check(world, tmp_path, more=LEASED)
@@ -103,7 +101,7 @@ def test_what_pods_of_gpus_need_is_looked_for_by_trying_the_pods_themselves(
     assert "OK: a pod that leases a GPU is accepted" in lines
 
 
-def test_images_nodes_and_storage_that_are_not_there_are_named(world: World, tmp_path: Path) -> None:
+def test_missing_images_nodes_and_storage_are_named(world: World, tmp_path: Path) -> None:
     more = 'c.KubeSpawner.storage_pvc_ensure = True\nc.KubeSpawner.storage_class = "fast"'
     status, lines = check(world, tmp_path, more=more, gpus={"simulated": 1}, node="gpu9")
     assert status == 1
@@ -116,7 +114,7 @@ def test_images_nodes_and_storage_that_are_not_there_are_named(world: World, tmp
     assert any(line.startswith("FAIL: homes: StorageClass fast is not there; ") for line in lines)
 
 
-def test_sessions_of_another_installation_in_the_namespace_are_told_and_those_elsewhere_are_not(
+def test_sessions_of_another_installation_are_reported_for_our_namespace_only(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked = {marks.INSTALLATION: "0123456789ab", marks.SESSION: "7"}

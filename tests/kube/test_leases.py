@@ -1,5 +1,6 @@
-"""Real GPUs by the dialect `lease`, as far as that goes without one: what the kubelet has, and sessions get, are cards of
-a device plugin of the tests. Nothing is proved of libfgpu here, which needs a driver.
+"""The dialect `lease` with a test's device plugin, whose GPUs the kubelet registers and gives to pods.
+
+libfgpu needs a driver, and is not tested here.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def hub(
 
 @pytest.fixture(autouse=True)
 def both_cards(hub: HubProcess) -> Iterator[None]:
-    """Each test finds two cards offered, and nothing on them."""
+    """Each test begins with two offered GPUs without sessions."""
     until(lambda: offered(hub) == {A, B}, within_s=60, what="both cards are offered")
     until(lambda: node_state(hub) is NodeState.READY)
     yield
@@ -79,7 +80,7 @@ def both_cards(hub: HubProcess) -> Iterator[None]:
 
 
 def give_back(cluster: Cluster, hub: HubProcess) -> None:
-    """Give the cards back, as docs/kubernetes.md says: delete the lease pods."""
+    """Give the GPUs back as docs/kubernetes.md describes: delete the lease pods."""
     for name in leases(cluster, hub):
         remove(cluster, name)
 
@@ -93,13 +94,13 @@ def remove(cluster: Cluster, name: str) -> None:
 
 
 def cards(cluster: Cluster) -> int:
-    """Return how many cards the node can give, as the cluster has it."""
+    """Return how many GPUs the cluster counts on the node."""
     node = cluster.ask("GET", f"/api/v1/nodes/{cluster.name}")
     return int(node["status"]["allocatable"].get(RESOURCE, 0))
 
 
 def leases(cluster: Cluster, hub: HubProcess) -> dict[str, dict[str, Any]]:
-    """Return the lease pods that nobody has deleted, by their names."""
+    """Return the lease pods that are not being deleted, by name."""
     query = [("labelSelector", f"fgpu.lease={hub.store.installation_id}")]
     found = cluster.ask("GET", PODS, query=query)["items"]
     return {p["metadata"]["name"]: p for p in found if "deletionTimestamp" not in p["metadata"]}
@@ -119,7 +120,7 @@ def node_state(hub: HubProcess) -> NodeState:
 
 
 def of_session(cluster: Cluster, hub: HubProcess, user: str) -> str:
-    """Return the card that a session's pod is told to use; the NVIDIA runtime would give it no other."""
+    """Return the GPU that a session's pod names for the NVIDIA runtime."""
     session = hub.sessions()[f"{user}/"]
     assert session.placement is not None
     pod = cluster.pods(hub)[f"fgpu-{hub.store.installation_id}-{session.id}-{session.attempt}"]
@@ -140,7 +141,7 @@ def took(what: str, began: float) -> None:
 
 
 def foreign(cluster: Cluster, name: str, *, cpu: str = "10m", card: bool = True, **spec: Any) -> None:
-    """Make a pod of somebody else, by default with a card."""
+    """Make another application's pod, by default with a GPU."""
     container = {
         "name": "theirs",
         "image": IMAGE,
@@ -158,7 +159,7 @@ def phase(cluster: Cluster, name: str) -> str:
     return str(cluster.ask("GET", f"{PODS}/{name}")["status"]["phase"])
 
 
-def test_each_card_is_leased_and_a_whole_session_gets_one_and_the_next_waits_for_a_card_that_comes(
+def test_each_gpu_is_leased_and_a_waiting_session_gets_an_added_gpu(
     cluster: Cluster, hub: HubProcess, plugin: DevicePlugin
 ) -> None:
     assert sorted((d.index, d.memory_mib, d.simulated) for d in devices(hub)) == [
@@ -182,7 +183,7 @@ def test_each_card_is_leased_and_a_whole_session_gets_one_and_the_next_waits_for
     took("a card is added: the session that waited runs after", began)
     assert of_session(cluster, hub, "cat") == C
 
-    # One that falls off keeps its lease while a session is on it, and takes nothing more.
+    # A lost GPU keeps its lease while a session is on it, and takes no new session.
     began = time.monotonic()
     plugin.lose(C)
     until(lambda: offered(hub) == {A, B})
@@ -193,7 +194,7 @@ def test_each_card_is_leased_and_a_whole_session_gets_one_and_the_next_waits_for
     until(lambda: len(leases(cluster, hub)) == 2, within_s=GIVEN_BACK_S, what="its lease is given back")
 
 
-def test_a_card_that_is_called_unhealthy_is_given_back_once_no_session_is_on_it(
+def test_unhealthy_gpu_is_given_back_once_it_has_no_session(
     cluster: Cluster, hub: HubProcess, plugin: DevicePlugin
 ) -> None:
     start(hub, "ann", HALF)
@@ -209,7 +210,7 @@ def test_a_card_that_is_called_unhealthy_is_given_back_once_no_session_is_on_it(
     plugin.add(idle)
 
 
-def test_a_plugin_that_is_updated_takes_no_card_away(
+def test_updated_device_plugin_changes_no_lease(
     cluster: Cluster, hub: HubProcess, plugin: DevicePlugin
 ) -> None:
     uids = {p["metadata"]["uid"] for p in leases(cluster, hub).values()}
@@ -224,7 +225,7 @@ def test_a_plugin_that_is_updated_takes_no_card_away(
     assert offered(hub) == {A, B}
 
 
-def test_a_card_that_somebody_more_important_takes_is_not_offered_until_it_is_free(
+def test_gpu_taken_by_a_pod_of_higher_priority_is_not_offered_until_it_is_free(
     cluster: Cluster, hub: HubProcess
 ) -> None:
     cluster.ask("POST", PRIORITIES, body={"metadata": {"name": "important"}, "value": 1000})
@@ -251,9 +252,7 @@ def test_a_card_that_somebody_more_important_takes_is_not_offered_until_it_is_fr
         cluster.ask("DELETE", f"{PRIORITIES}/important")
 
 
-def test_a_hub_that_is_killed_keeps_its_leases_and_offers_no_more_than_they_hold(
-    cluster: Cluster, hub: HubProcess
-) -> None:
+def test_killed_hub_keeps_its_leases_and_offers_no_other_gpu(cluster: Cluster, hub: HubProcess) -> None:
     start(hub, "ann")
     hub.reach({"ann/": "RUNNING"})
     card = of_session(cluster, hub, "ann")
@@ -268,7 +267,7 @@ def test_a_hub_that_is_killed_keeps_its_leases_and_offers_no_more_than_they_hold
     assert {name: p["metadata"]["uid"] for name, p in leases(cluster, hub).items()} == uids
     assert offered(hub) == {A, B}
 
-    # While it is away somebody takes the card that nobody uses.
+    # While the Hub is down another pod takes the free GPU.
     hub.kill()
     (free,) = [
         name
@@ -290,7 +289,7 @@ def test_a_hub_that_is_killed_keeps_its_leases_and_offers_no_more_than_they_hold
     hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"})
 
 
-def test_a_node_that_is_not_ours_any_more_is_given_back_once_its_sessions_have_ended(
+def test_gpus_of_a_removed_node_are_given_back_after_its_sessions_end(
     cluster: Cluster, hub: HubProcess
 ) -> None:
     start(hub, "ann")
@@ -309,9 +308,7 @@ def test_a_node_that_is_not_ours_any_more_is_given_back_once_its_sessions_have_e
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_pods_of_others_that_take_cards_and_cpu_at_random_instants_over_commit_nothing(
-    cluster: Cluster, hub: HubProcess
-) -> None:
+def test_other_pods_at_random_instants_over_commit_nothing(cluster: Cluster, hub: HubProcess) -> None:
     chance = random.Random(16)
     rounds = waited = 0
     began = time.monotonic()
@@ -323,7 +320,7 @@ def test_pods_of_others_that_take_cards_and_cpu_at_random_instants_over_commit_n
 
 
 def one_round(cluster: Cluster, hub: HubProcess, chance: random.Random, number: int) -> int:
-    """Let sessions and pods of others come at random instants; return how many sessions then waited."""
+    """Start sessions and other pods at random instants; return how many sessions waited."""
     others = [f"theirs-{number}-{n}" for n in range(chance.randint(1, 2))]
     comers = [*others, "ann", "ben"]
     chance.shuffle(comers)
@@ -340,11 +337,11 @@ def one_round(cluster: Cluster, hub: HubProcess, chance: random.Random, number: 
         time.sleep(chance.choice([1, 3, 5]))
         check_nothing_is_over_committed(cluster, hub, others)
         states = hub.states()
-        assert states.keys() == {"ann/", "ben/"}, "nobody is lost"
+        assert states.keys() == {"ann/", "ben/"}, "no session is lost"
     finally:
         for name in others:
             remove(cluster, name)
-    # The place that is not given is given back after 30 s, and that node tried again after 30 s.
+    # A place is given back after 30 s, and the node is tried again after another 30 s.
     hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"}, within_s=180)
     check_nothing_is_over_committed(cluster, hub, others)
     for user in ("ann", "ben"):
@@ -355,7 +352,7 @@ def one_round(cluster: Cluster, hub: HubProcess, chance: random.Random, number: 
 
 
 def lose_a_lease(cluster: Cluster, hub: HubProcess) -> None:
-    """Delete a lease on whose card nothing is."""
+    """Delete a lease without a session on its GPU."""
     placements = [s.placement for s in hub.sessions().values() if s.placement is not None]
     held = {share.device_uuid for p in placements for share in p.shares}
     for name, pod in leases(cluster, hub).items():
@@ -369,7 +366,7 @@ def card_of(cluster: Cluster, pod: str, container: str) -> str:
 
 
 def check_nothing_is_over_committed(cluster: Cluster, hub: HubProcess, others: list[str]) -> None:
-    """See that by the cluster's own account, and that nobody is on a card that somebody else was given."""
+    """Check the sums of requests, and that no session is on another pod's GPU."""
     has = cluster.ask("GET", f"/api/v1/nodes/{cluster.name}")["status"]["allocatable"]
     pods = cluster.ask("GET", "/api/v1/pods")["items"]
     bound = [pod for pod in pods if pod["spec"].get("nodeName") == cluster.name]

@@ -1,4 +1,4 @@
-"""What the Hub may do in its cluster is enough for all that it does, and nothing of it is left over."""
+"""The Hub's rights in its cluster are sufficient, and each is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXEC_CREATE = ("pods/exec", "create", False)
 """Asked for from Kubernetes 1.35 on."""
 
 
-def test_a_hub_with_these_rights_alone_queues_launches_checks_and_ends_sessions_and_finds_them_again(
+def test_hub_with_only_these_rights_runs_sessions_and_finds_them_after_a_restart(
     world: World, tmp_path: Path
 ) -> None:
     own = {"namespace": world.namespace, "kubeconfig": str(world.kubeconfig)}
@@ -65,7 +65,7 @@ def test_a_hub_with_these_rights_alone_queues_launches_checks_and_ends_sessions_
         assert "forbidden" not in hub.log_text().lower()
 
 
-# --- One right after the other is taken away ---
+# --- Each right is removed once ---
 
 
 class RightsLab(KubeLab):
@@ -88,7 +88,7 @@ class RightsLab(KubeLab):
 
 @dataclass(frozen=True)
 class Lost:
-    """A Hub that has lost a right: its lab, its engine, and what it has logged."""
+    """A Hub that has lost a right: its lab, its engine, and its log."""
 
     lab: RightsLab
     engine: Any
@@ -158,7 +158,7 @@ async def deletes_a_home(lost: Lost) -> None:
 
 
 async def starts_with_a_claim_on_a_gpu(lost: Lost) -> None:
-    # The Hub's own call; before Kubernetes 1.34 nobody can make one, and rights are looked at first.
+    # The Hub's own call: before Kubernetes 1.34 no claim can be made, but rights are checked first.
     await lost.engine._make("resourceclaims", {"metadata": {"name": "x"}}, api="/apis/resource.k8s.io/v1")
 
 
@@ -239,7 +239,7 @@ EACH = [(right, verb) for right in RIGHTS for verb in right.verbs]
 async def without(
     right: Right, verb: str, world: World, folder: Path, heard: Callable[[], str]
 ) -> AsyncIterator[Lost]:
-    """Have a Hub's engine that had all rights when it started and is followed again with one of them less."""
+    """Yield an engine that started with all rights and has lost one."""
     lab = RightsLab(folder, world, right.dialect)
     started = lab.engine()
     fewer = tuple(v for v in right.verbs if v != verb)
@@ -248,7 +248,7 @@ async def without(
     try:
         until(lambda: not world.may(right, verb), what="the right is gone")
         if verb == "watch" or key_of(right, verb) == ("nodes", "list", True):
-            # What is followed stays so for a while: the Hub asks anew every minute, and lists when it starts.
+            # A watch that runs continues for up to a minute, and the Hub lists when it starts.
             await _closed(lab)
             started = lab.engine()
         yield Lost(lab, started, heard)
@@ -268,7 +268,7 @@ async def _closed(lab: RightsLab) -> None:
 
 
 @pytest.mark.parametrize(("right", "verb"), EACH, ids=lambda value: getattr(value, "resource", value))
-async def test_each_right_that_is_taken_away_makes_something_fail_that_is_named(
+async def test_removing_any_right_fails_with_a_message_that_names_it(
     right: Right,
     verb: str,
     world: World,
@@ -306,5 +306,5 @@ def _version(world: World) -> tuple[int, int]:
     return run_blocking(asked)
 
 
-def test_no_right_is_without_a_test_that_takes_it_away() -> None:
+def test_every_right_has_a_case() -> None:
     assert {key_of(right, verb) for right, verb in EACH} == CASES.keys()

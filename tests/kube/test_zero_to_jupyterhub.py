@@ -61,9 +61,7 @@ def theirs(
     )
 
 
-def test_a_hub_set_up_as_by_the_chart_starts_and_a_session_runs_with_what_the_chart_says_of_pods(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_session_on_a_charts_hub_has_the_charts_pod_settings(cluster: Cluster, tmp_path: Path) -> None:
     with on(cluster, tmp_path, before=theirs(cluster)) as hub:
         hub.add_user("ann")
         assert hub.spawn("ann", options={"fgpu": "1", **SMALL}).status_code in (201, 202)
@@ -96,7 +94,7 @@ CULLER = (
     ],
     ids=["named servers", "failures", "culler", "user scheduler"],
 )
-def test_each_of_the_charts_defaults_that_is_against_sessions_ends_the_hub_with_the_line_to_write(
+def test_conflicting_defaults_of_the_chart_stop_the_hub_with_the_line_to_write(
     changed: dict[str, object], said: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     with (

@@ -80,7 +80,7 @@ def configuration(**settings: Any) -> Configuration:
 
 
 def of_kubeconfig(_: Configuration) -> None:
-    """Mark a configuration whose token `Api` renews: it reads the kubeconfig again, and runs its login program."""
+    """Mark a configuration of a kubeconfig: `Api` renews its token, by the login program that the kubeconfig names."""
 
 
 def run_blocking(call: Callable[[], Coroutine[Any, Any, T]]) -> T:

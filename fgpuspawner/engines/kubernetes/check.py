@@ -423,7 +423,7 @@ class _Check:
 
 
 def _looks(session: Manifest, node: str) -> dict[str, Any]:
-    """Return a session's pod without volumes, files and secret, whose command only lists GPUs."""
+    """Return a session's pod that only lists its GPUs, without volumes, files and secret."""
     spec, found, server = session["spec"], session["metadata"], session["spec"]["containers"][0]
     container = {key: server[key] for key in ("image", "resources", "securityContext") if key in server}
     variables = [v for v in server["env"] if v["name"] == VISIBLE]

@@ -195,7 +195,7 @@ class Leases:
         return [*back, *(pod for pod in idle if pod not in back)]
 
     def _free(self, back: Sequence[Manifest], snapshot: Snapshot) -> list[Manifest]:
-        """Return the pods of ``back`` whose GPU has no session and cannot get one.
+        """Return the pods of ``back`` with a GPU that has no session and cannot get one.
 
         If it is not known which GPU a pod has, other lease pods must hold all GPUs that the queue knows of its node.
         """

@@ -1,4 +1,4 @@
-"""A session's container runs up to a second before its node tells so: it is asked for itself."""
+"""A session's container runs up to a second before its node reports it: the engine tries a command in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = f"fgpu-{ID}-1-1"
 
 
 def started(**state: Any) -> dict[str, Any]:
-    """Return a session's pod whose files are there, and whose own container is said to be in this state."""
+    """Return a session's pod with its files in place, and its container reported in this state."""
     found = pod(NAME, namespace="jhub", ours=True)
     found["status"] = {
         "phase": "Pending",
@@ -59,7 +59,7 @@ def spec() -> Any:
     return SimpleNamespace(session=session, devices=(), simulated=True, port=8888)
 
 
-async def test_a_launch_goes_on_as_soon_as_the_container_runs_and_not_when_its_node_tells(
+async def test_launch_continues_when_the_container_runs_before_its_node_reports_it(
     tmp_path: Path,
 ) -> None:
     kube = cluster(waiting={"reason": "PodInitializing"})
@@ -69,7 +69,7 @@ async def test_a_launch_goes_on_as_soon_as_the_container_runs_and_not_when_its_n
     assert kube.commands == 3
 
 
-async def test_an_image_that_is_missing_is_told_although_the_sessions_files_are_there(tmp_path: Path) -> None:
+async def test_missing_image_is_reported_after_the_files_are_in_place(tmp_path: Path) -> None:
     kube = cluster(waiting={"reason": "ErrImagePull", "message": "not found"})
     kube.commands = -100
     async with opened(kube, tmp_path) as (engine, _):

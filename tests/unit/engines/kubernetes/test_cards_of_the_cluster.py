@@ -52,12 +52,12 @@ def left(dialect: Dialect, *others: dict[str, Any], held: Collection[str] = ()) 
     return [device.uuid.removeprefix("gpu1/") for device in machine.devices]
 
 
-def test_where_it_is_never_said_each_pod_of_others_takes_a_gpu() -> None:
+def test_each_other_pod_hides_one_unnamed_gpu() -> None:
     assert left(CCE, pod(**{"volcano.sh/gpu-mem.128Mi": "8"})) == ["gpu-0", "gpu-1"]
     assert left(CCE, pod(**{"volcano.sh/gpu-mem.128Mi": "8"}), pod(cpu="1")) == ["gpu-0", "gpu-1"]
 
 
-def test_an_instance_that_somebody_has_is_one_less_of_its_profile() -> None:
+def test_used_mig_instance_hides_one_of_its_profile() -> None:
     assert left(MIG, pod(**{SMALL: "1"})) == ["mig-1g.10gb-0", "mig-3g.40gb-0"]
     assert left(MIG, pod(**{LARGE: "1"})) == ["mig-1g.10gb-0", "mig-1g.10gb-1"]
     assert left(MIG, pod(**{SMALL: "1"}), held={"gpu1/mig-1g.10gb-1"}) == [
@@ -75,12 +75,12 @@ def check(dialect: str, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("dialect", "holder"), [("cce", "xGPU"), ("mig", "hardware")])
-def test_libfgpu_is_refused_where_it_could_not_be_told_the_gpu(dialect: str, holder: str) -> None:
+def test_libfgpu_is_refused_where_another_library_enforces(dialect: str, holder: str) -> None:
     with pytest.raises(BadSettings, match=rf'use "none": {holder} holds sessions'):
         check(dialect, isolation="auto")
 
 
-def test_instances_are_given_whole_so_nobody_may_choose_a_part_of_one() -> None:
+def test_parts_of_mig_instances_are_refused() -> None:
     with pytest.raises(BadSettings, match=r"use c.FGPU.fgpu_per_gpu = 1 and c.FGPU.fgpu_step = 1"):
         check("mig", isolation="none")
     check("mig", isolation="none", fgpu_per_gpu=1, fgpu_step="1")

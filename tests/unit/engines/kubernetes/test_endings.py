@@ -1,4 +1,4 @@
-"""What a pod's status tells, in our causes and words: as a cluster wrote it."""
+"""End causes, start troubles and their words from a pod's status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def files(**state: Any) -> dict[str, Any]:
     return {"initContainerStatuses": [{"name": "fgpu-files", "state": state}]}
 
 
-def test_a_pod_that_runs_has_not_ended() -> None:
+def test_running_pod_has_not_ended() -> None:
     running = pod({"phase": "Running", **session(running={"startedAt": "now"})})
     assert how_it_ended(running) is None
     assert why_not_up(running) is None
@@ -98,14 +98,14 @@ def test_a_pod_that_runs_has_not_ended() -> None:
         ({"phase": "Failed"}, EndCause.EXITED, "it does not say why"),
     ],
 )
-def test_an_end_is_told_with_its_cause(status: dict[str, Any], cause: EndCause, words: str) -> None:
+def test_end_has_its_cause_and_words(status: dict[str, Any], cause: EndCause, words: str) -> None:
     found = how_it_ended(pod(status))
     assert found is not None
     assert found.cause is cause
     assert words in found.message
 
 
-def test_who_deletes_a_pod_has_ended_its_session_at_once() -> None:
+def test_deleted_pod_has_ended() -> None:
     going = pod({"phase": "Running", **session(running={})}, deletionTimestamp="2026-01-01T00:00:00Z")
     found = how_it_ended(going)
     assert found is not None
@@ -120,7 +120,7 @@ def test_who_deletes_a_pod_has_ended_its_session_at_once() -> None:
 @pytest.mark.parametrize(
     "reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"]
 )
-def test_an_image_that_cannot_be_had_is_named(name: str, reason: str) -> None:
+def test_missing_image_is_named(name: str, reason: str) -> None:
     waiting = {"reason": reason, "message": "not found"}
     status = session(waiting=waiting) if name == "notebook" else files(waiting=waiting)
     found = why_not_up(pod({"phase": "Pending", **status}))
@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_had_is_named(name: str, reason: str) -> None:
     assert found.message == f"image {image} cannot be had: not found"
 
 
-def test_a_place_that_the_cluster_does_not_give_is_told_with_its_words() -> None:
+def test_unschedulable_pod_is_reported_in_the_clusters_words() -> None:
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -143,7 +143,7 @@ def test_a_place_that_the_cluster_does_not_give_is_told_with_its_words() -> None
     assert "0/3 nodes are available: 1 Insufficient cpu." in found.message
 
 
-def test_a_secret_that_is_not_there_yet_may_pass() -> None:
+def test_missing_secret_may_pass() -> None:
     found = why_not_up(pod(session(waiting={"reason": "CreateContainerConfigError", "message": "no secret"})))
     assert found is not None
     assert found.patience_s
@@ -153,7 +153,7 @@ def test_a_secret_that_is_not_there_yet_may_pass() -> None:
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "PostStartHookError", "SignatureValidationFailed"])
-def test_a_container_that_waits_for_any_other_reason_is_named_with_it(reason: str) -> None:
+def test_container_that_waits_for_another_reason_is_named_with_it(reason: str) -> None:
     status = {"initContainerStatuses": [{"name": "mesh", "state": {"waiting": {"reason": reason}}}]}
     found = why_not_up(pod({"phase": "Pending", **status}))
     assert found is not None
@@ -161,12 +161,12 @@ def test_a_container_that_waits_for_any_other_reason_is_named_with_it(reason: st
     assert found.message == f"container mesh does not start ({reason})"
 
 
-def test_what_only_begins_is_no_trouble() -> None:
+def test_starting_container_is_no_trouble() -> None:
     for reason in ("ContainerCreating", "PodInitializing"):
         assert why_not_up(pod({"phase": "Pending", **session(waiting={"reason": reason})})) is None
 
 
-def test_what_programs_print_is_no_command_for_a_terminal() -> None:
+def test_messages_contain_no_terminal_commands() -> None:
     found = how_it_ended(pod(session(terminated={"exitCode": 1, "message": "\x1b[31mred"})))
     assert found is not None
     assert "\x1b" not in found.message
@@ -183,9 +183,7 @@ def test_what_programs_print_is_no_command_for_a_terminal() -> None:
         ({}, False),
     ],
 )
-def test_only_a_pod_whose_node_says_that_all_has_ended_holds_nothing(
-    status: dict[str, Any], nothing: bool
-) -> None:
+def test_pod_holds_nothing_once_its_node_reports_the_end(status: dict[str, Any], nothing: bool) -> None:
     assert holds_nothing(pod(status)) is nothing
 
 
@@ -210,16 +208,14 @@ def test_only_a_pod_whose_node_says_that_all_has_ended_holds_nothing(
     ],
     ids=["nothing", "waits", "runs", "ended", "failed", "one of two", "up"],
 )
-def test_a_session_is_coming_once_all_that_runs_before_it_has_ended_well(
-    status: dict[str, Any], coming: bool
-) -> None:
+def test_session_is_next_once_all_init_containers_succeeded(status: dict[str, Any], coming: bool) -> None:
     assert is_coming(pod(status)) is coming
 
 
 BLOCKING = {"name": "block-cloud-metadata", "image": "registry.example.org/iptables:1"}
 
 
-def test_an_init_container_of_the_administrator_that_does_not_come_up_is_named_at_once() -> None:
+def test_administrators_init_container_that_does_not_start_is_named() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     found = pod(
         {
@@ -235,7 +231,7 @@ def test_an_init_container_of_the_administrator_that_does_not_come_up_is_named_a
     assert trouble.message == "image registry.example.org/iptables:1 cannot be had: not found"
 
 
-def test_an_init_container_of_the_administrator_that_fails_is_named_with_its_words() -> None:
+def test_administrators_init_container_that_fails_is_named() -> None:
     failed = {"terminated": {"exitCode": 3, "message": "iptables: Permission denied"}}
     ended = how_it_ended(
         pod({"phase": "Failed", "initContainerStatuses": [{"name": BLOCKING["name"], "state": failed}]})

@@ -67,7 +67,7 @@ def prepared(folder: Path) -> Prepared:
 
 
 @needs_build
-def test_every_large_file_of_a_session_is_in_the_image_by_its_digest(tmp_path: Path) -> None:
+def test_image_has_every_large_file_by_its_digest(tmp_path: Path) -> None:
     files = opened(written())[2]
     # What sessions write is in no image.
     given = [m for m in prepared(tmp_path).mounts if m.read_only and m.source.is_file()]
@@ -79,7 +79,7 @@ def test_every_large_file_of_a_session_is_in_the_image_by_its_digest(tmp_path: P
 
 
 @needs_build
-def test_the_image_runs_put_files_as_nobody_and_everybody_can_read_its_files() -> None:
+def test_image_runs_put_files_unprivileged() -> None:
     config, members, files = opened(written())
     assert config["config"]["Entrypoint"] == ["/put-files"]
     # By number: Kubernetes cannot see of a name that it is not root's.
@@ -92,27 +92,19 @@ def test_the_image_runs_put_files_as_nobody_and_everybody_can_read_its_files() -
 
 
 @needs_build
-def test_the_same_files_give_the_same_bytes_and_another_name_changes_the_name_alone() -> None:
+def test_equal_files_give_equal_images() -> None:
     assert written() == written()
     assert opened(written("other/files:2"))[2] == opened(written())[2]
 
 
-def test_digests_tell_files_apart(tmp_path: Path) -> None:
-    path = tmp_path / "some"
-    path.write_bytes(b"abc")
-    assert digest_of(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_without_built_parts_nothing_is_written(tmp_path: Path) -> None:
+def test_no_image_is_written_without_built_parts(tmp_path: Path) -> None:
     with pytest.raises(NoFilesImage, match="libfgpu is not built; install a C compiler"):
         write_files_image(tmp_path, tmp_path / "files.tar", reference="files:1")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("machine", "name"), [(62, "amd64"), (183, "arm64")])
-def test_the_image_is_of_the_machines_that_its_program_is_for(
-    tmp_path: Path, machine: int, name: str
-) -> None:
+def test_image_has_its_programs_architecture(tmp_path: Path, machine: int, name: str) -> None:
     program = b"\x7fELF".ljust(18, b"\0") + bytes([machine, 0])
     write_image(tmp_path / "one.tar", {"bin/one": program}, ["/bin/one"], reference="one:1")
     config, members, _ = opened((tmp_path / "one.tar").read_bytes())
@@ -120,7 +112,7 @@ def test_the_image_is_of_the_machines_that_its_program_is_for(
 
 
 @pytest.mark.parametrize("program", [b"#!/bin/sh", b"\x7fELF".ljust(18, b"\0") + b"\x03\0"])
-def test_a_program_for_other_machines_is_refused(tmp_path: Path, program: bytes) -> None:
+def test_program_for_another_machine_is_refused(tmp_path: Path, program: bytes) -> None:
     with pytest.raises(NoFilesImage, match="for amd64 and arm64 machines only"):
         write_image(tmp_path / "one.tar", {"one": program}, ["/one"], reference="one:1")
     assert not list(tmp_path.iterdir())

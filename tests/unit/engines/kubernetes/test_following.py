@@ -1,4 +1,4 @@
-"""What is asked of a cluster's API, and followed there: with whatever else may answer, or not, in its place."""
+"""The API client and the mirrors, also with a silent API or something else in its place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listed(*pods: Manifest) -> web.Response:
 
 
 @pytest.mark.parametrize("body", ["default backend - 404", '{"message": "no such cluster"}', "[]"])
-async def test_a_404_that_is_not_the_clusters_own_says_nothing_of_a_pod(body: str) -> None:
+async def test_foreign_404_does_not_mean_the_pod_is_gone(body: str) -> None:
     async def proxy(request: web.Request) -> web.Response:
         return web.Response(status=404, text=body)
 
@@ -42,7 +42,7 @@ async def test_a_404_that_is_not_the_clusters_own_says_nothing_of_a_pod(body: st
             await api.ask("GET", f"{PODS}/one")
 
 
-async def test_a_refusal_is_told_in_one_line_of_a_length_that_can_be_read() -> None:
+async def test_refusal_is_one_short_line() -> None:
     said = {"kind": "Status", "reason": "Invalid", "message": "spec:\n" + "is wrong " * 1000}
 
     async def refuse(request: web.Request) -> web.Response:
@@ -56,7 +56,7 @@ async def test_a_refusal_is_told_in_one_line_of_a_length_that_can_be_read() -> N
     assert len(str(refused.value)) <= 300
 
 
-async def test_a_token_that_cannot_be_read_now_is_a_cluster_that_does_not_answer() -> None:
+async def test_unreadable_token_counts_as_silence() -> None:
     async def none(_: Configuration) -> None:
         raise ConfigException("Service token file does not exist.")
 
@@ -73,12 +73,12 @@ async def test_a_token_that_cannot_be_read_now_is_a_cluster_that_does_not_answer
         await api.close()
 
 
-def test_a_watch_that_died_without_a_word_is_given_up_within_a_minute() -> None:
+def test_dead_watch_is_given_up_within_a_minute() -> None:
     assert WATCH_TIMEOUT.sock_read is not None
     assert WATCH_TIMEOUT.sock_read <= 60
 
 
-async def test_following_goes_on_after_an_object_that_nobody_can_read() -> None:
+async def test_mirror_survives_an_unreadable_object() -> None:
     lists = 0
 
     async def cluster(request: web.Request) -> web.StreamResponse:
@@ -93,7 +93,7 @@ async def test_following_goes_on_after_an_object_that_nobody_can_read() -> None:
         await until(lambda: lists > 1)
 
 
-async def test_following_goes_on_after_a_listener_that_fails() -> None:
+async def test_mirror_survives_a_failing_listener() -> None:
     lists = 0
 
     async def cluster(request: web.Request) -> web.StreamResponse:
@@ -112,7 +112,7 @@ async def test_following_goes_on_after_a_listener_that_fails() -> None:
 
 
 @pytest.mark.parametrize("code", [410, None])
-async def test_an_api_that_ends_each_watch_at_once_is_asked_about_once_a_second(code: int | None) -> None:
+async def test_watches_that_end_at_once_are_reopened_once_a_second(code: int | None) -> None:
     watches = 0
 
     async def cluster(request: web.Request) -> web.StreamResponse:
@@ -130,7 +130,7 @@ async def test_an_api_that_ends_each_watch_at_once_is_asked_about_once_a_second(
     assert 1 <= watches <= took_s + 1
 
 
-async def test_who_waits_for_one_object_is_not_woken_by_others() -> None:
+async def test_waiting_for_one_object_ignores_others() -> None:
     more = asyncio.Event()
     last = asyncio.Event()
 
@@ -213,7 +213,7 @@ def log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     load_config.cache_clear()
 
 
-async def test_a_token_that_has_ended_is_asked_for_anew_and_the_call_made_again(
+async def test_expired_token_is_renewed_once_and_the_call_repeated(
     log_in: Callable[[str], Configuration], tmp_path: Path
 ) -> None:
     cluster = Guarded("first")
@@ -233,10 +233,10 @@ async def test_a_token_that_has_ended_is_asked_for_anew_and_the_call_made_again(
     )
 
 
-async def test_an_api_that_refuses_every_token_has_the_program_run_once_and_says_so(
+async def test_api_that_refuses_every_token_runs_the_login_once(
     log_in: Callable[[str], Configuration], tmp_path: Path
 ) -> None:
-    cluster = Guarded("nobody's")
+    cluster = Guarded("another")
     async with answering(cluster.answer) as anonymous:
         api = Api(await asyncio.to_thread(log_in, anonymous._configuration.host))
         try:

@@ -1,4 +1,4 @@
-"""Of how much a large cluster is asked: pages, names alone, and nothing that is known from following it."""
+"""The calls of a large cluster's API: pages, names only, and none for what the watches know."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def node(name: str) -> dict[str, Any]:
 
 @dataclass
 class Cluster:
-    """An API with so many objects, that pages as it is asked to, and counts what it is asked but for watches."""
+    """An API with these objects, which pages, and counts calls except watches."""
 
     has: dict[str, list[dict[str, Any]]]
     forgets: int = 0
@@ -107,7 +107,7 @@ def many(count: int) -> list[dict[str, Any]]:
     return [pod(f"theirs-{n}") for n in range(count)]
 
 
-async def test_a_list_is_read_page_by_page_and_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_is_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_api, "PAGE", 100)
     cluster = Cluster({ALL: many(250)})
     async with answering(cluster.answer) as api:
@@ -120,7 +120,7 @@ async def test_a_list_is_read_page_by_page_and_is_whole(monkeypatch: pytest.Monk
     assert cluster.asked[ALL, "list"] == 3
 
 
-async def test_a_list_that_takes_so_long_that_it_is_forgotten_begins_again(
+async def test_list_that_expires_while_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cluster_api, "PAGE", 100)
@@ -139,7 +139,7 @@ async def test_names_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> N
     assert cluster.asked[OWN, "table"] == 3
 
 
-async def test_a_table_without_names_is_no_empty_cluster() -> None:
+async def test_table_without_names_is_not_an_empty_cluster() -> None:
     async def other(request: web.Request) -> web.Response:
         return web.json_response({"kind": "Table", "metadata": {}, "columnDefinitions": [], "rows": []})
 
@@ -190,7 +190,7 @@ def full() -> Cluster:
     return Cluster({NODES: [node("gpu1"), node("gpu2")], ALL: many(3) + sessions, OWN: sessions})
 
 
-async def test_what_nodes_have_costs_no_call_once_the_cluster_is_followed(tmp_path: Path) -> None:
+async def test_survey_costs_no_call_while_the_watches_run(tmp_path: Path) -> None:
     cluster = full()
     async with opened(cluster, tmp_path) as (engine, _):
         cluster.asked.clear()
@@ -202,7 +202,7 @@ async def test_what_nodes_have_costs_no_call_once_the_cluster_is_followed(tmp_pa
     assert (machine.cpu_milli, machine.memory_mib) == (61_000, 61 * 1024)
 
 
-async def test_before_the_cluster_is_followed_it_is_asked_what_its_nodes_have(tmp_path: Path) -> None:
+async def test_survey_asks_the_cluster_before_the_watches_run(tmp_path: Path) -> None:
     cluster = full()
     async with answering(cluster.answer) as api:
         installation = Installation(ID, FGPU(data_dir=str(tmp_path)), Config(), lambda: Catalogue(()))
@@ -220,7 +220,7 @@ async def test_before_the_cluster_is_followed_it_is_asked_what_its_nodes_have(tm
     }
 
 
-async def test_what_nodes_have_is_not_known_while_they_cannot_be_followed(tmp_path: Path) -> None:
+async def test_survey_fails_while_a_watch_is_in_trouble(tmp_path: Path) -> None:
     async with opened(full(), tmp_path) as (engine, _):
         assert engine._others is not None
         engine._others.trouble = "pods is forbidden"
@@ -228,7 +228,7 @@ async def test_what_nodes_have_is_not_known_while_they_cannot_be_followed(tmp_pa
             await asyncio.to_thread(engine.survey)
 
 
-async def test_a_look_at_what_runs_asks_for_names_and_for_what_was_not_heard_of(tmp_path: Path) -> None:
+async def test_observation_asks_for_names_and_for_unknown_pods(tmp_path: Path) -> None:
     cluster = full()
     async with opened(cluster, tmp_path) as (engine, _):
         new = pod(f"fgpu-{ID}-3-1", namespace="jhub", ours=True)
@@ -239,9 +239,7 @@ async def test_a_look_at_what_runs_asks_for_names_and_for_what_was_not_heard_of(
     assert cluster.asked == {(OWN, "table"): 1, (f"{OWN}/fgpu-{ID}-3-1", "list"): 1}
 
 
-async def test_many_pods_that_were_not_heard_of_are_asked_for_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_unknown_pods_are_listed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_engine, "FEW", 2)
     cluster = full()
     async with opened(cluster, tmp_path) as (engine, _):
@@ -252,7 +250,7 @@ async def test_many_pods_that_were_not_heard_of_are_asked_for_at_once(
     assert cluster.asked == {(OWN, "table"): 1, (OWN, "list"): 1}
 
 
-async def test_while_ends_are_not_heard_of_all_pods_are_asked_for(tmp_path: Path) -> None:
+async def test_all_pods_are_listed_while_their_watch_is_in_trouble(tmp_path: Path) -> None:
     cluster = full()
     async with opened(cluster, tmp_path) as (engine, _):
         assert engine._pods is not None
@@ -262,7 +260,7 @@ async def test_while_ends_are_not_heard_of_all_pods_are_asked_for(tmp_path: Path
     assert {thing.session_id: thing.alive for thing in seen.things} == {1: False, 2: True}
 
 
-async def test_a_pod_that_is_deleted_while_its_node_is_away_runs_until_the_node_says_otherwise(
+async def test_pod_deleted_while_its_node_is_away_counts_as_running(
     tmp_path: Path,
 ) -> None:
     cluster = full()
@@ -275,7 +273,7 @@ async def test_a_pod_that_is_deleted_while_its_node_is_away_runs_until_the_node_
     assert list(seen.nodes) == ["gpu2"]
 
 
-async def test_a_pod_that_goes_with_its_node_ends_by_the_loss_of_the_node(tmp_path: Path) -> None:
+async def test_pod_of_a_removed_node_ends_by_node_loss(tmp_path: Path) -> None:
     cluster = full()
     async with opened(cluster, tmp_path) as (engine, _):
         causes = []
@@ -286,7 +284,7 @@ async def test_a_pod_that_goes_with_its_node_ends_by_the_loss_of_the_node(tmp_pa
     assert causes == [EndCause.EXITED, EndCause.NODE_LOST]
 
 
-async def test_another_pods_claim_hides_the_gpu_that_it_has_and_no_other(tmp_path: Path) -> None:
+async def test_claim_of_another_pod_hides_only_its_gpu(tmp_path: Path) -> None:
     devices = [Device(f"GPU-{n}", "gpu1", n, "A100", 40960, 1000) for n in range(2)]
     found = slice_of(devices)
     found["spec"]["nodeName"] = "gpu1"
@@ -306,7 +304,7 @@ async def test_another_pods_claim_hides_the_gpu_that_it_has_and_no_other(tmp_pat
     assert [d.uuid for d in machine.devices or ()] == ["GPU-1"], machine.trouble
 
 
-async def test_the_share_of_a_pod_whose_image_was_never_there_is_free_soon_after_the_pod_is_deleted(
+async def test_share_of_a_pod_without_its_image_is_free_soon_after_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes_engine, "KILLED_WITHIN_S", 0)

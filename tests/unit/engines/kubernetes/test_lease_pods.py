@@ -1,4 +1,4 @@
-"""Which leases are made, which count, and when one is given back."""
+"""Which leases are made, which count, and when one is deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "default"
 
 
 class Cluster:
-    """A cluster whose nodes have cards, as far as leases see of it; told at once of everything."""
+    """A stand-in for a cluster with GPUs and its mirror of lease pods."""
 
     def __init__(self, **gpus: int) -> None:
         self.gpus = gpus
@@ -124,7 +124,7 @@ async def two() -> Cluster:
     return cluster
 
 
-async def test_as_many_leases_are_made_as_nodes_have_gpus_and_no_more_the_next_time() -> None:
+async def test_each_gpu_gets_one_lease() -> None:
     cluster = Cluster(n1=2, n2=1)
     assert await cluster.tend() == ["0", "0", "1"]
     before = dict(cluster.pods)
@@ -132,7 +132,7 @@ async def test_as_many_leases_are_made_as_nodes_have_gpus_and_no_more_the_next_t
     assert cluster.pods == before
 
 
-async def test_what_is_told_is_told_once_and_again_when_it_is_another() -> None:
+async def test_changed_is_called_once_per_change() -> None:
     cluster = Cluster(n1=1)
     cluster.smi = {"0": A}
     for _ in range(3):
@@ -145,7 +145,7 @@ async def test_what_is_told_is_told_once_and_again_when_it_is_another() -> None:
     assert (cluster.told, cluster.offered()) == (2, {A, B})
 
 
-async def test_nothing_is_done_before_all_leases_are_known(
+async def test_nothing_is_done_before_leases_are_listed(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EVERY_S", 0.01)
@@ -155,9 +155,7 @@ async def test_nothing_is_done_before_all_leases_are_known(
     assert await two.tend() == ["0", "1"]
 
 
-async def test_on_a_node_that_is_not_ready_everything_stays(
-    two: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leases_of_an_unready_node_stay(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOO_MANY_FOR_S", 0)
     two.ready, two.gpus = False, {"n1": 0}
     two.queue([])
@@ -166,7 +164,7 @@ async def test_on_a_node_that_is_not_ready_everything_stays(
     assert two.offered() == {A, B}
 
 
-async def test_one_that_the_cluster_refuses_hinders_no_other() -> None:
+async def test_refused_lease_does_not_stop_others() -> None:
     cluster = Cluster(n1=1, n2=1)
     cluster.smi = {"0": A}
     await cluster.tend()
@@ -178,7 +176,7 @@ async def test_one_that_the_cluster_refuses_hinders_no_other() -> None:
     assert cluster.offered() == {A}
 
 
-async def test_a_gpu_that_does_not_work_is_not_offered_and_its_lease_stays_while_its_node_counts_it() -> None:
+async def test_broken_gpu_is_not_offered_and_its_lease_stays() -> None:
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A}
     for _ in range(3):
@@ -186,7 +184,7 @@ async def test_a_gpu_that_does_not_work_is_not_offered_and_its_lease_stays_while
     assert cluster.offered() == {A}
 
 
-async def test_of_too_many_the_one_that_does_not_work_goes_once_it_is_neither_offered_nor_held(
+async def test_surplus_broken_lease_goes_once_unused(
     two: Cluster,
 ) -> None:
     two.smi, two.gpus["n1"] = {"1": B}, 1
@@ -198,9 +196,7 @@ async def test_of_too_many_the_one_that_does_not_work_goes_once_it_is_neither_of
     assert await two.tend() == ["1"]
 
 
-async def test_where_all_work_those_without_sessions_are_exchanged_after_a_while(
-    two: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_surplus_idle_leases_go_after_a_while(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     two.gpus["n1"] = 1
     assert await two.tend() == ["0", "1"]
     assert two.offered() == {A, B}, "a device plugin that is updated has no GPU for a moment"
@@ -212,7 +208,7 @@ async def test_where_all_work_those_without_sessions_are_exchanged_after_a_while
     assert await two.tend() == ["0"]
 
 
-async def test_a_lease_that_was_not_asked_yet_stays_while_anything_may_be_on_it(two: Cluster) -> None:
+async def test_unasked_lease_stays_while_its_gpu_may_be_used(two: Cluster) -> None:
     restarted = Cluster()
     restarted.pods |= two.pods
     restarted.queue([A, B], holds=[B])
@@ -221,9 +217,7 @@ async def test_a_lease_that_was_not_asked_yet_stays_while_anything_may_be_on_it(
     assert await restarted.tend() == []
 
 
-async def test_a_gpu_that_a_plugin_gives_several_times_is_one_and_all_its_leases_stay_while_it_is_held() -> (
-    None
-):
+async def test_gpu_leased_twice_counts_once() -> None:
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A, "1": A}
     await cluster.tend()
@@ -236,7 +230,7 @@ async def test_a_gpu_that_a_plugin_gives_several_times_is_one_and_all_its_leases
     assert len(await cluster.tend()) == 1, "one holds it"
 
 
-async def test_one_that_its_node_has_ended_is_made_again(two: Cluster) -> None:
+async def test_failed_lease_is_made_again(two: Cluster) -> None:
     name = min(two.pods)
     evicted = two.pods[name] = {**two.pods[name], "status": {"phase": "Failed", "reason": "Evicted"}}
     assert await two.tend() == ["1", "2"]

@@ -1,4 +1,4 @@
-"""What a pod is made with: who it is stays secret, its limits are ours, and nothing gets into the place of our mounts."""
+"""A session's pod: its token stays secret, its limits are the request's, and our mounts stay in place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def environment_of(found: SessionObjects) -> dict[str, str]:
     return {entry["name"]: entry.get("value") for entry in container_of(found)["env"]}
 
 
-def test_who_a_session_is_stands_in_its_secret_and_nowhere_in_its_pod() -> None:
+def test_token_is_in_the_secret_and_not_in_the_pod() -> None:
     found = pod_of()
     assert "s3cret" not in json.dumps(found.pod)
     assert found.secret["stringData"] == {"JUPYTERHUB_API_TOKEN": "s3cret"}
@@ -79,7 +79,7 @@ def test_who_a_session_is_stands_in_its_secret_and_nowhere_in_its_pod() -> None:
     assert "s3cret" not in repr(found)
 
 
-def test_shared_memory_is_a_part_of_the_sessions_memory_unless_something_is_mounted_there() -> None:
+def test_shared_memory_is_mounted_unless_a_volume_is_there() -> None:
     found = pod_of(spec(shared_memory_mib=1500))
     mount = {"name": "fgpu-shm", "mountPath": "/dev/shm"}
     volume = {"name": "fgpu-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1500Mi"}}
@@ -91,7 +91,7 @@ def test_shared_memory_is_a_part_of_the_sessions_memory_unless_something_is_moun
         assert volume not in other.pod["spec"]["volumes"]
 
 
-def test_the_secret_goes_with_its_pod() -> None:
+def test_secret_is_owned_by_its_pod() -> None:
     found = pod_of()
     (owner,) = owned(found.secret, {"metadata": {"name": "fgpu-lab-7-2", "uid": "u-1"}})["metadata"][
         "ownerReferences"
@@ -99,7 +99,7 @@ def test_the_secret_goes_with_its_pod() -> None:
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "fgpu-lab-7-2", "u-1")
 
 
-def test_what_switches_isolation_off_is_taken_away_and_what_the_session_is_told_is_there() -> None:
+def test_variables_that_disable_isolation_are_emptied() -> None:
     found = environment_of(pod_of())
     assert found["LD_PRELOAD"] == ""
     assert found["CUDA_DISABLE_CONTROL"] == ""
@@ -108,16 +108,16 @@ def test_what_switches_isolation_off_is_taken_away_and_what_the_session_is_told_
     assert found["HOME"] == "/home/jovyan"
 
 
-def test_a_session_that_is_told_of_no_gpu_is_given_none_by_its_image() -> None:
+def test_session_without_gpu_sees_none() -> None:
     assert environment_of(pod_of(spec(slice_environment={})))["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def test_a_value_stays_as_it_is_whatever_it_looks_like() -> None:
+def test_values_of_variables_are_not_expanded() -> None:
     found = pod_of(spec(slice_environment={"FGPU_AMOUNT": "$(HOME) of $$"}))
     assert environment_of(found)["FGPU_AMOUNT"] == "$$(HOME) of $$"
 
 
-def test_references_of_an_administrator_stay_references_unless_they_are_ours_to_set() -> None:
+def test_references_to_secrets_stay_except_for_our_variables() -> None:
     reference = {"valueFrom": {"secretKeyRef": {"name": "lab", "key": "key"}}}
     environment: dict[str, Any] = {"LICENCE": reference, "LD_PRELOAD": reference}
     found = container_of(pod_of(spec(environment=environment)))["env"]
@@ -125,7 +125,7 @@ def test_references_of_an_administrator_stay_references_unless_they_are_ours_to_
     assert [e for e in found if e["name"] == "LD_PRELOAD"] == [{"name": "LD_PRELOAD", "value": ""}]
 
 
-def test_the_limits_are_the_requests_whatever_is_configured() -> None:
+def test_cpu_and_memory_limits_equal_the_request() -> None:
     given = {
         "spec": {"containers": [{"name": "notebook", "resources": {"limits": {"cpu": "64", "x/y": "1"}}}]}
     }
@@ -135,7 +135,7 @@ def test_the_limits_are_the_requests_whatever_is_configured() -> None:
     }
 
 
-def test_it_runs_on_its_node_and_where_an_administrator_lets_it() -> None:
+def test_pod_is_restricted_to_its_node() -> None:
     own = {"key": "metadata.name", "operator": "In", "values": ["gpu1.lab.example"]}
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     required = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -156,7 +156,7 @@ def test_it_runs_on_its_node_and_where_an_administrator_lets_it() -> None:
     assert "nodeName" not in found
 
 
-def test_it_meets_pod_security_restricted_and_ends_when_its_server_does() -> None:
+def test_pod_meets_pod_security_restricted() -> None:
     found = pod_of().pod["spec"]
     assert found["restartPolicy"] == "Never"
     assert found["automountServiceAccountToken"] is False
@@ -170,7 +170,7 @@ def test_it_meets_pod_security_restricted_and_ends_when_its_server_does() -> Non
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_sudo_needs_new_privileges_and_gets_no_more_than_those() -> None:
+def test_sudo_gets_only_its_capabilities() -> None:
     security = container_of(pod_of(spec(sudo=True)))["securityContext"]
     assert security["allowPrivilegeEscalation"] is True
     assert security["capabilities"]["drop"] == ["ALL"]
@@ -180,7 +180,7 @@ def test_sudo_needs_new_privileges_and_gets_no_more_than_those() -> None:
 @pytest.mark.parametrize(
     "path", ["/run/fgpu/limits", "/run/fgpu", "/run//fgpu/", "/run/x/../fgpu/a", "/etc/ld.so.preload"]
 )
-def test_nothing_is_mounted_over_ours(path: str) -> None:
+def test_administrators_mounts_do_not_cover_ours(path: str) -> None:
     home = {"name": "home", "mountPath": "/home/jovyan"}
     given = {
         "spec": {
@@ -193,14 +193,14 @@ def test_nothing_is_mounted_over_ours(path: str) -> None:
     assert not any("hostPath" in volume for volume in found.pod["spec"]["volumes"])
 
 
-def test_names_of_people_are_no_labels() -> None:
+def test_user_names_are_not_labels() -> None:
     found = pod_of().pod["metadata"]
     assert found["labels"] == {"fgpu.installation": "lab", "fgpu.session": "7", "fgpu.attempt": "2"}
     assert found["annotations"]["fgpu.user"] == "Ärlice@lab"
     assert found["name"] == "fgpu-lab-7-2"
 
 
-def test_what_is_small_goes_with_the_pod_and_what_is_large_by_its_digest(tmp_path: Path) -> None:
+def test_small_files_are_in_the_pod_and_large_ones_in_the_image(tmp_path: Path) -> None:
     small, large, tool, ledger = (tmp_path / name for name in ("limits", "libfgpu.so", "tool", "ledger"))
     small.write_text("fgpu-limits 1\n")
     large.write_bytes(b"x" * 5000)
@@ -236,13 +236,7 @@ def test_what_is_small_goes_with_the_pod_and_what_is_large_by_its_digest(tmp_pat
         assert mounts[f"{IN_CONTAINER}/{name}"]["readOnly"] is True, "fgpu-verify wants each to be a mount"
 
 
-def test_the_files_are_not_the_session_users() -> None:
-    found = pod_of().pod["spec"]
-    (init,) = found["initContainers"]
-    assert init["securityContext"]["runAsUser"] != found["containers"][0]["securityContext"]["runAsUser"]
-
-
-def test_a_pod_stays_on_a_node_that_is_away_and_may_run_on_nodes_kept_for_gpus() -> None:
+def test_pod_tolerates_gpu_nodes_and_nodes_that_are_away() -> None:
     away = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
     manifest = {"spec": {"tolerations": [{"key": "team"}, {**away, "tolerationSeconds": 300}]}}
     assert pod_of(manifest=manifest).pod["spec"]["tolerations"] == [

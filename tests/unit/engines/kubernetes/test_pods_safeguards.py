@@ -40,7 +40,7 @@ def met(*, opaque: bool = False, closed: bool | None = True, **settings: Any) ->
     return {guard: held.met for guard, held in judge(pod, opaque=opaque, closed=closed).items()}
 
 
-def test_a_pod_by_default_has_no_privileges_is_filtered_and_limited_and_the_rest_is_the_clusters() -> None:
+def test_default_pod_is_unprivileged_filtered_and_limited() -> None:
     assert met() == {
         S.UNPRIVILEGED: True,
         S.FILTERED: True,
@@ -66,16 +66,16 @@ def test_a_pod_by_default_has_no_privileges_is_filtered_and_limited_and_the_rest
     ],
     ids=str,
 )
-def test_a_setting_that_gives_privileges_is_seen(settings: dict[str, Any]) -> None:
+def test_privileges_in_settings_are_found(settings: dict[str, Any]) -> None:
     assert met(**settings)[S.UNPRIVILEGED] is False
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("Unconfined", False), ("Localhost", None)])
-def test_a_filter_of_ones_own_is_unknown_and_none_is_missing(kind: str, expected: bool | None) -> None:
+def test_own_seccomp_profile_is_unknown_and_none_is_missing(kind: str, expected: bool | None) -> None:
     assert met(container_security_context={"seccompProfile": {"type": kind}})[S.FILTERED] is expected
 
 
-def test_what_may_be_otherwise_for_another_session_is_not_known_and_what_is_missing_stays_missing() -> None:
+def test_functions_in_settings_make_met_safeguards_unknown() -> None:
     found = met(opaque=True)
     assert (found[S.UNPRIVILEGED], found[S.FILTERED], found[S.LIMITS], found[S.READ_ONLY]) == (
         None,
@@ -85,21 +85,21 @@ def test_what_may_be_otherwise_for_another_session_is_not_known_and_what_is_miss
     )
 
 
-def test_a_read_only_root_is_seen_and_user_namespaces_are_the_nodes_word() -> None:
+def test_read_only_root_is_found_and_user_namespaces_are_unknown() -> None:
     found = met(
         container_security_context={"readOnlyRootFilesystem": True}, extra_pod_config={"hostUsers": False}
     )
     assert (found[S.READ_ONLY], found[S.REMAPPED]) == (True, None)
 
 
-def test_every_safeguard_has_its_line_and_the_page_tells_it() -> None:
+def test_every_safeguard_has_a_documented_line() -> None:
     assert set(LINES) == set(Safeguard)
     for line in LINES.values():
         assert line in PAGE
 
 
 @pytest.mark.parametrize("dialect", sorted(KINDS))
-def test_the_pod_that_is_tried_asks_for_a_part_of_a_gpu_as_its_dialect_does(dialect: str) -> None:
+def test_sample_pod_requests_a_gpu_by_its_dialect(dialect: str) -> None:
     config = Config({"KubernetesFGPUSpawner": {"dialect": dialect, "kai_queue": "lab"}})
     said = KubernetesFGPUSpawner.dialect_of(config, installation="x")
     plain = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config)))

@@ -16,7 +16,7 @@ BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 @given(st.integers(0, 10**9), st.sampled_from([*UNITS, *BINARY]))
-def test_a_quantity_is_worth_its_unit_exactly(thousandths: int, suffix: str) -> None:
+def test_quantity_is_exact(thousandths: int, suffix: str) -> None:
     number = Decimal(thousandths).scaleb(-3)
     unit = Fraction(2) ** BINARY[suffix] if suffix in BINARY else Fraction(10) ** UNITS[suffix]
     assert Fraction(quantity(f"{number:f}{suffix}")) == Fraction(thousandths, 1000) * unit
@@ -45,14 +45,14 @@ def test_bytes_are_rounded_down_to_mib(text: str, value: int) -> None:
     "text",
     ["", "Gi", "5 Gi", "5gi", "1e", "0x10", "NaN", "Infinity", "1_000", "5Gi\n", "--1", "\u0663", None],
 )
-def test_what_is_no_quantity_is_no_number(text: object) -> None:
+def test_other_text_is_no_quantity(text: object) -> None:
     for reader in (quantity, count, mebibytes):
         with pytest.raises(ValueError, match="is no quantity such as"):
             reader(text)
 
 
 @pytest.mark.parametrize("reader", [count, mebibytes])
-def test_neither_pieces_nor_bytes_are_negative(reader: object) -> None:
+def test_negative_quantity_is_refused(reader: object) -> None:
     assert callable(reader)
     with pytest.raises(ValueError, match="-1"):
         reader("-1")

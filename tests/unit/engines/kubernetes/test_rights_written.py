@@ -13,7 +13,7 @@ from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "kubernetes.md").read_text()
 
 
-def test_a_role_has_what_is_done_in_the_namespace_and_a_cluster_role_only_what_is_looked_at() -> None:
+def test_cluster_role_only_reads() -> None:
     role, binding, whole, whole_binding = manifests(rights_of("lease"), namespace="jhub", account="hub")
     assert [m["kind"] for m in (role, binding, whole, whole_binding)] == [
         "Role",
@@ -34,7 +34,7 @@ def test_only_dra_touches_claims_and_slices(dialect: type) -> None:
     assert ({"resourceclaims", "resourceslices"} <= own) is (dialect.name == "dra")  # type: ignore[attr-defined]
 
 
-def test_no_verb_and_no_kind_of_object_is_given_as_a_star() -> None:
+def test_no_right_has_a_wildcard_or_changes_rights() -> None:
     for right in RIGHTS:
         assert "*" not in {right.resource, right.group, *right.verbs}
         assert {"update", "patch", "deletecollection", "impersonate", "escalate", "bind"}.isdisjoint(
@@ -42,7 +42,7 @@ def test_no_verb_and_no_kind_of_object_is_given_as_a_star() -> None:
         )
 
 
-def test_the_page_has_a_row_for_each_right_with_its_verbs_and_what_it_is_for() -> None:
+def test_the_page_has_a_row_for_each_right() -> None:
     section = PAGE.split("## What the Hub may do in your cluster\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z/]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|", section, re.M)
     assert [(name, tuple(verbs.split(", ")), where == "the cluster") for name, verbs, where, _ in rows] == [

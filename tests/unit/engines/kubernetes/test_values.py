@@ -23,7 +23,7 @@ def set_up(c: Config, folder: Path) -> FGPU:
     return FGPU.from_config(c).checked()
 
 
-def test_the_program_sets_up_a_hub_that_its_own_checks_take(tmp_path: Path) -> None:
+def test_values_file_sets_up_a_hub_that_passes_our_checks(tmp_path: Path) -> None:
     c = Config()
     c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
     c.JupyterHub.allow_named_servers = VALUES["hub"]["allowNamedServers"]
@@ -44,7 +44,7 @@ def ports(rules: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("part", ["proxy.chp", "singleuser"])
-def test_proxy_and_sessions_reach_the_service_and_nothing_else_is_opened(part: str, tmp_path: Path) -> None:
+def test_proxy_and_sessions_reach_only_the_service(part: str, tmp_path: Path) -> None:
     port = set_up(Config(), tmp_path).service_port
     found = VALUES
     for name in part.split("."):

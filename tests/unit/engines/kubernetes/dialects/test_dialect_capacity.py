@@ -91,7 +91,7 @@ def test_each_container_of_a_pod_on_cce_has_its_own_gpu() -> None:
 # --- MIG ---
 
 
-def test_instances_are_registered_one_by_one_by_profile() -> None:
+def test_mig_instances_are_registered_by_profile() -> None:
     resources = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/mig-3g.40gb": "1"}
     labels = {
         "nvidia.com/gpu.product": "NVIDIA-H100",
@@ -112,7 +112,7 @@ def test_instances_are_registered_one_by_one_by_profile() -> None:
 # --- DRA ---
 
 
-def test_the_drivers_slice_names_its_gpus_with_their_memory() -> None:
+def test_dra_slices_name_gpus_with_their_memory() -> None:
     devices = [gpu(0), gpu(3, memory_mib=81559)]
     found = BY_NAME["dra"].capacity(node(), GpuRecords(slices=[slice_of(devices)]))
     assert found == [FoundDevice(d.uuid, d.index, d.model, d.memory_mib) for d in devices]
@@ -124,7 +124,7 @@ def test_a_tainted_device_is_left_out() -> None:
     assert BY_NAME["dra"].capacity(node(), GpuRecords(slices=[sliced])) == []
 
 
-def test_of_a_pool_its_newest_generation_counts_and_only_when_it_is_complete() -> None:
+def test_only_a_pools_complete_newest_generation_counts() -> None:
     old, new = slice_of([gpu(0), gpu(1)]), slice_of([gpu(1)])
     new["spec"]["pool"]["generation"] = 2
     (found,) = BY_NAME["dra"].capacity(node(), GpuRecords(slices=[old, new]))
@@ -134,7 +134,7 @@ def test_of_a_pool_its_newest_generation_counts_and_only_when_it_is_complete() -
         BY_NAME["dra"].capacity(node(), GpuRecords(slices=[old, new]))
 
 
-def test_a_gpu_of_the_same_name_on_another_node_is_not_taken_for_it() -> None:
+def test_gpu_of_the_same_name_on_another_node_is_another_gpu() -> None:
     device = gpu()
     patched, records = allocated(patch_of(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
     elsewhere = slice_of([gpu(0, memory_mib=1)])
@@ -146,10 +146,10 @@ def test_a_gpu_of_the_same_name_on_another_node_is_not_taken_for_it() -> None:
     assert found == AssignedGpu(device.uuid)
 
 
-def test_a_claim_that_the_cluster_made_of_a_template_is_found() -> None:
+def test_claim_made_from_a_template_is_found() -> None:
     device = gpu()
     patched, records = allocated(patch_of(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
-    patched["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "of-somebody"}]
+    patched["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shared"}]
     with pytest.raises(GpuUnknown, match="the claim gpu of pod fgpu-lab-7-1 isn't made yet"):
         BY_NAME["dra"].assigned(patched, records)
     patched["status"] = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "fgpu-lab-7-1"}]}
@@ -170,7 +170,7 @@ def leased(name: str = "fgpu-lab-lease-0", **status: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_lease_is_a_gpu_of_the_node_as_its_pod_tells() -> None:
+def test_lease_pods_answers_are_the_nodes_gpus() -> None:
     records = GpuRecords(
         pods=[leased("fgpu-lab-lease-1"), leased("fgpu-lab-lease-0"), pod()],
         lease_answers={"fgpu-lab-lease-0": TOLD, "fgpu-lab-lease-1": f"1, {B}, Tesla T4, 15360\n"},
@@ -182,7 +182,7 @@ def test_a_lease_is_a_gpu_of_the_node_as_its_pod_tells() -> None:
     ]
 
 
-def test_a_lease_that_waits_or_ends_or_is_of_another_installation_is_no_gpu() -> None:
+def test_only_running_leases_of_this_installation_are_gpus() -> None:
     ends = leased()
     ends["metadata"]["deletionTimestamp"] = "2026-11-23T08:00:00Z"
     theirs = leased()
@@ -198,7 +198,7 @@ def test_a_lease_that_waits_or_ends_or_is_of_another_installation_is_no_gpu() ->
 @pytest.mark.parametrize(
     "answer", ["", f"{TOLD}{TOLD}", "No devices were found", "0, all, Tesla T4, 15360", f"0, {A}, T4, [N/A]"]
 )
-def test_an_answer_that_is_not_one_gpu_is_none(answer: str) -> None:
+def test_unreadable_lease_answer_is_unknown(answer: str) -> None:
     records = GpuRecords(pods=[leased()], lease_answers={"fgpu-lab-lease-0": answer})
     with pytest.raises(GpuUnknown, match="what the lease pod fgpu-lab-lease-0 said of its GPU can't be read"):
         LEASE.capacity(node(), records)
@@ -225,25 +225,19 @@ MISSING: list[tuple[str, Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "look", "words"), MISSING)
-def test_what_a_node_does_not_say_is_unknown_and_never_nothing(
-    name: str, look: Callable[[], Any], words: str
-) -> None:
+def test_missing_report_of_a_node_is_unknown_not_none(name: str, look: Callable[[], Any], words: str) -> None:
     with pytest.raises(GpuUnknown, match=words) as unknown:
         look()
     assert NODE in str(unknown.value) or name == "lease"
 
 
-def test_every_dialect_has_a_case_of_what_is_not_said() -> None:
-    assert {name for name, _, _ in MISSING} == BY_NAME.keys()
-
-
-def test_a_pod_that_asked_and_got_nothing_yet_is_unknown() -> None:
+def test_pod_without_its_gpu_yet_is_unknown() -> None:
     with pytest.raises(GpuUnknown, match="fgpu-lab-7-1"):
         Hami().assigned(pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"}), GpuRecords())
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
-def test_a_pod_that_asked_for_no_gpu_has_none(dialect: Dialect) -> None:
+def test_pod_without_request_has_no_gpu(dialect: Dialect) -> None:
     assert list(dialect.assigned(pod(), GpuRecords())) == []
 
 
@@ -258,13 +252,13 @@ def test_a_pod_that_asked_for_no_gpu_has_none(dialect: Dialect) -> None:
         f"{A},10,0,100,{V100},0,true:",
     ],
 )
-def test_an_annotation_of_hami_that_cannot_be_read_is_unknown(text: str) -> None:
+def test_unreadable_hami_registration_is_unknown(text: str) -> None:
     with pytest.raises(GpuUnknown):
         Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), GpuRecords())
 
 
 @pytest.mark.parametrize("text", [f"{A},NVIDIA,0,0:;", f"{A},NVIDIA:;", f"{A},NVIDIA,much,0:;"])
-def test_memory_that_is_given_without_an_amount_is_unknown_and_never_nothing(text: str) -> None:
+def test_unreadable_hami_allocation_is_unknown(text: str) -> None:
     with pytest.raises(GpuUnknown, match="vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read"):
         Hami().assigned(pod(annotations={"hami.io/vgpu-devices-allocated": text}), GpuRecords())
 
@@ -272,7 +266,7 @@ def test_memory_that_is_given_without_an_amount_is_unknown_and_never_nothing(tex
 @pytest.mark.parametrize(
     "resources", [("100", "150"), ("0", "100"), ("127", "200"), ("-1", "100"), ("1.5", "100")]
 )
-def test_resources_of_cce_that_are_not_of_equal_gpus_are_unknown(resources: tuple[str, str]) -> None:
+def test_cce_resources_of_unequal_gpus_are_unknown(resources: tuple[str, str]) -> None:
     memory, compute = resources
     with pytest.raises(GpuUnknown):
         BY_NAME["cce"].capacity(
@@ -281,7 +275,7 @@ def test_resources_of_cce_that_are_not_of_equal_gpus_are_unknown(resources: tupl
         )
 
 
-def test_a_plugin_that_the_scheduler_has_given_up_is_unknown() -> None:
+def test_hami_plugin_that_lost_its_scheduler_is_unknown() -> None:
     gone = node(
         annotations={
             "hami.io/node-nvidia-register": CSV,
@@ -316,7 +310,7 @@ INJECTED = {
         ("", None, "nri"),
     ],
 )
-def test_a_session_names_its_gpu_in_the_way_in_which_the_lease_got_it(
+def test_session_names_its_gpu_as_the_lease_got_it(
     runtime_class: str, lease_got: str | None, way: str
 ) -> None:
     dialect = Lease("lab", runtime_class=runtime_class)
@@ -326,7 +320,7 @@ def test_a_session_names_its_gpu_in_the_way_in_which_the_lease_got_it(
 
 
 @pytest.mark.parametrize("way", INJECTED)
-def test_the_way_in_which_a_session_names_its_gpu_can_be_set_and_is_read_from_pods_of_others(
+def test_configured_injection_is_used_and_read_back_from_other_pods(
     way: str,
 ) -> None:
     dialect = Lease("lab", injection=way)
@@ -342,7 +336,7 @@ def injected(dialect: Lease) -> tuple[object, object, str | None]:
 
 
 @pytest.mark.parametrize("visible", ["", "void", OWN.uuid])
-def test_what_a_lease_says_of_its_gpu_is_read_whatever_the_variable_is(visible: str) -> None:
+def test_lease_answer_is_read_with_any_variable(visible: str) -> None:
     answer = f"0, {OWN.uuid}, Tesla T4, 15360\ngiven as:{visible}\n"
     assert gpu_of("lease-0", answer) == FoundDevice(OWN.uuid, 0, "Tesla T4", 15360)
     assert given_as(answer) == visible

@@ -27,7 +27,7 @@ def test_both_tables_have_every_dialect_in_order() -> None:
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
-def test_who_holds_what_is_as_the_code_says(dialect: Dialect) -> None:
+def test_the_page_says_what_enforces_shares(dialect: Dialect) -> None:
     held_to, memory, compute, cannot = rows("What each holds, and what it cannot")[dialect.name]
     assert held_to == ("its GPU" if dialect.pins_card else "its node")
     assert memory == dialect.memory_held_by
@@ -36,7 +36,7 @@ def test_who_holds_what_is_as_the_code_says(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
-def test_everything_that_is_written_is_named(dialect: Dialect) -> None:
+def test_the_page_names_every_written_key(dialect: Dialect) -> None:
     device = instance() if dialect.name == "mig" else gpu()
     patches = [patch_of(dialect, share(device, device.memory_mib, 100), of=[device])]
     if dialect.name != "mig":
