@@ -1,7 +1,7 @@
 """The command ``fgpu report``: what a support request needs, in one file and without secrets.
 
-Nothing is shown because it looks harmless: of the configuration only plain values of settings that are known to hold no
-secret, and of the rest that it is set. What is a secret here, and who the users are, is then taken out of every line.
+Of the configuration it shows the plain values of settings that are known to hold no secret, and only the names of the
+others. Then it hides this installation's secrets and users in every line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fgpuspawner.cli.units import HUB, PROXY
 from fgpuspawner.settings import FGPU, without_engine
 from fgpuspawner.text.tables import printable
 
-PACKAGES = (
+PACKAGES = [
     "fgpuspawner",
     "jupyterhub",
     "dockerspawner",
@@ -38,9 +38,9 @@ PACKAGES = (
     "SQLAlchemy",
     "psycopg",
     "tornado",
-)
+]
 SHOWN = {
-    "JupyterHub": frozenset(
+    "JupyterHub": set(
         [
             "allow_named_servers",
             "authenticator_class",
@@ -56,10 +56,10 @@ SHOWN = {
             "subdomain_host",
         ]
     ),
-    "ConfigurableHTTPProxy": frozenset({"api_url", "should_start"}),
+    "ConfigurableHTTPProxy": {"api_url", "should_start"},
 }
-"""The settings of each section that the report shows; of ``c.FGPU`` it shows all plain values. A list of what to hide
-would let a secret in an unknown setting through."""
+"""The settings of each section that the report shows; of ``c.FGPU`` it shows all plain values. With a list of what to
+hide, a secret in an unknown setting would be shown."""
 SECRET = re.compile(
     r"secret|token|password|passwd|passphrase|credential|private|cookie|auth|api_?key|crypt_key",
     re.IGNORECASE,
@@ -85,7 +85,7 @@ LOG = "make-run.log"
 """Where ``make run`` keeps what all of its programs say, in its data folder."""
 LONGEST_SECRET_FILE = 4096
 SHORTEST_SECRET = 6
-"""What is shorter is no secret worth its name, and may be part of any word."""
+"""A shorter text may be part of any word."""
 
 
 @command("report")
@@ -134,7 +134,7 @@ def report_command(file: str, named: bool, config: str) -> list[str]:
 
 
 class Hiding:
-    """Takes out of a line what is known to be a secret or a user's name, and what looks like a secret."""
+    """Hides known secrets, what looks like a secret, and names of users in a line."""
 
     def __init__(self, secrets: Iterable[str], users: Iterable[str], *, named: bool = False) -> None:
         self._named = named
@@ -143,11 +143,9 @@ class Hiding:
         self._secrets = re.compile("|".join(map(re.escape, known))) if known else None
         names = sorted(users, key=lambda s: (-len(s), s))
         self._numbers = {name: f"user-{n}" for n, name in enumerate(sorted(names), 1)}
-        words = "|".join(map(re.escape, names))
-        self._names = re.compile(rf"(?<![\w]){'(' + words + ')'}(?![\w])") if names else None
+        self._names = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)") if names else None
 
     def __call__(self, line: str, *, is_log: bool = False) -> str:
-        """Return the line without."""
         line = printable(COLOURS.sub("", line))
         if self._secrets is not None:
             line = self._secrets.sub(HIDDEN, line)
@@ -196,13 +194,10 @@ def _settings(config: Config) -> Iterator[str]:
 def _queue(database: str) -> list[str]:
     with read_only(database) as store:
         found = store.snapshot(int(time.time()))
-    counts = Counter((s.request.resource_group, s.state.value) for s in found.sessions)
-    nodes = Counter(n.state.value for n in found.nodes)
-    lines = [f"group {group}: {number} {state}" for (group, state), number in sorted(counts.items())]
-    return [
-        *(f"nodes: {number} {state}" for state, number in sorted(nodes.items())),
-        *(lines or ["no sessions"]),
-    ]
+    counts = Counter(("nodes", n.state.value) for n in found.nodes)
+    counts += Counter((f"group {s.request.resource_group}", s.state.value) for s in found.sessions)
+    lines = [f"{what}: {number} {state}" for (what, state), number in sorted(counts.items())]
+    return lines if found.sessions else [*lines, "no sessions"]
 
 
 def _logs(data: Path) -> list[str]:
@@ -214,7 +209,7 @@ def _logs(data: Path) -> list[str]:
     return (done.stdout or done.stderr).splitlines()
 
 
-# -- what is not to be told ---------------------------------------------------------------------------
+# -- secrets and users ---------------------------------------------------------------------------------
 
 
 def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:

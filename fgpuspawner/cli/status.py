@@ -123,7 +123,8 @@ def _session(session: Session, simulated: set[str]) -> Json:
     where = session.placement
     uuids = [s.device_uuid for s in where.shares] if where and session.state in HOLDING else []
     return {
-        **_asked(session, state=session.state.value),
+        **_request(session),
+        "state": session.state.value,
         "node": where.node_id if where else None,
         "gpus": uuids,
         "since_s": session.started_at_s or session.scheduled_at_s or session.submitted_at_s,
@@ -134,7 +135,7 @@ def _session(session: Session, simulated: set[str]) -> Json:
 def _waiting(found: Forecast, session: Session) -> Json:
     return {
         "position": found.position,
-        **_asked(session),
+        **_request(session),
         "wait_reason": found.reason.value,
         "wait_text": found.text,
         "expected_start_at_s": found.expected_start_at_s,
@@ -142,26 +143,15 @@ def _waiting(found: Forecast, session: Session) -> Json:
     }
 
 
-def _asked(session: Session, **more: str) -> Json:
+def _request(session: Session) -> Json:
     asked = session.request
-    return {
-        "id": session.id,
-        "user": asked.user,
-        "server_name": asked.server_name,
-        **more,
-        "amount": amount_words(asked),
-        "fgpu": fgpu_of(session),
-        "resource_group": asked.resource_group,
-    }
+    own = {name: getattr(asked, name) for name in ("user", "server_name", "resource_group")}
+    return {"id": session.id, **own, "amount": amount_words(asked), "fgpu": fgpu_of(session)}
 
 
 def status_lines(found: Json) -> list[str]:
     """Return the status for reading."""
-    lines = (
-        ["SIMULATED GPUs: the queue and the sessions are real, the GPUs are not", ""]
-        if found["simulated"]
-        else []
-    )
+    lines = ["SIMULATED GPUs: the queue and the sessions are real, the GPUs are not", ""] * found["simulated"]
     lines.append("Capacity")
     for group in found["groups"]:
         lines.append(f"  group {group['name']}: {group['fgpu_used']} of {group['fgpu_total']} fGPU in use")
@@ -173,29 +163,24 @@ def status_lines(found: Json) -> list[str]:
                 f"{node['memory_mib_used']} of {node['memory_mib_total']} MiB"
                 + (f", isolation {backend}" if backend else "")
             )
-            lines.extend(
-                f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"
-                + (" (simulated)" if d["simulated"] else "")
-                + _cordon(d)
-                for d in node["devices"]
-            )
+            for d in node["devices"]:
+                reason = f": {printable(d['cordon_reason'])}" if d["cordon_reason"] else ""
+                lines.append(
+                    f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"
+                    + " (simulated)" * d["simulated"]
+                    + f" CORDONED{reason}" * d["cordoned"]
+                )
     if not found["groups"]:
         lines.append("  no node")
-    sessions = [
-        (s["id"], _server(s), s["state"], _amount(s), s["node"] or "", instant(s["since_s"]))
-        for s in found["sessions"]
-    ]
-    waiting = []
+    sessions, waiting = [], []
+    for s in found["sessions"]:
+        amount = s["amount"] + " (simulated)" * s["simulated"]
+        sessions.append((s["id"], _server(s), s["state"], amount, s["node"] or "", instant(s["since_s"])))
     for w in found["queue"]:
-        asked = _server(w), w["amount"], w["resource_group"]
-        waiting.append((w["position"] or "now", w["id"], *asked, instant(w["since_s"]), w["wait_text"]))
+        request = _server(w), w["amount"], w["resource_group"]
+        waiting.append((w["position"] or "now", w["id"], *request, instant(w["since_s"]), w["wait_text"]))
     lines += ["", "Sessions", *_table("id,user/server,state,amount,node,since", sessions)]
     return [*lines, "", "Queue", *_table("position,id,user/server,amount,group,since,why", waiting)]
-
-
-def _cordon(device: Json) -> str:
-    reason = f": {printable(device['cordon_reason'])}" if device["cordon_reason"] else ""
-    return f" CORDONED{reason}" if device["cordoned"] else ""
 
 
 def _table(heading: str, rows: Sequence[Sequence[object]]) -> list[str]:
@@ -204,7 +189,3 @@ def _table(heading: str, rows: Sequence[Sequence[object]]) -> list[str]:
 
 def _server(session: Json) -> str:
     return printable(f"{session['user']}/{session['server_name']}")
-
-
-def _amount(session: Json) -> str:
-    return f"{session['amount']}{' (simulated)' if session['simulated'] else ''}"

@@ -187,21 +187,21 @@ class ClusterSettings(AmountSettings):
 
     def _check_cluster(self) -> None:
         if not re.fullmatch(r"auto|\d{1,4}", str(self.simulated_gpus)):
-            wanted = f"c.FGPU.simulated_gpus is {self.simulated_gpus!r}"
-            raise BadSettings(f'{wanted}; use "auto" or a number such as 2')
+            raise BadSettings(
+                f'c.FGPU.simulated_gpus is {self.simulated_gpus!r}; use "auto" or a number such as 2'
+            )
         groups, names = self.resource_groups(), [spec.get("name") for spec in self.nodes]
         for group, rule in self.groups.items():
             if not _is_name(group):
                 raise BadSettings(f"c.FGPU.groups: {group!r} is not a name; {NAME_FORM}")
-            where = f"c.FGPU.groups[{group!r}]"
-            if not isinstance(rule, dict) or not rule.keys() <= {"users", "hub_groups"}:
-                raise BadSettings(f"{where} must be a dict with 'users' and 'hub_groups' only, got {rule!r}")
-            for key, value in rule.items():
-                if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-                    raise BadSettings(f"{where}[{key!r}] must be a list of names, got {value!r}")
-                if not value:
+            lists = (
+                rule.values() if isinstance(rule, dict) and rule.keys() <= {"users", "hub_groups"} else [()]
+            )
+            for names_of in lists:
+                if not names_of or not isinstance(names_of, list | tuple) or not _are_texts(names_of):
                     raise BadSettings(
-                        f"{where}[{key!r}] is empty; name somebody, or leave it out for everybody"
+                        f"c.FGPU.groups[{group!r}] is {rule!r}; use a dict with 'users' and 'hub_groups', each a list "
+                        "of one name or more, or left out for all users"
                     )
         for name in names:
             if not _is_name(name, FOUND_NAME if self.finds_nodes else NAME):
@@ -229,6 +229,10 @@ class ClusterSettings(AmountSettings):
                 f"c.FGPU.groups has no group {DEFAULT_GROUP!r}, where this machine is; "
                 "add it, or declare c.FGPU.nodes"
             )
+
+
+def _are_texts(values: Collection[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _is_name(name: object, form: re.Pattern[str] = NAME) -> bool:

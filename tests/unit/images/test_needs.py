@@ -228,14 +228,6 @@ def test_unknown_nodes_hide_no_image() -> None:
     assert "minimum.cpu" in str(never_held(needs, [node()], CAPS))
 
 
-def test_hidden_image_starts_by_its_slug() -> None:
-    secret = replace(PLAIN, slug="secret", name="Secret", default=False, hidden=True)
-    found = offer(big(), hidden=(secret,))
-    assert [image.slug for image in found.shown_images] == ["plain", "big"]
-    assert parse({"image": "secret"}, found).image == "secret"
-    assert refusal(found, image="none").message == "image: there is no 'none'; choose one of plain, big"
-
-
 def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None:
     secret = replace(PLAIN, slug="secret", name="Secret", default=False, hidden=True)
     found = offer(big(), hidden=(secret,))
