@@ -148,22 +148,3 @@ def test_killed_process_has_no_further_effects():
     assert loop.next_at_s() is None
     assert not loop.step()
     assert done == ["work"]
-
-
-def many_seeds(*options: str) -> str:
-    command = [sys.executable, "-m", "simulator", "--events", "5", *options]
-    env = {**os.environ, "PYTHONPATH": PATHS}
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-def test_seed_run_resumes_and_starts_over_when_the_source_changes(tmp_path):
-    record = tmp_path / "seeds.txt"
-    many_seeds("--seeds", "3", "4", "--record", str(record))
-    lines = record.read_text().splitlines()
-    assert [line.split()[1:] for line in lines] == [["memory", "5", seed, "passed"] for seed in ("3", "4")]
-    # A seed that this source passed, one of another source, one that failed, and a line that was cut off.
-    about = lines[0].rsplit(" ", 2)[0]
-    record.write_text(f"{lines[0]}\n000000000000 memory 5 4 passed\n{about} 5 broken\n{about} 6 pass")
-    said = many_seeds("--seeds", "3", "6", "--record", str(record))
-    assert said.startswith("1 of them have passed before")
-    assert "3 seeds, to 6, x 5 events" in said

@@ -230,62 +230,44 @@ def test_queueing_again_at_the_end_is_noticed(monkeypatch):
 # --- Reconciling ---
 
 
+def reconciling(monkeypatch, change):
+    """Change what a round of reconciliation heals: ``change`` gets the real function and the two snapshots."""
+
+    def changed(before, after, observed, *, reachable, **rest):
+        def real(before=before, after=after, reachable=reachable):
+            return reconcile.reconcile(before, after, observed, reachable=reachable, **rest)
+
+        return tuple(change(real, before, after))
+
+    monkeypatch.setattr(healing, "reconcile", changed)
+
+
 def test_finding_missing_sessions_by_the_later_snapshot_is_noticed(monkeypatch):
-    real = reconcile.reconcile
-    monkeypatch.setattr(
-        healing,
-        "reconcile",
-        lambda before, after, observed, *, reachable, **rest: real(
-            after, after, observed, reachable=reachable, **rest
-        ),
-    )
+    reconciling(monkeypatch, lambda real, before, after: real(before=after))
     assert fires("is alive")
 
 
 def test_finding_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
-    real = reconcile.reconcile
+    def wrong(real, before, after):
+        yield from (h for h in real() if not isinstance(h, reconcile.Remove))
+        yield from (h for h in real(after=before) if isinstance(h, reconcile.Remove))
 
-    def wrong(before, after, observed, *, reachable, **rest):
-        ghosts = [
-            h
-            for h in real(before, before, observed, reachable=reachable, **rest)
-            if isinstance(h, reconcile.Remove)
-        ]
-        rest = [
-            h
-            for h in real(before, after, observed, reachable=reachable, **rest)
-            if not isinstance(h, reconcile.Remove)
-        ]
-        return (*rest, *ghosts)
-
-    monkeypatch.setattr(healing, "reconcile", wrong)
+    reconciling(monkeypatch, wrong)
     # The second check before a removal has to be broken too: either check is enough.
     monkeypatch.setattr(healing, "ghostly", lambda thing, session: "it was seen")
     assert fires("was removed while its session")
 
 
 def test_reconciling_silent_nodes_is_noticed(monkeypatch):
-    real = reconcile.reconcile
-    monkeypatch.setattr(
-        healing,
-        "reconcile",
-        lambda before, after, observed, *, reachable, **rest: real(
-            before, after, observed, reachable=[n.id for n in after.nodes], **rest
-        ),
-    )
+    reconciling(monkeypatch, lambda real, _, after: real(reachable=[n.id for n in after.nodes]))
     assert fires("is alive")
 
 
 def test_freeing_before_the_container_is_gone_is_noticed(monkeypatch):
-    real = reconcile.reconcile
+    def hasty(real, *_):
+        return (reconcile.Finish(h.session_id) if isinstance(h, reconcile.Stop) else h for h in real())
 
-    def hasty(before, after, observed, *, reachable, **rest):
-        return tuple(
-            reconcile.Finish(h.session_id) if isinstance(h, reconcile.Stop) else h
-            for h in real(before, after, observed, reachable=reachable, **rest)
-        )
-
-    monkeypatch.setattr(healing, "reconcile", hasty)
+    reconciling(monkeypatch, hasty)
     assert fires("was freed while")
 
 
@@ -297,16 +279,7 @@ def test_freeing_while_a_launch_is_under_way_is_noticed(monkeypatch):
 
 
 def test_a_reconcile_that_never_frees_is_noticed(monkeypatch):
-    real = reconcile.reconcile
-    monkeypatch.setattr(
-        healing,
-        "reconcile",
-        lambda before, after, observed, *, reachable, **rest: tuple(
-            h
-            for h in real(before, after, observed, reachable=reachable, **rest)
-            if not isinstance(h, reconcile.Finish)
-        ),
-    )
+    reconciling(monkeypatch, lambda real, *_: (h for h in real() if not isinstance(h, reconcile.Finish)))
     assert fires("not everything ended")
 
 
