@@ -179,7 +179,7 @@ class Runtime:
         )
         data = settings.data_path()
         self.metrics = HubMetrics(self.queue, self.engine.answering, data=data)
-        self.store.tell_transactions(self.metrics.transaction)
+        self.store.on_transaction(self.metrics.transaction)
         self.queue.on_end = self._on_end
         self.queue.on_pass = self.metrics.passes.observe
         self.queue.on_forecast = self.metrics.forecasts.observe

@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     from fgpu_scheduler.probes.nvml import NvmlProbe
     from fgpu_scheduler.probes.simulated import SimulatedProbe
     from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
-    from fgpu_scheduler.service.node_health import filled_from_store
+    from fgpu_scheduler.service.healing import filled_from_store
     from fgpu_scheduler.service.reader import QueueReader
     from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
     from fgpu_scheduler.store.audit import Audit, AuditLine

@@ -8,92 +8,66 @@ class FGPUError(Exception):
 
     code = "error"
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
 
-class BadAmount(FGPUError):
+
+class BadAmount(FGPUError, code="bad_amount"):
     """An amount that cannot be parsed or is out of range."""
 
-    code = "bad_amount"
 
-
-class BadSettings(FGPUError):
+class BadSettings(FGPUError, code="bad_settings"):
     """A setting that cannot work. The message is one line."""
 
-    code = "bad_settings"
 
-
-class InvalidTransition(FGPUError):
+class InvalidTransition(FGPUError, code="invalid_transition"):
     """A state change that the life cycle does not allow: a bug or a lost race."""
 
-    code = "invalid_transition"
 
-
-class StaleVersion(FGPUError):
+class StaleVersion(FGPUError, code="stale_version"):
     """The store changed since the snapshot was read; plan again."""
 
-    code = "stale_version"
 
-
-class UnknownSession(FGPUError):
+class UnknownSession(FGPUError, code="unknown_session"):
     """No session has this id."""
 
-    code = "unknown_session"
 
-
-class SessionExists(FGPUError):
+class SessionExists(FGPUError, code="session_exists"):
     """The user's server already has a live session."""
 
-    code = "session_exists"
 
-
-class TooManyPending(FGPUError):
+class TooManyPending(FGPUError, code="too_many_pending"):
     """The user's pending requests would exceed the limit."""
 
-    code = "too_many_pending"
 
-
-class OverQuota(TooManyPending):
+class OverQuota(TooManyPending, code="over_quota"):
     """A request exceeds a pending quota, or is larger than a quota and could never start."""
 
-    code = "over_quota"
 
-
-class StoreUnavailable(FGPUError):
+class StoreUnavailable(FGPUError, code="store_unavailable"):
     """The database cannot be reached or is of another version."""
 
-    code = "store_unavailable"
 
-
-class ProbeFailed(FGPUError):
+class ProbeFailed(FGPUError, code="probe_failed"):
     """The GPUs could not be read. Callers must not treat this as "no GPU"."""
 
-    code = "probe_failed"
 
-
-class BadImageName(FGPUError):
+class BadImageName(FGPUError, code="bad_image_name"):
     """An image name or tag that no engine accepts. The message says what would work."""
 
-    code = "bad_image_name"
 
-
-class UnknownImage(FGPUError):
+class UnknownImage(FGPUError, code="no_such_image"):
     """The private image does not exist, or the caller may not see it."""
 
-    code = "no_such_image"
 
-
-class ImageRefused(FGPUError):
+class ImageRefused(FGPUError, code="image_refused"):
     """The action on a private image is impossible now. The message says why, and what would work."""
 
-    code = "image_refused"
 
-
-class ImageNameTaken(ImageRefused):
+class ImageNameTaken(ImageRefused, code="image_name_taken"):
     """Another private image of the owner has this name and tag."""
 
-    code = "image_name_taken"
 
-
-class OverImageQuota(ImageRefused):
+class OverImageQuota(ImageRefused, code="over_image_quota"):
     """The owner's private images would exceed their quota in number or size."""
-
-    code = "over_image_quota"

@@ -18,16 +18,12 @@ from fgpu_scheduler.errors import FGPUError
 T = TypeVar("T")
 
 
-class Requeued(FGPUError):
+class Requeued(FGPUError, code="requeued"):
     """The session to launch is pending again, at its place in the queue: its node was lost or not granted."""
 
-    code = "requeued"
 
-
-class SessionEnded(FGPUError):
+class SessionEnded(FGPUError, code="session_ended"):
     """The awaited session has ended; ``session`` says why."""
-
-    code = "session_ended"
 
     def __init__(self, session: Session) -> None:
         super().__init__(session.message or f"the session was ended ({session.end_cause})")

@@ -30,7 +30,7 @@ USERS = [f"user{n:02}" for n in range(8)]
 ASKED = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 HISTORY_DAYS = 1
 LEAST_PAUSE_S = 0.2
-_KINDS = ("sessions", "events", "meters", "shares", "audit", "foretold", "end_messages")
+_KINDS = ("sessions", "events", "meters", "shares", "audit", "first_forecasts", "end_messages")
 TABLES = tuple(f"fgpu_{kind}" for kind in _KINDS)
 DAY_S, HOUR_S = 24 * 3600, 3600
 

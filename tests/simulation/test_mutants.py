@@ -25,7 +25,7 @@ from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpu_scheduler.core.shares import per_preferred_model
 from fgpu_scheduler.service import healing, reclaiming, scheduler
 from fgpu_scheduler.service.scheduler import Scheduler
-from fgpu_scheduler.store import quotas as accounts
+from fgpu_scheduler.store import quotas as quota_store
 from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.store.transaction import Write
 
@@ -169,7 +169,7 @@ def counted(ledger, request):
 
 
 def test_an_unchecked_pending_quota_is_noticed(monkeypatch):
-    monkeypatch.setattr(accounts, "refuse_over_quota", lambda asked, world, groups: None)
+    monkeypatch.setattr(quota_store, "refuse_over_quota", lambda asked, world, groups: None)
     assert fires(" wait, and ")
 
 
@@ -318,7 +318,7 @@ def test_a_lost_session_is_noticed(monkeypatch):
         held = real(self, now_s=now_s)
         first = "(SELECT min(id) FROM fgpu_sessions WHERE state = 'PENDING')"
         with self.faultless(), self.writing_unversioned() as connection:
-            connection.execute(text(f"DELETE FROM fgpu_foretold WHERE session_id = {first}"))
+            connection.execute(text(f"DELETE FROM fgpu_first_forecasts WHERE session_id = {first}"))
             connection.execute(text(f"DELETE FROM fgpu_sessions WHERE id = {first}"))
         self.forget()
         return held

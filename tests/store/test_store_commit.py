@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import event
-from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, opened, placing, run, schedule
+from store_worlds import S, ask, device, node, opened, placing, run, schedule
 
 from fgpu_scheduler.core.model import (
-    EndCause,
     NodeState,
     Placement,
     Quota,
@@ -50,15 +49,6 @@ def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
     placed = store.commit(Plan(store.version(), (StartDecision(session.id, where),)), now_s=2)
     assert placed[0].placement == where
     assert store.session(session.id) == placed[0]
-
-
-def test_another_process_reads_a_session_without_a_gpu_unchanged(url: str) -> None:
-    with opened(url) as store, opened(url) as other:
-        store.set_nodes([node(devices=0)], now_s=0)
-        store.submit([ask("alice", fgpu_milli=0)], now_s=1)
-        (placed,) = schedule(store, now_s=5)
-        assert placed.placement == Placement("n1", ())
-        assert other.snapshot(5).sessions == (other.session(placed.id),) == (placed,)
 
 
 def test_a_plan_that_changes_nothing_writes_nothing(store: Store) -> None:
@@ -104,23 +94,6 @@ def test_overcommitting_plan_of_the_current_version_is_refused_whole(store: Stor
     assert len(store.commit(fits, now_s=2)) == 1
 
 
-@pytest.mark.parametrize("state", [S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING])
-def test_a_share_is_held_until_its_container_is_gone(store: Store, state: S) -> None:
-    store.set_nodes([node(devices=1)], now_s=0)
-    session = store.submit([ask("alice", fgpu_milli=1000)], now_s=1)[0]
-    schedule(store)
-    path = {S.TERMINATING: (S.PREPARING, S.TERMINATING), S.PREPARING: (S.PREPARING,)}
-    for to in path.get(state, (S.PREPARING, state)):
-        store.move(session.id, to, now_s=2, cause=EndCause.USER if to is S.TERMINATING else None)
-    waiting = store.submit([ask("bob", fgpu_milli=1000)], now_s=3)[0]
-    assert schedule(store) == ()
-    assert_refused(store, placing(store, waiting.id, on=[device(0)], fgpu_milli=1000))
-    if state is not S.TERMINATING:
-        store.move(session.id, S.TERMINATING, now_s=4, cause=EndCause.USER)
-    store.move(session.id, S.TERMINATED, now_s=5)
-    assert [s.id for s in schedule(store)] == [waiting.id]
-
-
 def test_commit_checks_cpu_and_memory_of_the_node(store: Store) -> None:
     store.set_nodes([node(devices=8, cpu_milli=1500)], now_s=0)
     run(store, ask("alice"))
@@ -147,16 +120,6 @@ def test_plan_with_an_unknown_node_device_or_session_is_refused(store: Store) ->
     assert_refused(store, Plan(store.version(), (WaitDecision(running.id, WaitReason.QUOTA),)))
 
 
-def test_a_held_session_is_not_placed(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    held = store.submit([ask()], now_s=1, held=True)[0]
-    assert_refused(store, placing(store, held.id, on=[device(0)]))
-    schedule(store)
-    waits = store.session(held.id)
-    assert waits is not None
-    assert waits.wait_reason is WaitReason.HELD
-
-
 def test_placement_that_differs_from_the_request_is_refused(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     waiting = store.submit([ask(fgpu_milli=500)], now_s=1)[0]
@@ -173,13 +136,6 @@ def test_wait_reason_is_written_only_when_it_changes(store: Store) -> None:
         assert waits is not None
         assert waits.wait_reason is reason
     assert [e.reason for e in store.events() if e.kind == "waits"] == ["RESOURCES", "QUOTA"]
-
-
-def test_freed_share_can_be_placed_again(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=0)
-    for number in range(3):
-        end(store, run(store, ask(fgpu_milli=1000), now_s=number).id, now_s=number)
-    assert_nothing_is_oversold(store)
 
 
 def test_first_reserved_start_becomes_the_promise(

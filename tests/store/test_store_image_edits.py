@@ -64,11 +64,3 @@ def test_audit_log_has_the_difference_of_each_edit(store: Store) -> None:
             "enabled: no, description: none, minimum: fgpu 0.5, its place",
         ),
     ]
-
-
-def test_dropped_edit_is_deleted(store: Store) -> None:
-    edits = ImageEdits(store)
-    edits.put([TORCH, FOUND], by="root", now_s=50)
-    edits.put([], drop=["torch"], by="eve", now_s=60)
-    assert [edit.slug for edit in edits.all()] == ["found"]
-    assert reasons(store)[2:] == ["torch: back to the file, by eve"]

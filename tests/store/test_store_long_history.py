@@ -6,16 +6,14 @@ Measured in steps of SQLite's virtual machine, which are the same in each run; P
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, insert
 from store_worlds import ask, database, end, node, opened, run
 
-from fgpu_scheduler.core import quota as counting
-from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
-from fgpu_scheduler.core.quota import Ledger, usage_of_quotas
+from fgpu_scheduler.core.model import EndCause, Session, SessionState
 from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.store.history import _MEASURED_OF, History, Meters, read_experience
 from fgpu_scheduler.store.rows import life_values, request_values
@@ -56,45 +54,17 @@ def steps(store: Store, read: Callable[[Connection], object]) -> int:
 
 def fill_with_other_runs(store: Store, count: int) -> None:
     """Fill the history with measured runs of another user in another resource group."""
-    first = 1 + max((s.id for s in store.ended(user=None, limit=1)), default=0)
     asked = ask("mallory", group="busy")
-    rows = [
-        {
-            "id": number,
-            **request_values(asked),
-            **life_values(
-                Session(
-                    number,
-                    asked,
-                    SessionState.TERMINATED,
-                    10,
-                    attempt=1,
-                    started_at_s=20,
-                    ended_at_s=1000 + number,
-                    end_cause=EndCause.USER,
-                )
-            ),
-        }
-        for number in range(first, first + count)
-    ]
+    ended = Session(
+        0, asked, SessionState.TERMINATED, 10, attempt=1, started_at_s=20, end_cause=EndCause.USER
+    )
+    row = {**request_values(asked), **life_values(ended)}
+    measured = asdict(SessionMeasurements(0, 30, 1, 1, samples=9, covered_s=9))
+    first = 1 + max((s.id for s in store.ended(user=None, limit=1)), default=0)
+    ids = range(first, first + count)
     with store.writing_unversioned() as connection:
-        connection.execute(insert(sessions), rows)
-        connection.execute(
-            insert(meters),
-            [
-                {
-                    "session_id": row["id"],
-                    "at_s": 30,
-                    "gpu_millionths": 1,
-                    "limit_mib": 1,
-                    "samples": 9,
-                    "covered_s": 9,
-                    "energy_estimated": False,
-                    "counts": "{}",
-                }
-                for row in rows
-            ],
-        )
+        connection.execute(insert(sessions), [{**row, "id": i, "ended_at_s": 1000 + i} for i in ids])
+        connection.execute(insert(meters), [{**measured, "session_id": i} for i in ids])
 
 
 def test_run_lengths_of_a_small_group_are_read_without_scanning_other_groups(filed: Store) -> None:
@@ -128,39 +98,3 @@ def test_measured_runs_of_one_user_are_read_without_scanning_other_users(filed: 
     assert steps(filed, read) <= 2 * before
     found = History(filed).measured_runs("alice", limit=5)
     assert [past.session.id for past in found] == [measured.id]
-
-
-# --- Many quotas ---
-
-
-def one_for_each(count: int) -> list[Quota]:
-    return [Quota(QuotaScope.USER, f"user{n}", max_fgpu_milli=1000) for n in range(count)]
-
-
-def test_session_is_checked_only_against_quotas_that_can_count_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = 0
-    counted_as = counting.counted_as
-
-    def counted(*given: object) -> tuple[str, ...]:
-        nonlocal asked
-        asked += 1
-        return counted_as(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(counting, "counted_as", counted)
-    each = Quota(QuotaScope.USER, "*", max_fgpu_milli=700)
-    together = Quota(QuotaScope.ALL, "*", "lab", max_sessions=400)
-    group = Quota(QuotaScope.GROUP, "class", max_sessions=300)
-    quotas = (*one_for_each(300), each, together, group)
-    waiting = tuple(
-        Session(n, replace(ask(f"user{n}"), groups=("class",)), SessionState.PENDING, 1) for n in range(300)
-    )
-    snapshot = Snapshot(10, 1, (node(),), waiting, quotas=quotas)
-    ledger = Ledger(snapshot)
-    assert {ledger.room_milli(s.request) for s in waiting} == {700}
-    held = usage_of_quotas(quotas, snapshot)
-    # For each session the user's own quota, and the three for all users.
-    assert asked == 2 * 4 * len(waiting)
-    assert [sum(who.waiting for who in one) for one in held] == [1] * 300 + [300] * 3
-    assert held[:1] == usage_of_quotas(quotas[:1], snapshot)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, run, schedule
+from store_worlds import ask, assert_nothing_is_oversold, device, end, node, run, schedule
 
 from fgpu_scheduler import NodeAction, act_on_gpu, act_on_node
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.service.node_health import node_changes
+from fgpu_scheduler.service.healing import node_changes
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.store import Store
 
@@ -68,14 +68,6 @@ def test_removed_node_stays_lost_while_sessions_hold_it(store: Store) -> None:
     assert notes(store) == ["n1: added", "n1: READY -> LOST", "n2: added", "n1: removed"]
 
 
-def test_a_lost_node_that_is_configured_again_is_ready(store: Store) -> None:
-    store.set_nodes([node("n1")], now_s=1)
-    run(store, ask())
-    store.set_nodes([], now_s=2)
-    store.set_nodes([node("n1")], now_s=3)
-    assert store.snapshot(4).nodes == (node("n1"),)
-
-
 def test_removed_device_stays_stored_while_held_but_takes_nothing_new(store: Store) -> None:
     store.set_nodes([node(devices=2)], now_s=1)
     running = run(store, ask(fgpu_milli=300))
@@ -91,12 +83,6 @@ def test_removed_device_stays_stored_while_held_but_takes_nothing_new(store: Sto
     assert store.snapshot(5).nodes == (node(devices=2),)
     assert_nothing_is_oversold(store)
     assert store.session(running.id) == running
-
-
-def test_removed_free_device_is_deleted(store: Store) -> None:
-    store.set_nodes([node(devices=2)], now_s=1)
-    store.set_nodes([node(devices=1)], now_s=2)
-    assert store.snapshot(3).nodes == (node(devices=1),)
 
 
 def test_a_held_device_stays_on_its_node_and_a_free_one_moves(store: Store) -> None:
@@ -196,14 +182,6 @@ def test_removed_closed_node_that_is_held_can_become_lost(store: Store) -> None:
     assert store.snapshot(9).nodes == ()
 
 
-def test_scheduled_session_holds_its_node(store: Store) -> None:
-    store.set_nodes([node()], now_s=1)
-    store.submit([ask()], now_s=1)
-    assert schedule(store)[0].state is S.SCHEDULED
-    store.set_nodes([], now_s=2)
-    assert store.snapshot(3).nodes[0].state is NodeState.LOST
-
-
 def test_node_state_is_set_only_from_the_expected_state(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     assert store.set_node_state("n1", NodeState.CORDONED, now_s=2, only=NodeState.READY) is NodeState.READY
@@ -253,21 +231,6 @@ def test_gpu_cordon_survives_every_configuration_change(store: Store) -> None:
     store.set_cordon(first, "the fan", now_s=8)
     store.set_nodes([], now_s=9)
     assert store.snapshot(9).nodes == ()
-
-
-def test_cordoned_gpu_keeps_its_session_and_refuses_an_older_plan(store: Store) -> None:
-    store.set_nodes([node(devices=1)], now_s=1)
-    running = run(store, ask(fgpu_milli=300))
-    (waiting,) = store.submit([ask(user="other", fgpu_milli=300)], now_s=2)
-    store.set_cordon(node().devices[0].uuid, "", now_s=3)
-    schedule(store)
-    assert store.session(running.id) == running
-    assert (found := store.session(waiting.id)) is not None
-    assert found.state is S.PENDING
-    store.set_cordon(node().devices[0].uuid, None, now_s=4)
-    schedule(store)
-    assert (found := store.session(waiting.id)) is not None
-    assert found.state is S.SCHEDULED
 
 
 def test_gpu_cordon_and_its_reason_are_in_the_audit_log(store: Store) -> None:

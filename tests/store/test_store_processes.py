@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +82,6 @@ def test_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial_one(url
                 with store._database.reading() as connection:
                     assert connection.execute(text("PRAGMA integrity_check")).scalar_one() == "ok"
                     assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
-
-
-def test_threads_share_a_store(store: Store) -> None:
-    base = store.version()
-
-    def submit(name: str) -> None:
-        for number in range(10):
-            store.submit([ask(name, f"server{number}")], now_s=number)
-            # Each submission adds one session and one version, so both numbers are equal in every snapshot.
-            snapshot = store.snapshot(number)
-            assert len(snapshot.sessions) == snapshot.version - base
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(submit, ["alice", "bob", "carol", "dan"]))
-    assert len(store.snapshot(0).sessions) == 40
-    assert_the_log_tells_every_state(store)
 
 
 def test_snapshot_queries_do_not_grow_with_sessions_and_a_cached_one_takes_one_query(url: str) -> None:

@@ -45,18 +45,6 @@ def test_server_can_be_requested_while_its_last_session_terminates(store: Store)
     assert [s.state for s in store.snapshot(3).sessions] == [S.TERMINATING, S.PENDING]
 
 
-def test_replacing_request_takes_the_server_and_is_counted_instead(
-    store: Store,
-) -> None:
-    old = store.submit([ask("alice")], now_s=1, held=True, max_pending_per_user=1)[0]
-    asked = ask("alice", fgpu_milli=700)
-    new = store.submit([asked], now_s=5, max_pending_per_user=1, replacing=old.id)[0]
-    assert store.serving("alice", "") == new == Session(new.id, asked, S.PENDING, 5)
-    ended = store.session(old.id)
-    assert ended is not None
-    assert (ended.state, ended.end_cause, ended.ended_at_s) == (S.CANCELLED, EndCause.USER, 5)
-
-
 def test_ended_session_is_not_ended_again_by_a_replacement(store: Store) -> None:
     old = store.submit([ask("alice")], now_s=1)[0]
     ended = store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")

@@ -86,20 +86,6 @@ def test_submission_over_a_pending_quota_is_refused_whole(store: Store) -> None:
     assert len(store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2
 
 
-def test_pending_quota_for_each_user_counts_only_that_user(store: Store) -> None:
-    store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
-    store.submit([of("alice", "a"), of("bob", "b")], now_s=1)
-    with pytest.raises(TooManyPending, match="each user is 1 requests waiting: 1 wait already"):
-        store.submit([of("carol", "c"), of("alice", "d")], now_s=1)
-
-
-def test_scheduled_sessions_do_not_count_as_pending(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
-    run(store, of("alice", "a"))
-    assert len(store.submit([of("alice", "b")], now_s=1)) == 1
-
-
 def test_usage_of_an_ended_session_halves_in_each_half_life(
     store: Store,
 ) -> None:
@@ -117,12 +103,6 @@ def test_usage_of_an_ended_session_halves_in_each_half_life(
         Usage("alice", "lab", 500 * 400),
     )
     assert store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
-
-
-def test_session_without_shares_has_no_usage(store: Store) -> None:
-    waiting = store.submit([ask("alice")], now_s=1)[0]
-    store.move(waiting.id, S.CANCELLED, now_s=500, cause=EndCause.USER)
-    assert store.snapshot(500).usage == ()
 
 
 def test_usage_counts_from_the_placement(store: Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_worlds import S, ask, node, run, schedule
+from store_worlds import S, ask, node, run
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session
 from fgpu_scheduler.core.reclaim import End, Warn, WithdrawWarning
@@ -92,16 +92,6 @@ def test_keep_running_withdraws_no_other_warning(store: Store, cause: EndCause) 
     assert (kept.kept_until_s, kept.ends_at_s, kept.ends_cause) == (900, 100, cause)
 
 
-def test_idle_since_is_stored_until_the_session_works_again(store: Store) -> None:
-    session = running(store)
-    assert store.note_idle(session.id, 8, now_s=9).idle_since_s == 8
-    version = store.version()
-    store.note_idle(session.id, 8, now_s=10)
-    assert store.version() == version
-    assert store.note_idle(session.id, None, now_s=11).idle_since_s is None
-    assert store.session(session.id) == session
-
-
 def test_preempted_session_is_queued_again_at_its_place_under_its_name(store: Store) -> None:
     first = warned(store, PREEMPTED)
     other = store.submit([ask("bob", fgpu_milli=2000)], now_s=20)[0]
@@ -122,22 +112,6 @@ def test_preempted_session_is_queued_again_at_its_place_under_its_name(store: St
     assert store.serving("alice", "work") == again
     assert store.held_sessions() == (again,)
     assert store.snapshot(100).sessions == (ended, other, again)
-
-
-def test_session_queued_again_twice_keeps_its_first_place(store: Store) -> None:
-    first = warned(store, PREEMPTED)
-    decisions = [End(first.id, PREEMPTED, "why", requeue=True)]
-    _, second = store.reclaim(decisions, store.version(), now_s=100)
-    store.move(first.id, S.TERMINATED, now_s=101)
-    store.set_held(second.id, False, now_s=102)
-    schedule(store, now_s=103)
-    store.move(second.id, S.PREPARING, now_s=104)
-    store.move(second.id, S.RUNNING, now_s=104)
-    store.reclaim([Warn(second.id, PREEMPTED, 200)], store.version(), now_s=105)
-    decisions = [End(second.id, PREEMPTED, "why", requeue=True)]
-    _, third = store.reclaim(decisions, store.version(), now_s=200)
-    assert (third.replaces, third.place_of, third.place) == (second.id, first.id, first.id)
-    assert third.submitted_at_s == first.submitted_at_s
 
 
 def test_queueing_again_ignores_the_pending_quota(store: Store) -> None:

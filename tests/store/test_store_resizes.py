@@ -37,25 +37,11 @@ def test_resize_stores_new_amount_and_keeps_old_one_in_history(store: Store, run
     assert_nothing_is_oversold(store)
 
 
-def test_refused_resize_changes_nothing(store: Store, running: Session) -> None:
-    before = store.version()
-    assert resize(store, running, 9000) is NotResized.IMPOSSIBLE
-    assert store.version() == before
-    assert store.session(running.id) == running
-
-
 def test_resize_on_a_stale_version_is_refused(store: Store, running: Session) -> None:
     version = store.version()
     store.submit([ask("bob", fgpu_milli=100)], now_s=5)
     with pytest.raises(StaleVersion):
         store.resize(running.id, Amount(600), version, now_s=6)
-
-
-def test_freed_part_of_a_resized_session_goes_to_another_session(store: Store, running: Session) -> None:
-    resize(store, running, 250)
-    other = run(store, ask("bob", fgpu_milli=750), now_s=101)
-    assert other.placement is not None
-    assert_nothing_is_oversold(store)
 
 
 def test_reports_count_each_amount_for_the_time_it_was_held(store: Store, running: Session) -> None:

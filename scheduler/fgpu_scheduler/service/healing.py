@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
-from fgpu_scheduler.core.model import EndCause, NodeState, SessionState, Snapshot
+from fgpu_scheduler.core.lifecycle import LAUNCHING
+from fgpu_scheduler.core.model import EndCause, Node, NodeState, SessionState, Snapshot
 from fgpu_scheduler.core.reconcile import (
     Ended,
     Finish,
@@ -30,7 +32,6 @@ from fgpu_scheduler.core.reconcile import (
 )
 from fgpu_scheduler.errors import BadSettings, InvalidTransition, StoreUnavailable
 from fgpu_scheduler.ports import Launcher, Seen
-from fgpu_scheduler.service.node_health import node_changes
 from fgpu_scheduler.service.steps import Steps
 
 log = logging.getLogger("fgpu.scheduler")
@@ -88,7 +89,7 @@ class Healer:
                         session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
                     )
                     log.warning("Session %d lost its server: %s", session_id, message)
-                    self._steps.look()
+                    self._steps.reconcile_soon()
             case Stop(session_id, thing):
                 if session_id not in ending and thing.handle not in self._stopping:
                     log.info("Stopping %s of session %d", thing.handle, session_id)
@@ -101,7 +102,7 @@ class Healer:
     async def _stop(self, thing: Observed) -> None:
         try:
             if await self._launcher.remove(thing):
-                self._steps.look()
+                self._steps.reconcile_soon()
         except Exception as e:
             # The next round finds it again.
             self._steps.thread.failed("Stopping a session", e)
@@ -180,3 +181,75 @@ class Healer:
                     log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
             finally:
                 self._removing.discard(ghost.handle)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanges:
+    """What one observation of the nodes changes."""
+
+    lost: tuple[str, ...]
+    back: tuple[str, ...]
+    requeued: tuple[int, ...]
+    """Sessions placed on a silent node and not launched yet: they are queued again."""
+    gone: tuple[str, ...] = ()
+    ended: tuple[int, ...] = ()
+    """Sessions on nodes that an administrator declared gone: nothing of them runs."""
+
+
+def node_changes(
+    snapshot: Snapshot,
+    reachable: Collection[str],
+    launching: Collection[int],
+    nodes_with_ghosts: Collection[str] = (),
+    late: Collection[str] = (),
+) -> NodeChanges:
+    """Return what follows from which nodes answered. Pure.
+
+    A silent node takes no sessions, and its sessions keep their shares because they may still run. A cordoned node stays
+    cordoned. A node that answers again while it runs ghosts (``nodes_with_ghosts``) stays LOST until they have ended:
+    they use capacity that would be given to others. Nothing is concluded about a ``late`` node.
+    """
+    silent = {n.id for n in snapshot.nodes if n.id not in reachable and n.id not in late}
+    gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
+    placed = [(s, s.placement.node_id) for s in snapshot.sessions if s.placement is not None]
+    launched_on = {node_id for s, node_id in placed if s.id in launching}
+    idle = [(s, node_id) for s, node_id in placed if s.id not in launching]
+    lost, back = [], []
+    for node in snapshot.nodes:
+        closed = node.closed and node.state is NodeState.CORDONED
+        if node.id in silent and (node.state is NodeState.READY or closed):
+            lost.append(node.id)
+        if node.state is NodeState.LOST and node.id in reachable and node.id not in nodes_with_ghosts:
+            back.append(node.id)
+    may_run = (*LAUNCHING, S.RUNNING, S.TERMINATING)
+    return NodeChanges(
+        tuple(lost),
+        tuple(back),
+        requeued=tuple(s.id for s, node_id in idle if s.state is S.SCHEDULED and node_id in silent),
+        # Not while a launch there is in progress: GONE has to end that session too.
+        gone=tuple(sorted(gone - launched_on)),
+        ended=tuple(s.id for s, node_id in idle if s.state in may_run and node_id in gone),
+    )
+
+
+def filled_from_store(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
+    """Return the configured nodes by id, with the stored CPU, memory and devices of those that do not answer.
+
+    The configured resource group counts. A node stored as LOST stays LOST until what it runs was observed.
+    """
+    before = {node.id: node for node in stored}
+    found = []
+    for node in sorted(configured, key=lambda n: n.id):
+        old = before.get(node.id)
+        if node.state is NodeState.LOST and old is not None:
+            node = replace(
+                node,
+                cpu_milli=node.cpu_milli or old.cpu_milli,
+                memory_mib=node.memory_mib or old.memory_mib,
+                devices=node.devices or old.devices,
+                closed=node.closed or old.closed,
+            )
+        if old is not None and old.state is NodeState.LOST:
+            node = replace(node, state=NodeState.LOST)
+        found.append(node)
+    return tuple(found)

@@ -109,7 +109,7 @@ class Scheduler(Steps):
         live = (await self.call(self.store.snapshot, now_s)).sessions
         for session in live:
             self._waiting_since[session.id] = self._started - max(0, now_s - session.waits_since_s)
-        self._launcher.watch(self.look)
+        self._launcher.watch(self.reconcile_soon)
         loops = (self._schedule(), self._watch(), self._reclaim(), self._forecasts.forecast_regularly())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
@@ -121,7 +121,7 @@ class Scheduler(Steps):
         await self.call(self.store.set_nodes, unseen, now_s=now_s, keep_states=True)
         if await self.call(self.store.version) != version:
             self.nudge()
-            self.look()
+            self.reconcile_soon()
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self.healer.tasks]
@@ -147,7 +147,7 @@ class Scheduler(Steps):
                 self.thread.failed("Scheduling", e)
                 asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
                 continue
-            self.thread.away.has("Scheduling")
+            self.thread.away.answered("Scheduling")
             for session in placed:
                 self._log_change(session, S.PENDING, None)
                 self._resolve(session)
@@ -238,8 +238,8 @@ class Scheduler(Steps):
             self.wake()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._deadlines.reconcile_every_s):
-                    await self._look.wait()
-            self._look.clear()
+                    await self._reconcile.wait()
+            self._reconcile.clear()
 
     async def _reclaim(self) -> None:
         while True:
@@ -268,7 +268,7 @@ class Scheduler(Steps):
                 self._log(session, f"warned, it ends for {session.ends_cause}")
         if changed:
             self.nudge()
-            self.look()
+            self.reconcile_soon()
 
     async def _deadlines_passed(self) -> None:
         snapshot = await self.call(self.store.snapshot, self.clock.now_s())

@@ -84,7 +84,7 @@ class Steps(Queue):
         self._waiting: dict[int, asyncio.Future[Session]] = {}
         #: Set to plan again, and to reconcile again.
         self._wake = asyncio.Event()
-        self._look = asyncio.Event()
+        self._reconcile = asyncio.Event()
         #: Replaced at each change: followers of `changes` wait for the one that they saw.
         self._changed = asyncio.Event()
         #: The loop's time since which each session waits, by session id.
@@ -296,9 +296,9 @@ class Steps(Queue):
         """Have the scheduler plan again."""
         self._wake.set()
 
-    def look(self) -> None:
+    def reconcile_soon(self) -> None:
         """Have the scheduler reconcile now: something has changed at the launcher."""
-        self._look.set()
+        self._reconcile.set()
 
     async def _newest_id(self) -> int:
         known = self.store.newest_session_id()

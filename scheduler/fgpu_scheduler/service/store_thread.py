@@ -46,18 +46,18 @@ class Outage:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def lacks(self, who: object) -> None:
-        """Note that the caller ``who`` gets no answer. Idempotent."""
+    def waits(self, caller: object) -> None:
+        """Note that this caller gets no answer. Idempotent."""
         before = bool(self)
-        self._waiting.add(who)
+        self._waiting.add(caller)
         if not before:
             log.warning("The scheduler's database does not answer; calls wait for it, and nothing is lost")
             self._changed()
 
-    def has(self, who: object) -> None:
-        """Note that the caller ``who`` got an answer or stopped waiting. Idempotent."""
+    def answered(self, caller: object) -> None:
+        """Note that this caller got an answer or stopped waiting. Idempotent."""
         before = bool(self)
-        self._waiting.discard(who)
+        self._waiting.discard(caller)
         if before and not self:
             log.info("The scheduler's database answers again")
             self._changed()
@@ -91,17 +91,17 @@ class StoreThread:
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Await a step, and repeat it while the database is away."""
-        who = object()
+        caller = object()
         try:
             while True:
                 try:
                     return await step()
                 except StoreUnavailable as e:
                     log.debug("Trying on: %s", e)
-                    self.away.lacks(who)
+                    self.away.waits(caller)
                     await asyncio.sleep(AGAIN_S)
         finally:
-            self.away.has(who)
+            self.away.answered(caller)
 
     @contextlib.contextmanager
     def surviving(self, what: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class StoreThread:
         except Exception as e:
             self.failed(what, e)
         else:
-            self.away.has(what)
+            self.away.answered(what)
 
     def failed(self, what: str, error: Exception) -> None:
         """Log why a round of a loop failed; an outage of the database is a warning only the first time."""
@@ -119,7 +119,7 @@ class StoreThread:
             log.error("%s failed; trying again", what, exc_info=error)
             return
         log.log(logging.DEBUG if self.away else logging.WARNING, "%s waits: %s", what, error)
-        self.away.lacks(what)
+        self.away.waits(what)
 
     async def stop(self) -> None:
         """Finish the calls that have begun, and accept no others."""
@@ -148,7 +148,7 @@ class StoreThread:
                 )
                 answers = sign.done() and sign.exception() is None
                 if not call.done():
-                    (self.away.has if answers else self.away.lacks)(call)
+                    (self.away.answered if answers else self.away.waits)(call)
                     await asyncio.wait((call,), timeout=SLOW_AFTER_S)
         finally:
-            self.away.has(call)
+            self.away.answered(call)

@@ -22,7 +22,7 @@ from fgpu_scheduler.core.model import Session
 from fgpu_scheduler.core.records import HeldShares, PastSession, SessionMeasurements
 from fgpu_scheduler.core.run_lengths import LEAST, RunLengths
 from fgpu_scheduler.store.rows import groups_of, sizes_of
-from fgpu_scheduler.store.schema import devices, foretold, meters, sessions, shares
+from fgpu_scheduler.store.schema import devices, first_forecasts, meters, sessions, shares
 from fgpu_scheduler.store.statements import (
     ENDED_BY_ID,
     ONE_SESSION,
@@ -98,14 +98,14 @@ _MEASURED_OF = SessionQuery(ENDED_BY_ID.where(_of_user, _has_samples))
 
 # --- First forecasts, compared with the starts to correct later forecasts ---
 
-_told = (
-    select(foretold, sessions.c.scheduled_at_s, sessions.c.ended_at_s)
-    .join(sessions, sessions.c.id == foretold.c.session_id)
+_OUTCOMES = (
+    select(first_forecasts, sessions.c.scheduled_at_s, sessions.c.ended_at_s)
+    .join(sessions, sessions.c.id == first_forecasts.c.session_id)
     .where(or_(sessions.c.scheduled_at_s.is_not(None), sessions.c.ended_at_s.is_not(None)))
-    .order_by(foretold.c.session_id.desc())
+    .order_by(first_forecasts.c.session_id.desc())
     .limit(bindparam("limit"))
 )
-_TOLD_OF = _told.where(sessions.c.resource_group == bindparam("resource_group"))
+_OUTCOMES_OF = _OUTCOMES.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
 class FirstForecasts(StorePart):
@@ -117,35 +117,37 @@ class FirstForecasts(StorePart):
         if not found:
             return
         with self._store.writing_unversioned() as connection:
-            chosen = select(foretold.c.session_id).where(foretold.c.session_id.in_(sorted(found)))
+            chosen = select(first_forecasts.c.session_id).where(
+                first_forecasts.c.session_id.in_(sorted(found))
+            )
             there = set(connection.execute(chosen).scalars())
             new = [row for i, row in sorted(found.items()) if i not in there]
             if new:
-                connection.execute(insert(foretold), new)
+                connection.execute(insert(first_forecasts), new)
 
     def newest(self, limit: int = NEWEST_OUTCOMES) -> tuple[ForecastOutcome, ...]:
         """Return the first forecasts of the newest sessions that have started or left the queue, of all groups."""
         with self._store.reading() as connection:
-            return _all_told(connection, _told, limit=limit)
+            return _outcomes(connection, _OUTCOMES, limit=limit)
 
 
 def read_experience(connection: Connection, resource_group: str) -> ForecastHistory:
     """Return the run lengths and forecast errors of a group; lengths of all groups if this one has too few runs."""
     runs = read_runs(connection, [resource_group]).get(resource_group, ())
     lengths = RunLengths(resource_group, runs if len(runs) >= LEAST else read_all_runs(connection))
-    told = _all_told(connection, _TOLD_OF, resource_group=resource_group, limit=NEWEST_OUTCOMES)
-    return ForecastHistory(lengths, calibrated(told))
+    outcomes = _outcomes(connection, _OUTCOMES_OF, resource_group=resource_group, limit=NEWEST_OUTCOMES)
+    return ForecastHistory(lengths, calibrated(outcomes))
 
 
 def _first_forecast_row(found: Forecast, now_s: int) -> dict[str, int]:
-    told, planned = found.shown, found.planned or found.shown
-    assert told is not None
+    shown, planned = found.shown, found.planned or found.shown
+    assert shown is not None
     assert planned is not None
     before = {f"planned_{name}": at_s for name, at_s in asdict(planned).items()}
-    return {"session_id": found.session_id, "told_at_s": now_s, **asdict(told), **before}
+    return {"session_id": found.session_id, "told_at_s": now_s, **asdict(shown), **before}
 
 
-def _all_told(connection: Connection, chosen: Select[Any], **values: object) -> tuple[ForecastOutcome, ...]:
+def _outcomes(connection: Connection, chosen: Select[Any], **values: object) -> tuple[ForecastOutcome, ...]:
     return tuple(
         ForecastOutcome(
             row.told_at_s,

@@ -27,7 +27,7 @@ class EndMessages(StorePart):
     """
 
     def put(self, session_id: int, message: str, *, now_s: int) -> None:
-        """Store the message for an end by a user's wish within `transaction.HEEDED_S`."""
+        """Store the message for an end by a user's wish within `transaction.END_MESSAGE_VALID_S`."""
         with self._store.writing_unversioned() as connection:
             put(
                 connection, end_messages, [{"session_id": session_id, "message": message, "said_at_s": now_s}]

@@ -80,10 +80,8 @@ class PrivateImage:
         return user == self.owner or (shared and self.server_kept)
 
 
-class ImageInUse(ImageRefused):
+class ImageInUse(ImageRefused, code="image_in_use"):
     """``sessions`` run from the image or wait to. The message names no user."""
-
-    code = "image_in_use"
 
     def __init__(self, name: str, sessions: Sequence[Session]) -> None:
         count = len(sessions)

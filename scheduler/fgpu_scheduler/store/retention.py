@@ -14,7 +14,7 @@ from fgpu_scheduler.core.request_counts import counted_ids
 from fgpu_scheduler.store.schema import (
     end_messages,
     events,
-    foretold,
+    first_forecasts,
     is_live,
     meters,
     resizes,
@@ -76,7 +76,7 @@ class Retention(StorePart):
 
 
 def _delete_rows(connection: Connection, ids: Sequence[int]) -> None:
-    for table in (meters, shares, end_messages, foretold, resizes):
+    for table in (meters, shares, end_messages, first_forecasts, resizes):
         connection.execute(delete(table).where(table.c.session_id.in_(ids)))
     connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 

@@ -21,7 +21,7 @@ from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, TooManyPending
-from fgpu_scheduler.store import quotas as accounts
+from fgpu_scheduler.store import quotas as quota_store
 from fgpu_scheduler.store.transaction import StoreConnection, Write
 
 S = SessionState
@@ -69,7 +69,7 @@ class SessionStore(StoreConnection):
             if old is not None and old.id in write.world.sessions:
                 groups = groups.then([(old, None)])
             _refuse(requests, groups, max_pending_per_user)
-            accounts.refuse_over_quota(requests, write.world, groups)
+            quota_store.refuse_over_quota(requests, write.world, groups)
             if old is not None and old.state in lifecycle.SERVING:
                 message = "replaced by a new request of the same server"
                 ended = lifecycle.moved(
@@ -155,8 +155,8 @@ class SessionStore(StoreConnection):
                     if decision.requeue:
                         changed.append(write.add(reclaim.requeued(new, now_s=now_s)))
                 else:
-                    told = reclaim.warned(old, decision)
-                    changed.append(write.save_one(told, "ends", told.ends_cause))
+                    new = reclaim.warned(old, decision)
+                    changed.append(write.save_one(new, "ends", new.ends_cause))
             return tuple(changed)
 
     def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:

@@ -7,24 +7,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    CursorResult,
-    Delete,
-    Dialect,
-    Insert,
-    Select,
-    Table,
-    Update,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal_column,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
@@ -57,19 +40,21 @@ class CompiledStatement:
     Values go to the driver unchanged: numbers, texts, booleans, None.
     """
 
-    def __init__(self, statement: Insert | Update | Delete | Select[Any], names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, statement: sa.Insert | sa.Update | sa.Delete | sa.Select[Any], names: Iterable[str] = ()
+    ) -> None:
         """``names`` are the columns that an INSERT or UPDATE sets."""
         self._statement = statement
         self._names = tuple(names)
         #: By dialect: the SQL, and a function from a row to the values that the driver takes.
         self._compiled: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {}
 
-    def one(self, connection: Connection, row: Mapping[str, Any]) -> CursorResult[Any]:
+    def one(self, connection: sa.Connection, row: Mapping[str, Any]) -> sa.CursorResult[Any]:
         """Run the statement for one row."""
         sql, values_of = self._compiled_for(connection.dialect)
         return connection.exec_driver_sql(sql, values_of(row))
 
-    def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    def all(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run the statement for each of the rows."""
         if len(rows) == 1:
             self.one(connection, rows[0])
@@ -77,7 +62,7 @@ class CompiledStatement:
             sql, values_of = self._compiled_for(connection.dialect)
             connection.exec_driver_sql(sql, [values_of(row) for row in rows])
 
-    def _compiled_for(self, dialect: Dialect) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
+    def _compiled_for(self, dialect: sa.Dialect) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
         found = self._compiled.get(dialect.name)
         if found is None:
             # None: the columns in the statement itself.
@@ -97,21 +82,21 @@ class CompiledStatement:
 class SessionQuery:
     """Statements that read the sessions of a condition and all their shares."""
 
-    def __init__(self, chosen: Select[Any]) -> None:
+    def __init__(self, chosen: sa.Select[Any]) -> None:
         ids = chosen.with_only_columns(sessions.c.id)
         self.chosen = chosen
         self.shares = (
-            select(shares)
+            sa.select(shares)
             .where(shares.c.session_id.in_(ids))
             .order_by(shares.c.session_id, shares.c.position)
         )
 
-    def read(self, connection: Connection, **values: Any) -> tuple[Session, ...]:
+    def read(self, connection: sa.Connection, **values: Any) -> tuple[Session, ...]:
         rows = connection.execute(self.chosen, values).all()
         return sessions_of(rows, connection.execute(self.shares, values) if rows else ())
 
 
-def put(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+def put(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
     """Insert these complete rows, replacing rows with the same primary key.
 
     One statement does it, so that two concurrent writers both succeed.
@@ -125,58 +110,58 @@ def put(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> Non
     connection.execute(new.on_conflict_do_update(index_elements=keys, set_=rest), rows)
 
 
-_of_user = sessions.c.user_name == bindparam("user")
-_ended = select(sessions).where(sessions.c.ended_at_s.is_not(None)).limit(bindparam("limit"))
+_of_user = sessions.c.user_name == sa.bindparam("user")
+_ended = sa.select(sessions).where(sessions.c.ended_at_s.is_not(None)).limit(sa.bindparam("limit"))
 _ended_last = _ended.order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
 #: Ended sessions, those that were submitted last first.
 ENDED_BY_ID = _ended.order_by(sessions.c.id.desc())
 
-LIVE_SESSIONS = SessionQuery(select(sessions).where(is_live).order_by(sessions.c.id))
+LIVE_SESSIONS = SessionQuery(sa.select(sessions).where(is_live).order_by(sessions.c.id))
 HELD_SESSIONS = SessionQuery(
     # The first condition selects the index, the second one the states.
-    select(sessions)
+    sa.select(sessions)
     .where(is_live, in_states((S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)), sessions.c.held)
     .order_by(
-        case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
+        sa.case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
     )
 )
-ONE_SESSION = SessionQuery(select(sessions).where(sessions.c.id == bindparam("session_id")))
+ONE_SESSION = SessionQuery(sa.select(sessions).where(sessions.c.id == sa.bindparam("session_id")))
 SERVING_SESSION = SessionQuery(
-    select(sessions).where(is_serving, _of_user, sessions.c.server_name == bindparam("server_name"))
+    sa.select(sessions).where(is_serving, _of_user, sessions.c.server_name == sa.bindparam("server_name"))
 )
 ENDED_SESSIONS = SessionQuery(_ended_last)
 ENDED_OF = SessionQuery(_ended_last.where(_of_user))
 LATEST_OF = SessionQuery(
-    select(sessions).where(_of_user).order_by(sessions.c.id.desc()).limit(bindparam("limit"))
+    sa.select(sessions).where(_of_user).order_by(sessions.c.id.desc()).limit(sa.bindparam("limit"))
 )
 HELD_DEVICES = (
-    select(sessions.c.node_id, shares.c.device_uuid)
+    sa.select(sessions.c.node_id, shares.c.device_uuid)
     .join_from(sessions, shares)
     .where(is_live, in_states(lifecycle.HOLDING))
 )
-VERSION = CompiledStatement(select(meta.c.version))
+VERSION = CompiledStatement(sa.select(meta.c.version))
 NEXT_VERSION = CompiledStatement(
-    update(meta).values(version=meta.c.version + literal_column("1")).returning(meta.c.version)
+    sa.update(meta).values(version=meta.c.version + sa.literal_column("1")).returning(meta.c.version)
 )
-NEWEST_ID = select(func.max(sessions.c.id))
+NEWEST_ID = sa.select(sa.func.max(sessions.c.id))
 _amounts = [sessions.c[name] for name in AMOUNTS]
 _ASKED = (
-    select(*_amounts, func.count())
-    .where(sessions.c.id.between(bindparam("first"), bindparam("last")))
+    sa.select(*_amounts, sa.func.count())
+    .where(sessions.c.id.between(sa.bindparam("first"), sa.bindparam("last")))
     .group_by(*_amounts)
 )
 SUBMIT = CompiledStatement(
-    insert(sessions).returning(sessions.c.id),
+    sa.insert(sessions).returning(sessions.c.id),
     [column.name for column in sessions.columns if column.name != "id"],
 )
-LOG = CompiledStatement(insert(events), [column.name for column in events.columns if column.name != "id"])
-HOLD = CompiledStatement(insert(shares), shares.columns.keys())
-RELEASE = CompiledStatement(delete(shares).where(shares.c.session_id == bindparam("session_id")))
-_message = end_messages.c.session_id == bindparam("session_id")
-MESSAGE = CompiledStatement(select(end_messages.c.message, end_messages.c.said_at_s).where(_message))
-FORGET_MESSAGE = CompiledStatement(delete(end_messages).where(_message))
+LOG = CompiledStatement(sa.insert(events), [column.name for column in events.columns if column.name != "id"])
+HOLD = CompiledStatement(sa.insert(shares), shares.columns.keys())
+RELEASE = CompiledStatement(sa.delete(shares).where(shares.c.session_id == sa.bindparam("session_id")))
+_message = end_messages.c.session_id == sa.bindparam("session_id")
+MESSAGE = CompiledStatement(sa.select(end_messages.c.message, end_messages.c.said_at_s).where(_message))
+FORGET_MESSAGE = CompiledStatement(sa.delete(end_messages).where(_message))
 _RUNS = (
-    select(
+    sa.select(
         sessions.c.resource_group,
         sessions.c.user_name,
         sessions.c.image,
@@ -189,16 +174,16 @@ _RUNS = (
     .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
     .limit(NEWEST_RUNS)
 )
-_RUNS_OF = _RUNS.where(sessions.c.resource_group == bindparam("resource_group"))
+_RUNS_OF = _RUNS.where(sessions.c.resource_group == sa.bindparam("resource_group"))
 
 
 @cache
 def save_session(*columns: str) -> CompiledStatement:
     """Return the statement that sets these columns of the session ``session_id``."""
-    return CompiledStatement(update(sessions).where(sessions.c.id == bindparam("session_id")), columns)
+    return CompiledStatement(sa.update(sessions).where(sessions.c.id == sa.bindparam("session_id")), columns)
 
 
-def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
+def read_runs(connection: sa.Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
     """Return the newest runs of each resource group, newest first; groups without runs are left out."""
     found = {
         group: tuple(PastRun(*row) for row in connection.execute(_RUNS_OF, {"resource_group": group}))
@@ -207,29 +192,29 @@ def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[st
     return {group: runs for group, runs in found.items() if runs}
 
 
-def read_all_runs(connection: Connection) -> tuple[PastRun, ...]:
+def read_all_runs(connection: sa.Connection) -> tuple[PastRun, ...]:
     """Return the newest runs of all resource groups together, newest first."""
     return tuple(PastRun(*row) for row in connection.execute(_RUNS))
 
 
-def read_nodes(connection: Connection) -> tuple[Node, ...]:
+def read_nodes(connection: sa.Connection) -> tuple[Node, ...]:
     """Return the nodes by id, with the devices that are offered."""
-    offered = select(devices).where(devices.c.retired.is_(False))
-    return nodes_of(connection.execute(select(nodes)), connection.execute(offered))
+    offered = sa.select(devices).where(devices.c.retired.is_(False))
+    return nodes_of(connection.execute(sa.select(nodes)), connection.execute(offered))
 
 
-def read_quotas(connection: Connection) -> tuple[Quota, ...]:
+def read_quotas(connection: sa.Connection) -> tuple[Quota, ...]:
     """Return the quotas by `quota_key`."""
-    return quotas_of(connection.execute(select(quotas)))
+    return quotas_of(connection.execute(sa.select(quotas)))
 
 
-def read_used(connection: Connection) -> Used:
+def read_used(connection: sa.Connection) -> Used:
     """Return the usage of ended sessions."""
-    rows = connection.execute(select(usage))
+    rows = connection.execute(sa.select(usage))
     return {(user, group): (amount, at_s) for user, group, amount, at_s in rows}
 
 
-def read_asked(connection: Connection, newest_id: int) -> tuple[RequestCount, ...]:
+def read_asked(connection: sa.Connection, newest_id: int) -> tuple[RequestCount, ...]:
     """Return the counts of recently requested amounts, given the newest session's id."""
     ids = counted_ids(newest_id)
     if not ids:

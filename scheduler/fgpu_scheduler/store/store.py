@@ -15,20 +15,12 @@ from fgpu_scheduler.core.model import Node, NodeState, Quota, Session, Snapshot
 from fgpu_scheduler.core.records import Event
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import nodes as configured
-from fgpu_scheduler.store import quotas as accounts
+from fgpu_scheduler.store import quotas as quota_store
+from fgpu_scheduler.store import statements
 from fgpu_scheduler.store.history import read_experience
 from fgpu_scheduler.store.rows import event_of
 from fgpu_scheduler.store.schema import devices, events, nodes
 from fgpu_scheduler.store.sessions import SessionStore
-from fgpu_scheduler.store.statements import (
-    ENDED_OF,
-    ENDED_SESSIONS,
-    HELD_SESSIONS,
-    LATEST_OF,
-    ONE_SESSION,
-    SERVING_SESSION,
-    VERSION,
-)
 
 
 class Store(SessionStore):
@@ -94,19 +86,19 @@ class Store(SessionStore):
             BadSettings: one is there twice, has no limit, an impossible limit, or no name. Nothing is changed.
         """
         with self.writing(now_s=now_s) as write:
-            accounts.replace_file_quotas(quotas, write)
+            quota_store.replace_file_quotas(quotas, write)
 
     # --- Reading ---
 
     def version(self) -> int:
         """Return the store's version, which differs after every write."""
         with self.reading() as connection:
-            return int(VERSION.one(connection, {}).scalar_one())
+            return int(statements.VERSION.one(connection, {}).scalar_one())
 
     def snapshot(self, now_s: int) -> Snapshot:
         """Return nodes, live sessions, usage and quotas at one instant."""
         with self.reading() as connection:
-            contents = self._cache.at(connection, VERSION.one(connection, {}).scalar_one())
+            contents = self._cache.at(connection, statements.VERSION.one(connection, {}).scalar_one())
             return self._cache.snapshot(contents, now_s, self._half_life_s)
 
     def newest(self, now_s: int) -> Snapshot:
@@ -132,29 +124,31 @@ class Store(SessionStore):
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, live or ended."""
         with self.reading() as connection:
-            return next(iter(ONE_SESSION.read(connection, session_id=session_id)), None)
+            return next(iter(statements.ONE_SESSION.read(connection, session_id=session_id)), None)
 
     def serving(self, user: str, server_name: str) -> Session | None:
         """Return the server's current session."""
         with self.reading() as connection:
-            return next(iter(SERVING_SESSION.read(connection, user=user, server_name=server_name)), None)
+            return next(
+                iter(statements.SERVING_SESSION.read(connection, user=user, server_name=server_name)), None
+            )
 
     def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all, newest first."""
         with self.reading() as connection:
             if user is None:
-                return ENDED_SESSIONS.read(connection, limit=limit)
-            return ENDED_OF.read(connection, limit=limit, user=user)
+                return statements.ENDED_SESSIONS.read(connection, limit=limit)
+            return statements.ENDED_OF.read(connection, limit=limit, user=user)
 
     def latest(self, *, user: str, limit: int) -> tuple[Session, ...]:
         """Return the sessions that one user submitted last, live and ended, newest first."""
         with self.reading() as connection:
-            return LATEST_OF.read(connection, limit=limit, user=user)
+            return statements.LATEST_OF.read(connection, limit=limit, user=user)
 
     def held_sessions(self) -> tuple[Session, ...]:
         """Return the held sessions in the order to resume them: first those with shares, then the queue."""
         with self.reading() as connection:
-            return HELD_SESSIONS.read(connection)
+            return statements.HELD_SESSIONS.read(connection)
 
     def experience(self, resource_group: str) -> ForecastHistory:
         """Return the lengths of the newest runs of a group, and the errors of its forecasts."""

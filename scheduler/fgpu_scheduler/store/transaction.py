@@ -12,25 +12,14 @@ from sqlalchemy import Connection, insert, update
 
 from fgpu_scheduler.core.model import Session, SessionState
 from fgpu_scheduler.errors import StaleVersion, UnknownSession
+from fgpu_scheduler.store import statements
 from fgpu_scheduler.store.database import Database
 from fgpu_scheduler.store.rows import life_values, request_values, share_values
 from fgpu_scheduler.store.schema import audit, meta, usage
 from fgpu_scheduler.store.snapshot_cache import Contents, ContentsCache
-from fgpu_scheduler.store.statements import (
-    FORGET_MESSAGE,
-    HOLD,
-    LOG,
-    MESSAGE,
-    NEXT_VERSION,
-    ONE_SESSION,
-    RELEASE,
-    SUBMIT,
-    put,
-    read_asked,
-    save_session,
-)
+from fgpu_scheduler.store.statements import put, read_asked, save_session
 
-HEEDED_S = 180
+END_MESSAGE_VALID_S = 180
 """How long an end message counts: the Hub ends a server within this time, and an older message is about no later end."""
 MOST_ACTOR, MOST_TARGET, MOST_DETAILS = 255, 500, 2000
 """The longest texts of an audit line: users write parts of them."""
@@ -48,9 +37,9 @@ class StoreConnection:
         self._cache = ContentsCache()
         self._installation_id = ""
 
-    def tell_transactions(self, told: Callable[[str, float], None]) -> None:
-        """Call ``told`` after each transaction: ``read`` or ``write``, and the seconds from request to end."""
-        self._database.on_transaction = told
+    def on_transaction(self, called: Callable[[str, float], None]) -> None:
+        """Call ``called`` after each transaction: ``read`` or ``write``, and the seconds from request to end."""
+        self._database.on_transaction = called
 
     def open(self) -> None:
         """Connect and bring the schema up to date.
@@ -103,7 +92,7 @@ class StoreConnection:
             write = Write(connection, self._cache, now_s)
             yield write
             if write.log:
-                LOG.all(connection, write.log)
+                statements.LOG.all(connection, write.log)
             if not (write.log or write.changed):
                 connection.rollback()
                 return
@@ -130,7 +119,7 @@ class Write:
         #: For statements that no method runs.
         self.connection = connection
         self.now_s = now_s
-        before = NEXT_VERSION.one(connection, {}).scalar_one() - 1
+        before = statements.NEXT_VERSION.one(connection, {}).scalar_one() - 1
         #: The contents and version before the write. They are read before anything else is written.
         self.world = cache.at(connection, before)
         #: The rows of events.
@@ -156,7 +145,7 @@ class Write:
         live = self.world.sessions.get(session_id)
         if live is not None:
             return live
-        found = ONE_SESSION.read(self.connection, session_id=session_id)
+        found = statements.ONE_SESSION.read(self.connection, session_id=session_id)
         if not found:
             raise UnknownSession(f"there is no session {session_id}")
         return found[0]
@@ -192,7 +181,7 @@ class Write:
     def add(self, new: Session) -> Session:
         """Add and log a new session, and return it with its id."""
         row = {**request_values(new.request), **life_values(new)}
-        new = replace(new, id=SUBMIT.one(self.connection, row).scalar_one())
+        new = replace(new, id=statements.SUBMIT.one(self.connection, row).scalar_one())
         self.changed[new.id] = new
         self.event("submitted", new, reason=None if new.replaces is None else f"replaces {new.replaces}")
         return new
@@ -217,11 +206,11 @@ class Write:
 
     def give_shares(self, placed: Sequence[Session]) -> None:
         """Write the shares of sessions that had none."""
-        HOLD.all(self.connection, [row for session in placed for row in share_values(session)])
+        statements.HOLD.all(self.connection, [row for session in placed for row in share_values(session)])
 
     def take_shares(self, session_id: int) -> None:
         """Delete the shares of a session."""
-        RELEASE.one(self.connection, {"session_id": session_id})
+        statements.RELEASE.one(self.connection, {"session_id": session_id})
 
     def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
         """Set the usage of a user's ended sessions, decayed to now."""
@@ -232,11 +221,11 @@ class Write:
     def take_message(self, session_id: int) -> str | None:
         """Return and delete an administrator's message to the owner of a session that ends now."""
         own = {"session_id": session_id}
-        found = MESSAGE.one(self.connection, own).one_or_none()
+        found = statements.MESSAGE.one(self.connection, own).one_or_none()
         if found is None:
             return None
-        FORGET_MESSAGE.one(self.connection, own)
-        return str(found.message) if self.now_s - found.said_at_s <= HEEDED_S else None
+        statements.FORGET_MESSAGE.one(self.connection, own)
+        return str(found.message) if self.now_s - found.said_at_s <= END_MESSAGE_VALID_S else None
 
 
 def add_audit_line(

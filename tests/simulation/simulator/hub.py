@@ -18,7 +18,7 @@ from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.errors import FGPUError, InvalidTransition, StoreUnavailable
 from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import Requeued, SessionEnded
-from fgpu_scheduler.service.node_health import filled_from_store
+from fgpu_scheduler.service.healing import filled_from_store
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from simulator.checks import Container, Violation
 from simulator.lab import Lab, node_of

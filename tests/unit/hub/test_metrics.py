@@ -132,7 +132,7 @@ async def test_starts_and_ends_are_counted_by_way_and_cause(told: Told) -> None:
 async def test_database_reads_and_writes_are_counted_separately(told: Told, tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
     store.open()
-    store.tell_transactions(told.metrics.transaction)
+    store.on_transaction(told.metrics.transaction)
     store.snapshot(0)
     assert told.of("fgpu_database_seconds_count") == {("read",): 1}
     store.hold_waiting(now_s=0)

@@ -176,13 +176,13 @@ async def test_unknown_sessions_of_a_late_engine_are_not_removed(
     request = Request("bob", "", "python", "default", 500, 100, 256)
     assert (await runtime.queue.submit([request]))[0].id == 2
     seen = Seen((newer, own), ("lab",))
-    runtime.queue.look()
+    runtime.queue.reconcile_soon()
     await eventually(lambda: "1 sessions run that this database has never had (2)" in checked.wrong)
     assert runtime.why_not_all()
     assert runtime.has_begun
     assert (state(), removed) == (NodeState.LOST, [])
     seen = Seen((own,), ("lab",))
-    runtime.queue.look()
+    runtime.queue.reconcile_soon()
     await eventually(lambda: state() is NodeState.READY)
     assert (await runtime.queue.session(1)).state is SessionState.RUNNING
     assert removed == []

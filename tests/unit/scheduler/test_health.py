@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Device, Node, NodeState, Placement, Request, Session, SessionState, Share, Snapshot
-from fgpu_scheduler.service.node_health import filled_from_store, node_changes
+from fgpu_scheduler.service.healing import filled_from_store, node_changes
 
 S = SessionState
 
