@@ -25,7 +25,9 @@ FINEST = 20
 """Parts of a GPU with a larger denominator are written in percent."""
 
 
-def meaning(fgpu_milli: int, devices: Sequence[Device], lending: Collection[str] = ()) -> dict[str, str]:
+def amount_meaning(
+    fgpu_milli: int, devices: Sequence[Device], lending: Collection[str] = ()
+) -> dict[str, str]:
     """Return what an amount is of each model that it can be cut from: "1/4 GPU: 2 GiB GPU memory, 25 % compute".
 
     ``devices`` are those of one resource group. On the nodes of ``lending`` it is "at least 25 % compute".
@@ -127,7 +129,6 @@ def amounts(offer: Offer, advice: Mapping[str, Advice]) -> dict[str, Any]:
 
 
 def most_gpu_memory_mib(offer: Offer, group: str) -> int:
-    """Return the memory of the largest GPU of a resource group, 0 where it has none."""
     return max((device.memory_mib for device in offer.devices_of(group)), default=0)
 
 

@@ -107,12 +107,10 @@ class Offer:
 
     @property
     def user(self) -> str:
-        """The user that the offer is for."""
         return self.default.user
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
-        """The images that the user is shown."""
         found = (i for i in self.images if not i.hidden and i.is_accepted_by(self.user))
         return tuple(i for i in found if self._may_start(i))
 
@@ -134,7 +132,6 @@ class Offer:
 
     @property
     def simulated(self) -> bool:
-        """Whether any GPU that is offered is simulated."""
         return any(d.simulated for n in self.nodes for d in n.devices)
 
     def image(self, slug: object) -> Image | None:
@@ -146,7 +143,6 @@ class Offer:
         return any(image.slug == slug for image in self.shown_images)
 
     def nodes_of(self, group: str) -> list[Node]:
-        """Return the nodes of a resource group."""
         return [node for node in self.nodes if node.resource_group == group]
 
     def devices_of(self, group: str) -> list[Device]:
@@ -154,7 +150,6 @@ class Offer:
         return [device for node in self.nodes_of(group) for device in node.devices]
 
     def models(self, group: str) -> tuple[str, ...]:
-        """Return the GPU models of a resource group, each once."""
         return tuple(dict.fromkeys(device.model for device in self.devices_of(group)))
 
     def amounts(self, group: str) -> tuple[int, ...]:
@@ -246,7 +241,6 @@ CANNOT_START = "image_cannot_start"
 
 
 def cannot_start(what: str, why: str) -> Refusal:
-    """Return the refusal of an image that can't start."""
     message = f"image: {what} can't start: {why}; choose another image, or ask an administrator"
     return Refusal("image", CANNOT_START, message)
 

@@ -13,7 +13,14 @@ from markupsafe import Markup
 
 from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
-from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, meaning, most_gpu_memory_mib, written
+from fgpuspawner.form.image_cards import (
+    SEARCH_FROM,
+    amount_meaning,
+    amounts,
+    cards,
+    most_gpu_memory_mib,
+    written,
+)
 from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.presets import fields_of, in_form, one_click
@@ -120,14 +127,13 @@ def render(
 
 
 def _group(offer: Offer, name: str) -> dict[str, Any]:
-    """Return what the form and its script show of a resource group."""
     own, caps, devices = offer.nodes_of(name), offer.caps, offer.devices_of(name)
     counts = Counter(f"{d.model} of {format_milli(d.capacity_milli)} fGPU" for d in devices)
     most_memory_mib = min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9)
     return {
         "name": name,
         "amounts": [
-            written(a, *offer.beside(a, name)) | {"means": meaning(a, devices, offer.lending)}
+            written(a, *offer.beside(a, name)) | {"means": amount_meaning(a, devices, offer.lending)}
             for a in offer.amounts(name)
         ],
         "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
@@ -142,7 +148,6 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
 
 
 def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of every field: what was given, else what is preselected."""
     values: dict[str, str] = {
         **dict.fromkeys(FORM_FIELDS, ""),
         **_preselected(offer, given),
@@ -167,7 +172,6 @@ def _preselected(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
-    """Return the requested image if it is another user's and was not accepted."""
     image = offer.image(given.get(IMAGE_NAME) or given.get("image"))
     return None if image is None or image.is_accepted_by(offer.user) else image
 

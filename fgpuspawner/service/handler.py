@@ -113,7 +113,6 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
 
     @property
     def actor(self) -> str:
-        """The actor in the audit log: a user, or a service by its token."""
         return self.viewer.user or f"service {self.current_user.get('name', '')}"
 
     async def change(self, what: Callable[[Store, str, int], R]) -> R:
@@ -126,7 +125,6 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
 
     async def administered_world(self) -> World:
-        """Return the part of the current world that the caller administers."""
         return administered(await self.service.reader.world(), self.viewer)
 
     async def ended_sessions(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:

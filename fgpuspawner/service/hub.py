@@ -67,7 +67,6 @@ class Hub:
         await self._fetch(HTTPRequest(f"{self._api_url}/", connect_timeout=5.0, request_timeout=TIMEOUT_S))
 
     def close(self) -> None:
-        """Cancel unanswered calls."""
         self._http.close()
 
     async def _call(

@@ -84,7 +84,6 @@ class Site:
 
     @property
     def hub_base_url(self) -> str:
-        """The base of links from the service's pages to the Hub and to servers."""
         return self.hub_host + self.base_url
 
 
@@ -133,7 +132,6 @@ class World:
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
-        """The configured devices by UUID."""
         return {d.uuid: d for n in self.snapshot.nodes for d in n.devices}
 
     @cached_property
@@ -164,12 +162,10 @@ class World:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Current use against every quota."""
         return Ledger(self.snapshot)
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """Names of the resource groups that have a node."""
         return tuple(sorted({n.resource_group for n in self.snapshot.nodes}))
 
     def simulated(self, groups: Iterable[str] | None = None) -> bool:

@@ -172,7 +172,7 @@ class Saving(Object):
     message: str | None
 
 
-class Asked(Object):
+class RequestFields(Object):
     """Fields that a session and its receipt share: the request, its beginning and its end."""
 
     user: str
@@ -192,7 +192,7 @@ class Asked(Object):
     simulated: bool
 
 
-class Waiting(Object):
+class WaitFields(Object):
     """Fields about a session's wait, also in the administrators' queue."""
 
     id: Count
@@ -211,7 +211,7 @@ class Waiting(Object):
     pull: Pull | None
 
 
-class Session(Waiting, Asked):
+class Session(WaitFields, RequestFields):
     state: SessionState
     cpu: Amount
     memory_mib: Count
@@ -254,7 +254,7 @@ class SessionMeter(Answer):
     processes: list[Process]
 
 
-class Receipt(Asked):
+class Receipt(RequestFields):
     session_id: Count
     wait_s: Count
     run_s: Count

@@ -16,7 +16,6 @@ class Problem(Exception):
         self.field = field
 
     def as_json(self) -> str:
-        """Return the API's error object."""
         return objects.Error.of(error=self).as_json()
 
 

@@ -230,7 +230,6 @@ class Reader:
         return self._world
 
     async def session(self, session_id: int) -> Session | None:
-        """Return one session, live or ended, as it is now."""
         return await self._read(self._queue.session, session_id)
 
     async def read_queue(self, function: Callable[[QueueReader], R]) -> R:
@@ -301,7 +300,6 @@ class Reader:
         return found
 
     async def private_images(self) -> tuple[PrivateImage, ...]:
-        """Return every private image, in the order of the requests for them."""
         return await self._read(PrivateImages(self._store).all)
 
     async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:

@@ -54,7 +54,6 @@ class Resumer:
         )
 
     async def close(self) -> None:
-        """Cancel unanswered requests."""
         tasks = [task for _, task in self._in_flight.values()]
         for task in tasks:
             task.cancel()

@@ -43,7 +43,6 @@ class Listener:
             self.end()
 
     def end(self) -> None:
-        """End the stream after sending what is queued."""
         self._ended = True
         with contextlib.suppress(asyncio.QueueFull):
             self._batches.put_nowait(None)
@@ -81,7 +80,6 @@ class Watcher:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Remove a stream. Idempotent."""
         listener.end()
         if listener in self._listeners:
             self._listeners.remove(listener)

@@ -84,31 +84,3 @@ def test_models_are_chosen_with_the_keyboard(hub: HubProcess, log_in: Callable[.
     assert session.request.gpu_models == (MIDDLE, SMALL)
     assert session.placement is not None
     assert session.placement.node_id == "a"
-
-
-def test_link_preset_and_launch_fill_in_model_order(hub: HubProcess, log_in: Callable[..., Person]) -> None:
-    bea = log_in(hub.url, "bea", "test-password")
-    page = bea.page
-    for link in (
-        bea.link(gpu_models=f"{MIDDLE},{LARGE}", fgpu="0.5"),
-        bea.link(gpu_models=f"{MIDDLE}&opt-gpu_models={LARGE}", fgpu="0.5"),
-        f"{hub.url}/hub/spawn#gpu_models={MIDDLE},%20{LARGE}&fgpu=0.5",
-    ):
-        page.goto("about:blank")
-        page.goto(link)
-        assert chosen(more(page)) == [MIDDLE, LARGE, ""], link
-    for old in (bea.link(gpu_model=LARGE), f"{hub.url}/hub/spawn#gpu_model={LARGE}"):
-        page.goto("about:blank")
-        page.goto(old)
-        assert chosen(more(page)) == [LARGE, ""], old
-    page.get_by_role("group", name="Presets").get_by_role("button").first.click()
-    assert chosen(page) == [LARGE, SMALL, ""]
-    page.goto(bea.link(gpu_models=f"{MIDDLE},{LARGE}", fgpu="0.5"))
-    start(page)
-    page.wait_for_url("**/user/bea/**", timeout=START_MS)
-    session = hub.sessions()["bea/"]
-    assert session.placement is not None
-    assert (session.request.gpu_models, session.placement.node_id) == ((MIDDLE, LARGE), "c")
-    page.goto(bea.link("again"))
-    page.get_by_role("group", name="Your last launches").get_by_role("button").first.click()
-    assert chosen(more(page)) == [MIDDLE, LARGE, ""]

@@ -92,21 +92,6 @@ def test_map_shows_own_slices_and_only_sizes_of_others(
     )
 
 
-def test_administrator_sees_names_and_a_table(service: Standing, open_as: Callable[..., Page]) -> None:
-    busy(service)
-    page = open_as(service, "root", "map")
-    expect(page.locator(".map-queue")).to_contain_text(
-        "The first in the queue (first of cy), 1 fGPU, starts at once if one of these ends"
-    )
-    expect(page.locator(".map-queue")).to_contain_text("secret-name of ben (1.5 fGPU on GPU")
-    expect(page.get_by_role("heading", name="spare")).to_contain_text("takes no new sessions")
-    page.get_by_text("The same as a table").press("Enter")
-    table = page.get_by_role("table", name="GPUs of default")
-    expect(table).to_contain_text("1.5 fGPU secret-name of ben")
-    expect(table).to_contain_text("unavailable: its machine takes no sessions")
-    expect(page.get_by_role("table", name="Queue of default")).to_contain_text("second of ann, 2 fGPU: ")
-
-
 def test_map_updates_and_keeps_the_table_open(service: Standing, open_as: Callable[..., Page]) -> None:
     ids = busy(service)
     page = open_as(service, "cy", "map")

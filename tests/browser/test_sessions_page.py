@@ -154,39 +154,6 @@ def bars(page: Page) -> list[tuple[str, str, str]]:
     return [(used, length, own) for used, length, own in found]
 
 
-def choose_group(page: Page, name: str) -> None:
-    """Go to the page of a group, and wait until it is there: a click alone does not."""
-    page.get_by_role("link", name=name).click()
-    expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
-
-
-def test_bars_rise_and_fall_by_the_exact_amount(service: Standing, open_as: Callable[..., Page]) -> None:
-    page = open_as(service, "ann")
-    until_asked(page)
-
-    def shows(*wanted: tuple[str, str, str]) -> None:
-        told = [(f"{used} fGPU", length, f"{own} fGPU") for used, length, own in wanted]
-        until(lambda: bars(page) == told, what=f"{told}")
-
-    shows(("0 of 4", "0", "0 of 4"), ("0 of 6", "0", "0 of 6"))
-    (here,) = service.run([asked("ann", "here", 700)])
-    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("0.7 of 6", "11.6", "0.7 of 6"))
-    (there,) = service.run([asked("ann", "there", 1100, resource_group="far")])
-    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("1.8 of 6", "30.0", "1.8 of 6"))
-    # Another user's session lowers the free part and leaves the viewer's own.
-    (others,) = service.run([asked("ben", "", 1000)])
-    shows(("1.7 of 4", "17.5", "0.7 of 3"), ("2.8 of 6", "30.0", "1.8 of 5"))
-    choose_group(page, "far")
-    shows(("1.1 of 2", "55.0", "1.1 of 2"), ("2.8 of 6", "30.0", "1.8 of 5"))
-    service.end(there.id)
-    shows(("0 of 2", "0", "0 of 2"), ("1.7 of 6", "11.6", "0.7 of 5"))
-    choose_group(page, "default")
-    service.end(others.id)
-    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("0.7 of 6", "11.6", "0.7 of 6"))
-    service.end(here.id)
-    shows(("0 of 4", "0", "0 of 4"), ("0 of 6", "0", "0 of 6"))
-
-
 def test_only_changed_rows_are_redrawn(service: Standing, open_as: Callable[..., Page]) -> None:
     ids = some(service)
     page = open_as(service, "root")

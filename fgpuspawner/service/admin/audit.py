@@ -73,8 +73,6 @@ class AuditApi(AdminApi):
 
 
 class AuditFile(AdminApi):
-    """The log as a CSV file."""
-
     for_groups = True
 
     async def get(self) -> None:

@@ -17,7 +17,6 @@ LATEST_S = 253_402_300_799
 
 
 async def current_banner(handler: Handler) -> Notice | None:
-    """Return the current banner."""
     now_s = SystemClock().now_s()
     return await handler.service.reader.read_store(lambda store: Banner(store).at(now_s))
 
@@ -59,8 +58,6 @@ def read_until(text: str) -> int | None:
 
 
 class BannerPage(AdminFormPage):
-    """The banner, and a form for the next one."""
-
     address = "admin/banner"
 
     async def show(self, trouble: Problem | None = None) -> None:

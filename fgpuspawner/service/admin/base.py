@@ -30,7 +30,6 @@ class AdminPage(PageHandler):
         }
 
     def back(self, fragment: str = "", **query: str) -> None:
-        """Redirect to the page after a change."""
         kept = {name: value for name, value in query.items() if value}
         after = (f"?{urlencode(kept)}" if kept else "") + (f"#{fragment}" if fragment else "")
         self.redirect(f"{self.service.prefix}{self.address}{after}", status=303)

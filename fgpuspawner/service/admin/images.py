@@ -102,8 +102,6 @@ class CataloguePage(AdminFormPage):
 
 
 class ImagesPage(CataloguePage):
-    """The table, and one action on one image."""
-
     async def show(self, trouble: Problem | None = None) -> None:
         reader = self.service.reader
         images, world, caps = reader.images, await reader.world(), self.service.settings.caps()
@@ -142,15 +140,12 @@ class ImagesPage(CataloguePage):
             raise bad_argument("action", "there is no such action")
 
     def _fetch(self, slug: str, store: Store, by: str, now_s: int) -> None:
-        """Write down who asks, then have the Hub fetch an image."""
         Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
         data = self.service.settings.data_path()
         WANTED.write(data, {**WANTED.read(data), slug: now_s})
 
 
 class EditPage(CataloguePage):
-    """One image's whole entry."""
-
     async def show(self, trouble: Problem | None = None) -> None:
         slug = self.path_args[0]
         image = self._image(slug)

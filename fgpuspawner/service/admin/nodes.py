@@ -92,7 +92,6 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
 
 
 def on_node(world: World, node_id: str) -> list[Session]:
-    """Return the sessions that hold something of a node, by id."""
     return [
         s
         for s in world.snapshot.sessions
@@ -128,7 +127,7 @@ def _device(left: DeviceFree, world: World) -> objects.NodeDevice:
 log = logging.getLogger(__name__)
 
 DRAIN = "drain"
-AT_A_TIME = 8
+CONCURRENT_ENDS = 8
 """Sessions of a drained node that are ended at a time."""
 ANSWER_AFTER_S = 30.0
 """A drain that takes longer goes on in the background: a proxy gives up on an answer after a minute."""
@@ -137,7 +136,7 @@ _background_drains: set[asyncio.Task[None]] = set()
 """Keeps references to drains that go on after their answer; asyncio holds only weak ones."""
 
 
-def known(number: float | None, unit: str = "") -> str:
+def number_words(number: float | None, unit: str = "") -> str:
     """Return a number for people: "45 °C"; "unknown" for None."""
     return "unknown" if number is None else f"{number:.0f} {unit}".strip()
 
@@ -166,7 +165,7 @@ def check_action(handler: Handler, action: str) -> None:
         raise forbidden(f"action: {needs(scopes.ADMIN)}", field="action")
 
 
-async def do(
+async def change_node(
     handler: Handler, node_id: str, action: str, message: str = "", *, gpu: str | None = None
 ) -> NodeChange:
     """Act on a node or one of its GPUs; return the result in words, and the sessions that could not be ended.
@@ -207,7 +206,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
         message = f"node {node_id!r} still has sessions of another resource group; cordon it, or ask an administrator"
         raise forbidden(f"{message} (scope {scopes.ADMIN})", field="node")
     if node.state is NodeState.READY:
-        await do(handler, node_id, NodeAction.CORDON)
+        await change_node(handler, node_id, NodeAction.CORDON)
     elif node.state is not NodeState.CORDONED:
         message = f"node {node_id!r} is {node.state}; drain is for a node that answers"
         raise Problem(409, "node_refused", message, field="node")
@@ -223,7 +222,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
             now_s=now_s,
         )
     )
-    gate = asyncio.Semaphore(AT_A_TIME)
+    gate = asyncio.Semaphore(CONCURRENT_ENDS)
     failed: list[NotEnded] = []
 
     async def end(session: Session) -> None:
@@ -250,8 +249,6 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
 
 
 class NodesPage(AdminFormPage):
-    """Every node, with its buttons."""
-
     address = "admin/nodes"
     for_groups = True
 
@@ -261,14 +258,13 @@ class NodesPage(AdminFormPage):
             found=await nodes(self),
             trouble=trouble,
             longest_reason=MOST_REASON,
-            known=known,
+            number_words=number_words,
         )
 
     async def submit(self) -> None:
         gpu = self.field("gpu") or None
-        found = await do(
-            self, self.field("node"), self.field("action"), self.field("message")[:MOST_MESSAGE_TEXT], gpu=gpu
-        )
+        message = self.field("message")[:MOST_MESSAGE_TEXT]
+        found = await change_node(self, self.field("node"), self.field("action"), message, gpu=gpu)
         if found.failed:
             said = "; ".join(f"session {one.session_id}: {one.message}" for one in found.failed)
             await self.show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
@@ -306,6 +302,6 @@ class OneNodeApi(AdminApi):
             raise bad_argument("gpu", "a text: the index or the UUID of one of its GPUs")
         if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_MESSAGE_TEXT:
             raise bad_argument("action", f"a word; message: a text of at most {MOST_MESSAGE_TEXT} characters")
-        found = await do(self, node_id, action, message, gpu=gpu)
+        found = await change_node(self, node_id, action, message, gpu=gpu)
         simulated = (await self.administered_world()).simulated()
         self.answer(found.model_copy(update={"simulated": simulated}))

@@ -19,12 +19,12 @@ from fgpuspawner.service.objects import (
     Device,
     Number,
     Object,
-    Waiting,
+    WaitFields,
     answer,
 )
 
 
-class WaitingEntry(Waiting):
+class WaitingEntry(WaitFields):
     user: str
     server_name: str
     image_name: str

@@ -117,7 +117,7 @@ async def queues(handler: Handler, *, most: int | None = None) -> Queues:
     )
 
 
-def decides(handler: Handler) -> bool:
+def our_queue_decides(handler: Handler) -> bool:
     """Return whether our queue decides which request is next, and not the engine's."""
     return handler.service.reader.engine.queue is WhoseQueue.OURS
 
@@ -135,7 +135,7 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
         if is_mine(session, viewer):
             message = f"priority: an administrator sets that of your own sessions (scope {scopes.ADMIN})"
             raise forbidden(message, field="priority")
-    if not decides(handler):
+    if not our_queue_decides(handler):
         raise Problem(
             409,
             "engines_queue",
@@ -152,8 +152,6 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
 
 
 class QueuePage(AdminFormPage):
-    """Every queue, with a form for each priority."""
-
     address = "admin/queue"
     for_groups = True
 
@@ -162,7 +160,7 @@ class QueuePage(AdminFormPage):
             "admin_queue.html",
             found=await queues(self, most=None if self._all else SHOWN),
             trouble=trouble,
-            ours=decides(self),
+            ours=our_queue_decides(self),
             highest=HIGHEST_PRIORITY,
             everybody=self._all,
         )

@@ -216,8 +216,6 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
 
 
 class QuotasPage(AdminFormPage):
-    """Every quota with its use, and a form for one."""
-
     address = "admin/quotas"
     for_groups = True
 

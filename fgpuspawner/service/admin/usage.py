@@ -171,8 +171,6 @@ def _forgotten_before(handler: Handler, asked: Days) -> date | None:
 
 
 class UsagePage(AdminPage):
-    """The report with its plot."""
-
     address = "admin/usage"
 
     async def get(self) -> None:
@@ -217,8 +215,6 @@ class UsageApi(AdminApi):
 
 
 class UsageFile(AdminApi):
-    """The report as a CSV file."""
-
     async def get(self) -> None:
         self.query(ARGUMENTS)
         asked = read(self)

@@ -33,7 +33,6 @@ class Api(Handler):
         return OneSession.of(session=shown, simulated=shown.simulated)
 
     async def answer_session(self, session: Session, status: int = 200) -> None:
-        """Send a session as it is now."""
         self.answer(self.object_of(session, await self.service.reader.world()), status)
 
     def everybody(self, what: str, *, of_groups: bool = False) -> bool:
@@ -90,7 +89,6 @@ def sent_json(body: bytes) -> object:
 
 
 def sent_text(field: str, value: object) -> str:
-    """Return a required text."""
     if not isinstance(value, str) or not value:
         raise bad_argument(field, "must be a text")
     return value

@@ -185,7 +185,6 @@ def _device_object(left: DeviceFree, node: str, world: World, viewer: Viewer) ->
 
 
 def device_fields(left: DeviceFree) -> dict[str, str]:
-    """Return a GPU's fGPU, and how much of it is used."""
     total_milli = left.device.capacity_milli
     # Above 0 also where an administrator has made the unit smaller since.
     used_milli = max(0, total_milli - left.fgpu_milli)

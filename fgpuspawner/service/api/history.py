@@ -122,7 +122,6 @@ def _mean(held: Held, of: Callable[[Size], int]) -> float:
 
 
 def _sizes_fields(held: Held, asked: Request) -> dict[str, object]:
-    """Return each amount of a resized session with its time, the mean in fGPU, and the most GPU memory; else nothing."""
     if len(held) < 2:
         return {}
     told = [f"{amount_words(_of_size(asked, size))} for {duration(s)}" for s, size in held[:MOST_AMOUNTS]]

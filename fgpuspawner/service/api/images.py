@@ -49,7 +49,6 @@ def is_shared_with(image: PrivateImage, viewer: Viewer) -> bool:
 
 
 def may_manage(image: PrivateImage, viewer: Viewer) -> bool:
-    """Return whether the viewer may rename, share and delete it."""
     return viewer.admin or is_mine(image, viewer)
 
 
@@ -292,7 +291,6 @@ class ImageApi(Api):
         return _named(self.body(("name", "tag")))
 
     def answer_image(self, image: PrivateImage | None, status: int = 200) -> None:
-        """Send an image; null if it is gone."""
         shown = None if image is None else image_object(image, self.viewer)
         self.answer(objects.OnePrivateImage.of(image=shown), status)
 

@@ -57,8 +57,6 @@ class OneSession(Api):
 
 
 class Keep(Api):
-    """Answers the warning to an idle session's owner: keep it."""
-
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:
@@ -66,8 +64,6 @@ class Keep(Api):
 
 
 class Extend(Api):
-    """Extends a session's time limit."""
-
     needs_scope = scopes.KEEP
 
     async def post(self, session_id: str) -> None:

@@ -63,7 +63,6 @@ class PageHandler(Handler):
         }
 
     def _alarms(self) -> list[str]:
-        """Return the problems that an administrator sees on every page."""
         reader, settings = self.service.reader, self.service.settings
         room, host = reader.room(), self.service.site.hub_host
         short = None if room is None else room.words(settings.data_path())
@@ -87,7 +86,6 @@ class PageHandler(Handler):
         return self.get_body_argument(name, "")
 
     def send_parts(self, found: Json) -> None:
-        """Answer the page's own script."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(json.dumps(found))
 

@@ -122,11 +122,10 @@ LOOKED_THROUGH = 1000
 
 
 class PastPage(PageHandler):
-    """Shared by the page and the file: the filtered history."""
+    """Shared by the page and the file: the chosen history."""
 
     @property
     def everybody(self) -> bool:
-        """Whether all users' history is shown."""
         return self.viewer.admin and self.get_query_argument("show", "all") != "mine"
 
     @property
@@ -142,7 +141,6 @@ class PastPage(PageHandler):
         return await receipts_of(self, user, before=before, limit=limit)
 
     def query(self, **changes: str) -> str:
-        """Return the query of this page with other choices."""
         kept = {name: v for name in ("show", "user") if (v := self.get_query_argument(name, ""))}
         found = urlencode({name: value for name, value in (kept | changes).items() if value})
         return f"?{found}" if found else ""
@@ -180,7 +178,5 @@ class HistoryPage(PastPage):
 
 
 class HistoryFile(PastPage):
-    """The newest ended sessions, as a CSV file."""
-
     async def get(self) -> None:
         send_receipts(self, *await self.receipts(LARGEST_FILE, self.before()))

@@ -36,7 +36,6 @@ class ImagePage(PageHandler):
 
     @property
     def home(self) -> str:
-        """The address of the list."""
         return f"{self.service.prefix}private-images"
 
     def get_template_namespace(self) -> dict[str, Any]:

@@ -68,7 +68,6 @@ class SessionsHandler(PageHandler):
         return read_filter(lambda name: self.get_query_argument(name, ""), admin=self.everybody)
 
     def objects(self, world: World) -> list[objects.Session]:
-        """Return the live sessions before the filters."""
         live = live_sessions(world, self.viewer, everybody=self.everybody)
         return sessions_object(live, world, self.viewer, self.service.site).sessions
 
@@ -158,16 +157,14 @@ class SessionsPage(SessionsHandler):
             choice=choice,
         )
 
-    def _query(self, filtered: str | None = None, **changes: str) -> str:
-        """Return the query of this page with other choices; ``filtered`` is a `SessionFilter`'s own query."""
+    def _query(self, filter_query: str | None = None, **changes: str) -> str:
+        """Return the query of this page with other choices; ``filter_query`` is a `SessionFilter`'s own query."""
         kept = {name: v for name in ("group", "show") if (v := self.get_query_argument(name, None))}
-        own = self.choice().query() if filtered is None else filtered
+        own = self.choice().query() if filter_query is None else filter_query
         return "?" + "&".join(part for part in (urlencode(kept | changes), own) if part)
 
 
 class SessionsFile(SessionsHandler):
-    """The page's sessions as a CSV file."""
-
     async def get(self) -> None:
         world = await self.service.reader.world()
         found = filtered(self.objects(world), self.choice())
@@ -179,8 +176,6 @@ MOST_DIGITS = 10
 
 
 class EndPage(PageHandler):
-    """Asks whether to end a session, and ends it."""
-
     async def get(self, session_id: str) -> None:
         session = await self.visible_session(session_id)
         world = await self.service.reader.world()
@@ -193,8 +188,6 @@ class EndPage(PageHandler):
 
 
 class ResizePage(FormPage):
-    """Asks for a running session's new amount, and has the Hub set it."""
-
     needs_scope = scopes.KEEP
 
     async def show(self, trouble: Problem | None = None) -> None:

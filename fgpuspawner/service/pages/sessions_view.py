@@ -72,11 +72,10 @@ class SessionFilter:
 
     @property
     def narrows(self) -> bool:
-        """Whether anything may be left out."""
         return bool(self.state or self.user or self.text)
 
     def query(self, **changes: str | bool) -> str:
-        """Return an address's query for this choice, with changes; empty if nothing is filtered."""
+        """Return an address's query for this choice, with changes; empty without a choice."""
         made = replace(self, **changes)  # type: ignore[arg-type]
         given = {"sort": made.sort, "state": made.state, "user": made.user, "q": made.text}
         if made.sort and made.descending:
@@ -123,7 +122,7 @@ def read_filter(argument: Callable[[str], str], *, admin: bool) -> SessionFilter
 
 
 def filtered(sessions: Sequence[Session], choice: SessionFilter) -> list[Session]:
-    """Return the filtered sessions in order; equal ones in order of submission."""
+    """Return the sessions that match a filter, in its order; equal ones in order of submission."""
     found = [s for s in sessions if _shown(s, choice)]
     if not choice.sort:
         return found

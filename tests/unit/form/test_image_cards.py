@@ -12,7 +12,7 @@ from traitlets.config import Config
 from fgpu_scheduler import Device
 from fgpuspawner.form import page as form
 from fgpuspawner.form.advice import Advice
-from fgpuspawner.form.image_cards import amounts, cards, meaning
+from fgpuspawner.form.image_cards import amount_meaning, amounts, cards
 from fgpuspawner.form.offer import Offer, make_offer
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU
@@ -33,32 +33,36 @@ ODD = replace(T4, uuid="GPU-2", index=2, model="H100", memory_mib=81559)
     ],
 )
 def test_amount_is_described_as_part_of_a_gpu(fgpu_milli: int, words: str) -> None:
-    assert meaning(fgpu_milli, [T4, replace(T4, uuid="GPU-9", index=9)]) == {"T4": words}
+    assert amount_meaning(fgpu_milli, [T4, replace(T4, uuid="GPU-9", index=9)]) == {"T4": words}
 
 
 def test_each_model_has_its_own_description() -> None:
-    assert meaning(2000, [T4, A100, ODD]) == {
+    assert amount_meaning(2000, [T4, A100, ODD]) == {
         "T4": "1/2 GPU: 8 GiB GPU memory, 50 % compute",
         "A100": "1/2 GPU: 20 GiB GPU memory, 50 % compute",
         "H100": "1/2 GPU: 39.75 GiB GPU memory, 50 % compute",
     }
-    assert meaning(6000, [T4, replace(A100, capacity_milli=6000)]) == {"A100": "1 GPU: 40 GiB GPU memory"}
-    assert meaning(1000, []) == {}
+    assert amount_meaning(6000, [T4, replace(A100, capacity_milli=6000)]) == {
+        "A100": "1 GPU: 40 GiB GPU memory"
+    }
+    assert amount_meaning(1000, []) == {}
 
 
 def test_lent_compute_reads_at_least() -> None:
     strict = replace(T4, uuid="GPU-4", node_id="n2")
     least = "1/4 GPU: 4 GiB GPU memory, at least 25 % compute"
-    assert meaning(1000, [T4], {"n1"}) == {"T4": least}
-    assert meaning(1000, [T4, strict], {"n1"}) == {
+    assert amount_meaning(1000, [T4], {"n1"}) == {"T4": least}
+    assert amount_meaning(1000, [T4, strict], {"n1"}) == {
         "T4": f"{least} or 1/4 GPU: 4 GiB GPU memory, 25 % compute"
     }
-    assert meaning(4000, [T4, strict], {"n1"}) == {"T4": "1 GPU: 16 GiB GPU memory"}
+    assert amount_meaning(4000, [T4, strict], {"n1"}) == {"T4": "1 GPU: 16 GiB GPU memory"}
 
 
 def test_model_with_two_sizes_shows_both() -> None:
     larger = replace(A100, uuid="GPU-3", memory_mib=81920)
-    assert meaning(4000, [A100, larger]) == {"A100": "1 GPU: 40 GiB GPU memory or 1 GPU: 80 GiB GPU memory"}
+    assert amount_meaning(4000, [A100, larger]) == {
+        "A100": "1 GPU: 40 GiB GPU memory or 1 GPU: 80 GiB GPU memory"
+    }
 
 
 NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}

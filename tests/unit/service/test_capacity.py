@@ -14,7 +14,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.service.api.capacity import (
-    Amounts,
+    ResourceAmounts,
     allocatable_in,
     capacity_object,
     mine_in,
@@ -25,8 +25,8 @@ from fgpuspawner.service.pages.sessions_view import SessionsView
 
 
 def test_only_administrators_see_the_state_of_each_node() -> None:
-    filtered = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
-    world = replace(Build().world(), isolation=filtered)
+    choices = (StoredChoice("n1", "interposer", "libfgpu holds memory and compute"),)
+    world = replace(Build().world(), isolation=choices)
     (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
     assert told.model_dump() == {
         "name": "n1",
@@ -86,7 +86,7 @@ def test_capacity_of_cordoned_nodes_is_unavailable() -> None:
 
 def test_waiting_and_ended_sessions_hold_nothing() -> None:
     world = Build().pending("alice", 1000).running("alice", 500, server="b", state=S.TERMINATED).world()
-    assert mine_in(world, ALICE, "default") == Amounts()
+    assert mine_in(world, ALICE, "default") == ResourceAmounts()
     ending = Build().running("alice", 500, state=S.TERMINATING).world()
     assert mine_in(ending, ALICE, "default").fgpu_milli == 500
 
@@ -109,10 +109,10 @@ def test_allocatable_capacity_stays_within_quotas() -> None:
 
 def test_nothing_is_allocatable_in_closed_groups_and_nodes() -> None:
     world = Build(node(state=NodeState.CORDONED), node("n2", "class")).world()
-    assert allocatable_in(world, ALICE, "default") == Amounts()
-    assert allocatable_in(world, ALICE, "class") == Amounts()
-    assert allocatable_in(world, BOB, "class") == Amounts(2000, 8000, 16384)
-    assert total_of(world, "default") == Amounts(2000, 8000, 16384)
+    assert allocatable_in(world, ALICE, "default") == ResourceAmounts()
+    assert allocatable_in(world, ALICE, "class") == ResourceAmounts()
+    assert allocatable_in(world, BOB, "class") == ResourceAmounts(2000, 8000, 16384)
+    assert total_of(world, "default") == ResourceAmounts(2000, 8000, 16384)
 
 
 def test_shrunk_node_never_gives_negative_amounts() -> None:
@@ -120,8 +120,8 @@ def test_shrunk_node_never_gives_negative_amounts() -> None:
     small = Build(Node("n1", "default", 1000, 512, (gpu("n1", milli=1000),)))
     small.sessions = big.sessions
     world = small.world()
-    assert allocatable_in(world, ALICE, "default") == Amounts(0, 0, 0)
-    assert used_of(world, "default") == Amounts(1500, 1500, 1024)
+    assert allocatable_in(world, ALICE, "default") == ResourceAmounts(0, 0, 0)
+    assert used_of(world, "default") == ResourceAmounts(1500, 1500, 1024)
     assert [part.width for part in shown(world, ALICE).gauges[0].levels[0].parts] == ["100.0", "0"]
 
 

@@ -29,7 +29,7 @@ from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.objects import Receipt
-from fgpuspawner.service.pages.history import hours, line, totals
+from fgpuspawner.service.pages.history import history_line, hours, totals
 from fgpuspawner.service.pages.session_rows import Bar, use
 from fgpuspawner.text.times import cell
 
@@ -264,7 +264,7 @@ RECEIPT = Receipt(
 
 
 def test_history_line_shows_amount_and_use() -> None:
-    found = line(RECEIPT)
+    found = history_line(RECEIPT)
     assert (found.name, found.waited, found.ran, found.gpu_hours) == (
         "default session",
         "1 min",
@@ -279,36 +279,40 @@ def test_history_line_shows_amount_and_use() -> None:
 
 def test_unmeasured_use_is_not_shown_as_zero() -> None:
     unknown = dict.fromkeys(("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"))
-    found = line(RECEIPT.model_copy(update=unknown))
+    found = history_line(RECEIPT.model_copy(update=unknown))
     assert (found.memory, found.usual, found.energy) == (None, "", "")
-    assert line(RECEIPT.model_copy(update={"memory_p95_mib": None})).usual == "p95 12 % of the GPU"
-    assert line(RECEIPT.model_copy(update={"sm_p95_percent": None})).usual == "p95 400 MiB"
-    assert line(RECEIPT.model_copy(update={"sm_p95_percent": 0})).usual == "p95 400 MiB, 0 % of the GPU"
+    assert history_line(RECEIPT.model_copy(update={"memory_p95_mib": None})).usual == "p95 12 % of the GPU"
+    assert history_line(RECEIPT.model_copy(update={"sm_p95_percent": None})).usual == "p95 400 MiB"
+    assert (
+        history_line(RECEIPT.model_copy(update={"sm_p95_percent": 0})).usual == "p95 400 MiB, 0 % of the GPU"
+    )
 
 
 def test_lent_compute_is_shown_where_it_was_lent() -> None:
-    assert line(RECEIPT).lent == ""
+    assert history_line(RECEIPT).lent == ""
     lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
-    assert line(RECEIPT.model_copy(update=lent)).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
+    assert history_line(RECEIPT.model_copy(update=lent)).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
     only = {"compute_received_percent": 12.0, "compute_borrowed_percent": 0.2, "compute_lent_percent": 3.1}
-    assert line(RECEIPT.model_copy(update=only)).lent == "mean 12 of 25 % share; others used 3 % of it"
+    assert (
+        history_line(RECEIPT.model_copy(update=only)).lent == "mean 12 of 25 % share; others used 3 % of it"
+    )
 
 
 def test_estimated_energy_says_about() -> None:
     assert (
-        line(RECEIPT.model_copy(update={"energy_wh": 1234.0, "energy_estimated": True})).energy
+        history_line(RECEIPT.model_copy(update={"energy_wh": 1234.0, "energy_estimated": True})).energy
         == "about 1.23 kWh"
     )
 
 
 def test_ended_sessions_show_cancelled_or_the_error() -> None:
-    never = line(
+    never = history_line(
         RECEIPT.model_copy(
             update={"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None}
         )
     )
     assert (never.state, never.ran, never.gpu_memory) == ("CANCELLED", "never ran", "")
-    failed = line(RECEIPT.model_copy(update={"end_cause": "OOM", "message": "killed"}))
+    failed = history_line(RECEIPT.model_copy(update={"end_cause": "OOM", "message": "killed"}))
     assert (failed.state, failed.why) == ("ERROR", "it ran out of memory: killed")
 
 
