@@ -24,13 +24,11 @@ from fgpu_scheduler import (
     Audit,
     Deadlines,
     EndCause,
-    Meters,
     Node,
     NodeState,
     PrivateImages,
     Queue,
     Refusal,
-    Retention,
     Scheduler,
     Session,
     SessionState,
@@ -44,27 +42,19 @@ from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.adoption import CheckedEngine
 from fgpuspawner.hub.compute_watch import POLL_EVERY_S as COMPUTE_POLL_EVERY_S
-from fgpuspawner.hub.compute_watch import ComputeWatch
-from fgpuspawner.hub.disks import SessionDisks, close_machine
-from fgpuspawner.hub.gpu_observers import CodeMemoryWatch, GpuHealthWatch, GpuIdleTimes
+from fgpuspawner.hub.gpu_observers import GpuIdleTimes
 from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_pulls import ImageWatch, Prefetch, PullProgressFile
-from fgpuspawner.hub.image_worker import ImageWorker, kept_names
+from fgpuspawner.hub.image_worker import kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import HubMetrics
-from fgpuspawner.hub.notices import Notices
 from fgpuspawner.hub.resizing import resizer_of
-from fgpuspawner.hub.retention import begin_retention
-from fgpuspawner.hub.session_probes import slots_of
-from fgpuspawner.hub.watchdog import Watchdog
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import Prepared
-from fgpuspawner.isolation.gpu_poller import Drivers, GpuPoller
+from fgpuspawner.isolation.gpu_poller import Drivers
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.meter.disk import DiskLimit, DiskLimits
-from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
 from fgpuspawner.text.sessions import server_words
@@ -160,8 +150,8 @@ class Runtime:
         atexit.register(self.isolation.close)
         self.drivers = Drivers(self.isolation, self.engine)
         # One poller serves all observers, so the shortest interval counts.
-        self._poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
-        self._gpu_use = GpuIdleTimes(SystemClock(), every_s=self._poll_every_s)
+        self.poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
+        self.gpu_idle_times = GpuIdleTimes(SystemClock(), every_s=self.poll_every_s)
         atexit.register(self.drivers.close)
         self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
@@ -186,11 +176,11 @@ class Runtime:
         self.inventory = Inventory(
             settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
         )
-        self._prefetch = Prefetch(
+        self.prefetch = Prefetch(
             self.engine, self.queue, first=settings.prefetch, catalogue=lambda: self.catalogue
         )
         self._pull_progress = PullProgressFile(data, self.pull_states)
-        self._image_watch = ImageWatch(
+        self.image_watch = ImageWatch(
             self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
         )
         # Close the database however the Hub ends: threads may still be in a transaction.
@@ -208,7 +198,7 @@ class Runtime:
             return None
         return SessionActivity(
             self._spawner_class,
-            self._gpu_use,
+            self.gpu_idle_times,
             SystemClock(),
             idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
         )
@@ -235,12 +225,14 @@ class Runtime:
 
     # -- in the Hub's event loop ----------------------------------------------------------------------
 
-    def start(self, served: Collection[tuple[str, str]]) -> None:
-        """Begin to schedule; `ready` waits until that is done.
+    def start(
+        self, served: Collection[tuple[str, str]], background_work: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin to schedule, then begin the background work; `ready` waits until that is done.
 
         ``served`` are the servers (user, name) that the Hub's database has as running.
         """
-        self._served = frozenset(served)
+        self._served, self._begin_background_work = frozenset(served), background_work
         self._started = asyncio.ensure_future(self._start())
         self.background.every(
             REFRESH_EVERY_S,
@@ -284,7 +276,7 @@ class Runtime:
                 message = "the Hub did not know this session any more when it restarted"
                 end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
                 await self.queue.patiently(end)
-        self._look_after()
+        self._begin_background_work()
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
@@ -297,82 +289,6 @@ class Runtime:
             if not engine.wrong:
                 return
             await asyncio.sleep(START_AGAIN_S)
-
-    def _look_after(self) -> None:
-        settings, clock, data = self.settings, SystemClock(), self.settings.data_path()
-        watchdog = Watchdog(
-            self.isolation,
-            self.queue,
-            self.audit,
-            every_s=settings.watchdog_every_s,
-            tolerance_mib=settings.watchdog_tolerance_mib,
-        )
-        sampler = Sampler(
-            self.isolation,
-            self.queue,
-            Meters(self.store),
-            clock,
-            data=data,
-            every_s=settings.meter_every_s,
-            poll_every_s=self._poll_every_s,
-        )
-        sampler.begin(self.background)
-        GpuHealthWatch(self.drivers, clock, data=data).begin(self.background)
-        poller = GpuPoller(self.drivers, self.queue.live, every_s=self._poll_every_s)
-        ask = functools.partial(slots_of, self.engine, self.isolation)
-        code = CodeMemoryWatch(self.isolation, ask)
-        compute = ComputeWatch(
-            self.queue,
-            self.audit,
-            ask,
-            snapshot_soon=poller.take_within,
-            ends=settings.watchdog_compute == "end",
-        )
-        watches = (watchdog.observe,) if self.engine.capabilities.sees_processes else ()
-        poller.begin(
-            self.background,
-            (*watches, compute.observe, code.observe, self._gpu_use.observe, sampler.observe),
-        )
-        atexit.register(poller.close)
-        self.background.every(
-            settings.watchdog_every_s,
-            lambda: asyncio.to_thread(self.isolation.trim_files),
-            failed="What sessions write could not be cut back",
-        )
-        ImageWorker(
-            self.store,
-            self.engine,
-            catalogue=lambda: self.catalogue,
-            refresh=self.images.refresh,
-            quota=settings.image_quota(),
-        ).begin(self.background)
-        disk_limits = DiskLimits(
-            DiskLimit(settings.session_disk_mib, settings.session_files),
-            DiskLimit(settings.home_disk_mib, settings.home_files),
-            settings.disk_grace_s if settings.disk_over == "end" else None,
-        )
-        SessionDisks(
-            self.engine,
-            self.queue,
-            disk_limits,
-            data=data,
-            every_s=settings.disk_every_s,
-            close=lambda why: asyncio.to_thread(close_machine, self.store, self.isolation, why),
-        ).begin(self.background)
-        self.metrics.begin(self.background)
-        self.inventory.begin(self.background)
-        self.resizer.begin(self.background)
-        begin_retention(self.background, Retention(self.store), clock, days=settings.history_days)
-        self._prefetch.begin(self.background)
-        self._image_watch.begin()
-        Notices(
-            self.store,
-            settings.notice_command,
-            clock,
-            data=data,
-            site_name=settings.site_name,
-        ).begin(self.background)
-        self.engine.begin()
 
     async def audit(self, session: Session, action: str, details: str = "", *, actor: str = WATCHDOG) -> None:
         """Add to the audit log what someone other than its owner did to a session.
@@ -420,7 +336,7 @@ class Runtime:
 
     def pull_states(self) -> dict[int, PullState]:
         """Return the progress of the pulls that sessions wait for, or why a pre-pull failed, by session."""
-        return {**self._prefetch.failed, **self.engine.fetching()}
+        return {**self.prefetch.failed, **self.engine.fetching()}
 
     def pull_of(self, session_id: int) -> PullState | None:
         return self.pull_states().get(session_id)
@@ -486,5 +402,5 @@ class Runtime:
             user=user,
             hub_groups=hub_groups,
             lending=self.isolation.lending,
-            available=self._image_watch.available.fresh(SystemClock().now_s()),
+            available=self.image_watch.available.fresh(SystemClock().now_s()),
         )

@@ -19,6 +19,7 @@ from sqlalchemy import orm as sql
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.adoption import adopt
+from fgpuspawner.hub.background_work import begin_background_work
 from fgpuspawner.hub.checks import check_hub, use_start_timeout, use_subdomains
 from fgpuspawner.hub.disks import HubDisk
 from fgpuspawner.hub.hub_handlers import record_requesters, serve_health
@@ -70,7 +71,8 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
         revoke_older_tokens(app.db, service.api_token)
     remove_unknown_scopes(app.db)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
-    runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
+    served = [(s.user.name, s.name) for s in servers if s.user is not None]
+    runtime.start(served, lambda: begin_background_work(runtime))
     for session in adopted:
         audit = runtime.audit(
             session, "session.adopt", "the Hub's own database did not know it", actor="the Hub"
