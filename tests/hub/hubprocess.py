@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 import requests
 
 import quickstart
@@ -410,3 +411,39 @@ def running(folder: Path, **kwargs: Any) -> Iterator[HubProcess]:
 
 
 __all__ = ["HubProcess", "running", "signal", "until"]
+
+
+def module_world(kind: Callable[[Path], Any], folder: str) -> Any:
+    """Return a module's fixture: one world of this kind, with a Hub that is closed after the module's last test."""
+
+    @pytest.fixture(scope="module")
+    def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        found = None
+        try:
+            found = kind(tmp_path_factory.mktemp(folder))
+            yield found
+        finally:
+            if found is not None:
+                found.hub.close()
+
+    return world
+
+
+SLOW_LAUNCH = """
+import asyncio, time
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.local.engine import LocalEngine
+
+def until_allowed():
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+
+start = LocalEngine.start
+async def slow(self, spec):
+    # Like an engine that takes its time, and cannot be interrupted.
+    if spec.session.id == 1 and spec.session.attempt == 1:
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_allowed))
+    return await start(self, spec)
+LocalEngine.start = slow
+"""
+"""The first session's launch waits for the file ``go`` in the Hub's folder."""

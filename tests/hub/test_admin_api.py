@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fgpu_scheduler import (
     SessionState,
     plan,
 )
-from hubprocess import until
+from hubprocess import module_world, until
 
 JSON = dict[str, Any]
 S = SessionState
@@ -69,15 +68,7 @@ class World:
         return line["actor"], line["action"], line["target"], line["details"]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    found: World | None = None
-    try:
-        found = World(tmp_path_factory.mktemp("admin"))
-        yield found
-    finally:
-        if found is not None:
-            found.hub.close()
+world = module_world(World, "admin")
 
 
 # --- Who may ---

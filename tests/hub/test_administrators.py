@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import requests
 
-from hubprocess import HubProcess, until
+from hubprocess import HubProcess, module_world, until
 
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
 CLASS = """
@@ -82,15 +82,7 @@ class World:
         until(lambda: not self.sessions(), within_s=90, what="every session has ended")
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world: World | None = None
-    try:
-        world = World(tmp_path_factory.mktemp("administrators") / "hub")
-        yield world
-    finally:
-        if world is not None:
-            world.hub.close()
+shared = module_world(World, "administrators")
 
 
 @pytest.fixture

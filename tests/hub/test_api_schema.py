@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from fgpuspawner.service.openapi import document
+from hubprocess import module_world
 
 SCHEMA = schemathesis.openapi.from_dict(document())
 CHECKS = [
@@ -34,15 +34,7 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    found: Filled | None = None
-    try:
-        found = Filled(tmp_path_factory.mktemp("service"))
-        yield found
-    finally:
-        if found is not None:
-            found.hub.close()
+filled = module_world(Filled, "service")
 
 
 def ask_much(world: Filled, operation: Any, role: str, examples: int) -> None:

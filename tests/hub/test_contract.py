@@ -17,29 +17,11 @@ import requests
 
 from fgpu_scheduler import EndCause, SessionState
 from fgpuspawner.hub.hub_handlers import MOST_TOKENS
-from hubprocess import HubProcess, until
+from hubprocess import SLOW_LAUNCH, HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 ANSWERED_AT_ITS_END = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 50}\n"
 """A spawn request is answered only when the start has failed, even on a slow machine."""
-
-SLOW_LAUNCH = """
-import time
-from fgpuspawner.concurrency.waiting import to_the_end
-from fgpuspawner.engines.local.engine import LocalEngine
-import asyncio
-
-def until_told():
-    while not os.path.exists("go"):
-        time.sleep(0.05)
-
-start = LocalEngine.start
-async def slow(self, spec):
-    # Like an engine that takes its time, and cannot be interrupted.
-    await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
-    return await start(self, spec)
-LocalEngine.start = slow
-"""
 
 BROKEN_LOOK = """
 from fgpuspawner.engines.local.engine import LocalEngine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from servedroutes import methods_of, served
 from test_service import now_s
 
 from fgpu_scheduler import PrivateImages
-from hubprocess import until
+from hubprocess import module_world, until
 
 ROLES = ("nobody", "bare service", "bare token", "carol", "server", "alice", "admin")
 """No user; a service and a token of alice's without rights, or with access to this service only; another user; the
@@ -114,15 +113,7 @@ OF_ONE = [
 WRITES = [key for key in EXPECTED if key[0] != "GET"]
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    found: Filled | None = None
-    try:
-        found = Filled(tmp_path_factory.mktemp("service"))
-        yield found
-    finally:
-        if found is not None:
-            found.hub.close()
+filled = module_world(Filled, "service")
 
 
 def token_of(world: Filled, role: str) -> str | None:

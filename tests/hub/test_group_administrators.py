@@ -20,7 +20,7 @@ from test_administrators import MINI, Browser, World
 
 from fgpu_scheduler import MOST_EDITS, Quota, QuotaEdits, QuotaScope
 from fgpuspawner.cli import main as cli
-from hubprocess import HubProcess, until
+from hubprocess import HubProcess, module_world, until
 
 JSON = dict[str, Any]
 ASSISTANTS = """
@@ -188,15 +188,7 @@ class Course(World):
         return requests_of, nodes, self.get("admin/quotas", self.admin)["quotas"]
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
-    world: Course | None = None
-    try:
-        world = Course(tmp_path_factory.mktemp("group-administrators") / "hub")
-        yield world
-    finally:
-        if world is not None:
-            world.hub.close()
+course = module_world(Course, "group-administrators")
 
 
 @pytest.fixture

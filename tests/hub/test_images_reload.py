@@ -11,7 +11,7 @@ import pytest
 import requests
 from bs4 import BeautifulSoup
 
-from hubprocess import HubProcess, until
+from hubprocess import HubProcess, module_world, until
 
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
 QUICK = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 1}\n"
@@ -67,15 +67,7 @@ class Site:
         assert answer.headers["Location"] == f"/services/fgpu/{PAGE}#image-{slug}"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    found: Site | None = None
-    try:
-        found = Site(tmp_path_factory.mktemp("images"))
-        yield found
-    finally:
-        if found is not None:
-            found.hub.close()
+site = module_world(Site, "images")
 
 
 @pytest.fixture(autouse=True)

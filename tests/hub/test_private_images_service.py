@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from test_service import ServiceHub, now_s, run
 
 from fgpu_scheduler import Device, ImageQuota, ImageState, Node, PrivateImages
-from hubprocess import until
+from hubprocess import module_world, until
 
 JSON = dict[str, Any]
 
@@ -75,11 +75,7 @@ class World:
             self.images.removed(image.id, now_s=1)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    found = World(tmp_path_factory.mktemp("images"))
-    yield found
-    found.hub.close()
+shared = module_world(World, "images")
 
 
 @pytest.fixture

@@ -17,28 +17,11 @@ from typing import Any
 import pytest
 import requests
 
-from hubprocess import HubProcess, until
+from hubprocess import SLOW_LAUNCH, HubProcess, until
 from launched import launched
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 WHOLE = {**ONE, "fgpu": "2"}
-
-FIRST_LAUNCH_IS_SLOW = """
-import asyncio, time
-from fgpuspawner.concurrency.waiting import to_the_end
-from fgpuspawner.engines.local.engine import LocalEngine
-
-def until_told():
-    while not os.path.exists("go"):
-        time.sleep(0.05)
-
-start = LocalEngine.start
-async def slow(self, spec):
-    if spec.session.id == 1 and spec.session.attempt == 1:
-        await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
-    return await start(self, spec)
-LocalEngine.start = slow
-"""
 
 FURTHER_SERVERS_HAVE_A_SLOW_HOOK = """
 import asyncio
@@ -87,7 +70,7 @@ def in_the_background(function: Callable[[], Any]) -> threading.Thread:
 def test_asking_again_right_after_a_cancel_never_runs_two_launches(
     make_hub: Callable[..., HubProcess],
 ) -> None:
-    hub = make_hub(service=False, after=FIRST_LAUNCH_IS_SLOW).start()
+    hub = make_hub(service=False, after=SLOW_LAUNCH).start()
     hub.add_user("alice")
     hub.add_user("bob")
     first = in_the_background(lambda: hub.spawn("alice", options=WHOLE))

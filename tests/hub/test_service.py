@@ -22,7 +22,7 @@ from bs4 import BeautifulSoup
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, Store, plan
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.settings import FGPU
-from hubprocess import ROOT, HubProcess, free_ports, until
+from hubprocess import ROOT, HubProcess, free_ports, module_world, until
 
 S = SessionState
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -206,15 +206,7 @@ class World:
             end(self.store, session)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    found: World | None = None
-    try:
-        found = World(tmp_path_factory.mktemp("service"))
-        yield found
-    finally:
-        if found is not None:
-            found.hub.close()
+world = module_world(World, "service")
 
 
 class Stream:
