@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from fgpu_scheduler import (
     ENDED,
@@ -23,7 +22,6 @@ from fgpu_scheduler import (
     InvalidTransition,
     NotExtended,
     NotResized,
-    Request,
     Resizes,
     Session,
     SessionState,
@@ -31,15 +29,19 @@ from fgpu_scheduler import (
     StoreUnavailable,
     UnknownSession,
     admit,
-    fixed,
-    format_milli,
     parse_milli,
     resized,
 )
-from fgpuspawner.service import objects
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import Viewer, World, extension_of, is_mine, is_visible
+from fgpuspawner.service.model import (
+    Viewer,
+    extension_of,
+    is_mine,
+    is_visible,
+    request_of,
+    why_fixed,
+)
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,
@@ -48,48 +50,9 @@ from fgpuspawner.service.problems import (
     hub_unavailable,
     no_such_session,
 )
-from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
+from fgpuspawner.text.resizing import not_resized_words
 from fgpuspawner.text.sessions import amount_words, server_words
 from fgpuspawner.text.times import duration
-
-
-def resize_object(session: Session, world: World) -> objects.Resize | None:
-    """Return a running session's possible amounts and its last resize request; None for one that does not run."""
-    if session.state is not SessionState.RUNNING or session.placement is None:
-        return None
-    wish = world.resizes.get(session.id)
-    why = why_fixed(session, world)
-    return objects.Resize.of(
-        wish,
-        why_not=why,
-        amounts=[] if why else map(format_milli, amounts(world.snapshot, session, world.step_milli)),
-        most_memory_mib=None if why else most_memory_mib(world.snapshot, session),
-        asked=None if wish is None else amount_words(request_of(session, wish.amount)),
-    )
-
-
-def request_of(session: Session, amount: Amount) -> Request:
-    """Return a session's request with another amount."""
-    return replace(
-        session.request,
-        fgpu_milli=amount.fgpu_milli,
-        gpu_memory_mib=amount.gpu_memory_mib,
-        compute_percent=amount.compute_percent,
-    )
-
-
-def why_fixed(session: Session, world: World) -> str | None:
-    """Return why a session cannot be resized at all, or None."""
-    against = fixed(world.snapshot, session)
-    if against is not None:
-        nothing = Amount.of(session)
-        return not_resized_words(against, session, nothing, world.snapshot, step_milli=world.step_milli)
-    assert session.placement is not None
-    own = next((c for c in world.isolation if c.node_id == session.placement.node_id), None)
-    if own is not None and own.fixed:
-        return f"{own.fixed[0].upper()}{own.fixed[1:]}."
-    return None
-
 
 log = logging.getLogger(__name__)
 

@@ -44,6 +44,14 @@ def test_a_hub_of_local_processes_loads_nothing_of_docker(module: str) -> None:
     assert {"docker", "dockerspawner"}.isdisjoint(found.stdout.split())
 
 
+def test_the_hubs_process_loads_no_handlers_of_the_service() -> None:
+    # JupyterHub's part of them reads the service's environment when it is imported.
+    modules = "fgpuspawner.config, fgpuspawner.engines.docker.spawner, fgpuspawner.engines.local.spawner"
+    ask = f"import sys, {modules}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"jupyterhub.services.auth", "fgpuspawner.service.handler"}.isdisjoint(found.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("words", "status", "without"),
     [

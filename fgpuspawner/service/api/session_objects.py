@@ -31,10 +31,10 @@ from fgpuspawner.service.model import (
     is_visible,
     may_save,
     meter_of,
+    resize_object,
     session_label,
     share_is_simulated,
 )
-from fgpuspawner.service.session_actions import resize_object
 from fgpuspawner.text.sessions import (
     WITHDRAWN,
     ahead_words,
