@@ -19,7 +19,7 @@ from dockerhub import Engine as Made
 from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.docker.address import Address, Tunnel
 from fgpuspawner.engines.docker.daemon import Daemon
-from fgpuspawner.engines.docker.handover import Handover, tell
+from fgpuspawner.engines.docker.handover import Handover, send
 from hubprocess import free_ports, until
 
 SSHD = Path("/usr/sbin/sshd")
@@ -105,7 +105,7 @@ async def test_containers_events_and_identities_go_through_the_tunnel(
     client.create_container(image, [code], entrypoint=[PYTHON, "-c"], name=read, stdin_open=True)
     try:
         client.start(read)
-        await asyncio.to_thread(tell, client, read, Handover(("a",), {"JUPYTERHUB_API_TOKEN": "secret"}))
+        await asyncio.to_thread(send, client, read, Handover(("a",), {"JUPYTERHUB_API_TOKEN": "secret"}))
         assert client.wait(read, timeout=60)["StatusCode"] == 0
         assert b'"JUPYTERHUB_API_TOKEN": "secret"' in client.logs(read)
     finally:

@@ -5,56 +5,41 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device
-from fgpuspawner.engines.docker.create import all_gpus, cdi_devices, some_gpus
+from fgpuspawner.engines.docker.create import all_gpus, some_gpus
 
 NVIDIA: dict[str, Any] = {"Runtimes": {"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}}
 PLAIN: dict[str, Any] = {"Runtimes": {"runc": {}}, "DiscoveredDevices": None}
 
 
 def cdi(*names: str) -> dict[str, Any]:
-    return {**PLAIN, "DiscoveredDevices": [{"Source": "cdi", "ID": name} for name in names]}
-
-
-def device(index: int) -> Device:
-    return Device(f"GPU-{index}f", "a", index, "A100", 40960, 2000)
-
-
-def test_the_nvidia_runtime_is_asked_for_devices_by_uuid() -> None:
-    request = some_gpus(NVIDIA, [device(1)])
-    assert request is not None
-    assert (request.driver, request.device_ids) == ("nvidia", ["GPU-1f"])
-    everything = all_gpus(NVIDIA)
-    assert everything is not None
-    assert (everything.driver, everything.count) == ("nvidia", -1)
+    devices = [{"Source": "cdi", "ID": f"nvidia.com/gpu={name}"} for name in names]
+    return {**PLAIN, "DiscoveredDevices": [*devices, {"Source": "cdi", "ID": "vendor.example/gpu=1"}]}
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    ("info", "indices", "driver", "asked"),
     [
-        (["nvidia.com/gpu=GPU-1f", "nvidia.com/gpu=1", "nvidia.com/gpu=all"], ["nvidia.com/gpu=GPU-1f"]),
-        (["nvidia.com/gpu=0", "nvidia.com/gpu=1"], ["nvidia.com/gpu=1"]),
-        (["nvidia.com/gpu=0", "nvidia.com/gpu=all"], None),
-        (["vendor.example/gpu=1"], None),
+        (NVIDIA, [1], "nvidia", ["GPU-1f"]),
+        (cdi("GPU-1f", "1", "all"), [1], "cdi", ["nvidia.com/gpu=GPU-1f"]),
+        (cdi("0", "1"), [1], "cdi", ["nvidia.com/gpu=1"]),
+        (cdi("0", "1"), [1, 0], "cdi", ["nvidia.com/gpu=1", "nvidia.com/gpu=0"]),
+        (cdi("0", "all"), [1], None, None),
+        (cdi("0"), [0, 1], None, None),
+        (PLAIN, [0], None, None),
     ],
 )
-def test_cdi_request_names_the_known_device(names: list[str], asked: list[str] | None) -> None:
-    request = some_gpus(cdi(*names), [device(1)])
-    assert (request.device_ids if request is not None else None) == asked
-    if request is not None:
-        assert request.driver == "cdi"
+def test_gpu_request_names_exactly_the_sessions_devices(
+    info: dict[str, Any], indices: list[int], driver: str | None, asked: list[str] | None
+) -> None:
+    devices = [Device(f"GPU-{index}f", "a", index, "A100", 40960, 2000) for index in indices]
+    request = some_gpus(info, devices)
+    assert (request and request.driver, request and request.device_ids) == (driver, asked)
 
 
-def test_gpu_request_has_all_devices_or_none() -> None:
-    assert some_gpus(cdi("nvidia.com/gpu=0"), [device(0), device(1)]) is None
-    request = some_gpus(cdi("nvidia.com/gpu=0", "nvidia.com/gpu=1"), [device(1), device(0)])
-    assert request is not None
-    assert request.device_ids == ["nvidia.com/gpu=1", "nvidia.com/gpu=0"]
-
-
-def test_an_engine_without_either_gives_none() -> None:
-    assert all_gpus(PLAIN) is None
-    assert some_gpus(PLAIN, [device(0)]) is None
-    assert cdi_devices({}) == []
-    named = all_gpus(cdi("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
+def test_monitoring_sees_all_gpus() -> None:
+    everything, named = all_gpus(NVIDIA), all_gpus(cdi("0", "all"))
+    assert everything is not None
+    assert (everything.driver, everything.count) == ("nvidia", -1)
     assert named is not None
     assert named.device_ids == ["nvidia.com/gpu=all"]
+    assert all_gpus(PLAIN) is None

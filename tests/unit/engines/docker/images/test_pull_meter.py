@@ -82,20 +82,6 @@ def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
     assert meter.progress(6).bytes_done == 100 * MIB
 
 
-def test_state_of_a_pull_in_words_has_phase_try_and_trouble() -> None:
-    progress = Progress(1, 2, 3 * MIB, 4 * MIB, 130)
-    assert PullState(Phase.FETCHING, progress).words() == (
-        "fetching the image: 1 of 2 layers, 3 of 4 MiB, about 3 min left"
-    )
-    assert PullState(Phase.FETCHING, Progress(), attempt=2).words() == "fetching the image (try 2)"
-    again = PullState(Phase.AGAIN, progress, trouble="the registry does not answer")
-    assert again.words() == "the image could not be fetched yet, trying again: the registry does not answer"
-    told = PullState(Phase.COPYING, progress, 1).as_json()
-    assert told["text"] == "copying the image from another machine: " + progress.words()
-    assert told["bytes_total"] == 4 * MIB
-    assert "unpacks" not in told
-
-
 def test_written_states_are_read_until_they_are_old(tmp_path: Path) -> None:
     states = {
         7: PullState(Phase.FETCHING, Progress(1, 2, 3, 4, 5, unpacks=True), 2, "x"),

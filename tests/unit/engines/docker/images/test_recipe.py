@@ -128,10 +128,6 @@ def test_recipe_of_an_image_of_an_image_continues_the_first() -> None:
     assert second.index("'a==1'") < second.index("# alice/torch:2") < second.index("'b==2'")
 
 
-def test_recipe_says_that_nothing_was_installed() -> None:
-    assert "# No package was installed or removed." in dockerfile(Changes(), BASE, name="alice/torch:1")
-
-
 def test_base_without_a_registrys_digest_has_name_and_id() -> None:
     inspected = {"Id": "sha256:ab", "RepoDigests": [], "Config": {"User": "1000:1000"}}
     base = base_of(inspected, "fgpuspawner/base:0.1")
