@@ -74,7 +74,7 @@ class IsolationSettings(Settings):
 
     Containers have a place of their own. Simulated GPUs are shared through it by all sessions.
 
-    Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. The installation has a
+    Empty: ``/dev/shm`` where there is one, else ``memory`` in ``data_dir``. The installation has a
     private folder in it.
     """
     verify_timeout_s = Integer(60, min=1).tag(example="120")

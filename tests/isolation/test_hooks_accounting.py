@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -286,22 +285,6 @@ def test_each_device_has_its_own_limit(session_folder: MakePath) -> None:
         cuda.alloc(256)
         assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 512) == OUT_OF_MEMORY
         """,
-    )
-
-
-def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: MakePath) -> None:
-    machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
-    folder = session_folder(devices=[(SECOND, 128)], machine=machine)
-    run(
-        folder,
-        """
-        cuda = Cuda().start()
-        assert cuda.info()[1] == 128 * MIB
-        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 1) == 101
-        properties = Properties(type=PINNED, location=Location(DEVICE, 1))
-        assert cuda.result("cuMemCreate", byref(c_ulonglong()), 2 * MIB, byref(properties), 0) != 0
-        """,
-        start=False,
     )
 
 
@@ -625,20 +608,6 @@ def test_green_contexts_share_one_charge(session_folder: MakePath) -> None:
     )
 
 
-def test_a_context_that_does_not_fit_is_refused(session_folder: MakePath) -> None:
-    run(
-        session_folder(devices=[(UUID, 128)], context_mib=100),
-        """
-        assert cuda.used_mib() == 100
-        assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == OUT_OF_MEMORY
-        assert cuda.used_mib() == 100
-        cuda.cuDevicePrimaryCtxRelease_v2(0)
-        cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
-        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0) == OUT_OF_MEMORY
-        """,
-    )
-
-
 # ---- what programs map themselves ----
 
 
@@ -751,17 +720,6 @@ def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(in_128_mib: 
     """)
 
 
-def test_at_the_limit_a_pool_serves_from_what_it_holds(in_128_mib: Run) -> None:
-    in_128_mib("""
-        stream = cuda.stream()
-        for _ in range(5):  # nothing waits, so all are freed in stream order only
-            address = cuda.new("cuMemAllocAsync", 100 * MIB, stream)
-            cuda.cuMemFreeAsync(address, stream)
-        cuda.cuStreamSynchronize(stream)
-        assert cuda.used_mib() == 0
-    """)
-
-
 def test_unused_pool_memory_makes_room_for_other_allocations(in_128_mib: Run) -> None:
     in_128_mib("""
         stream, pool = cuda.stream(), cuda.pool()
@@ -813,19 +771,6 @@ def test_destroyed_pool_is_charged_until_its_last_free(in_128_mib: Run) -> None:
         cuda.cuMemFreeAsync(second, stream)
         cuda.cuStreamSynchronize(stream)
         assert cuda.used_mib() == 0
-    """)
-
-
-def test_a_pool_that_would_grow_past_the_limit_is_refused(in_128_mib: Run) -> None:
-    in_128_mib("""
-        # Pools grow by 32 MiB at a time.
-        stream = cuda.stream()
-        held = cuda.alloc(110)
-        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), MIB, stream) == OUT_OF_MEMORY
-        assert cuda.used_mib() == 110
-        cuda.cuMemFree_v2(held)
-        cuda.new("cuMemAllocAsync", MIB, stream)
-        assert cuda.used_mib() == 32
     """)
 
 
@@ -1065,88 +1010,7 @@ def test_child_graph_counts_and_upload_charges_like_launch(in_128_mib: Run) -> N
     """)
 
 
-def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(in_128_mib: Run) -> None:
-    in_128_mib("""
-        try:
-            cuda.graph(129)
-        except CudaError as e:
-            assert e.result == OUT_OF_MEMORY
-        else:
-            raise AssertionError
-    """)
-
-
 # ---- NVML ----
-
-
-def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: MakePath) -> None:
-    neighbour = session_folder(devices=[(UUID, 150)])
-    folder = session_folder(devices=[(UUID, 128)], machine=neighbour)
-    other = Program(neighbour, "cuda.alloc(150); say(pid=os.getpid()); input()")
-    first = Program(folder, "cuda.alloc(100); say(pid=os.getpid()); input()")
-    other.line()
-    pid = int(first.line().removeprefix("pid="))
-    out = run(
-        folder,
-        """
-        import pynvml
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
-        for kind in ("Compute", "Graphics", "MPSCompute"):
-            for version in ("_v2", "_v3"):
-                listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device)
-                print(kind, *((p.pid, p.usedGpuMemory) for p in listed))
-        details = pynvml.nvmlDeviceGetRunningProcessDetailList(device, pynvml.nvmlProcessDetailList_v1, 0)
-        print("Details", *((p.pid, p.usedGpuMemory) for p in details))
-        # The first version: entries of 16 bytes.
-        library = pynvml.nvmlLib
-        count, room = c_uint(0), (c_ulonglong * 6)()
-        assert library.nvmlDeviceGetComputeRunningProcesses(device, byref(count), None) == 7
-        assert count.value == 1
-        count.value = 3
-        assert library.nvmlDeviceGetComputeRunningProcesses(device, byref(count), room) == 0
-        assert library.nvmlDeviceGetComputeRunningProcesses(device, None, None) == 2
-        print("First", count.value, room[0], room[1])
-        """,
-        start=False,
-    )
-    listed = f"({pid}, {100 * 2**20})"
-    assert out.splitlines() == [
-        *[f"Compute {listed}"] * 2,
-        *["Graphics"] * 2,
-        *["MPSCompute"] * 2,
-        f"Details {listed}",
-        f"First 1 {pid} {100 * 2**20}",
-    ]
-    for program in (other, first):
-        program.go()
-        program.end()
-
-
-def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder: MakePath) -> None:
-    machine = (
-        f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
-        f"mig parent={UUID} uuid=MIG-part memory_mib=1024 name=1g\n"
-    )
-    run(
-        session_folder(devices=[("MIG-part", 128)], machine=machine),
-        """
-        import pynvml
-        pynvml.nvmlInit()
-        other = pynvml.nvmlDeviceGetHandleByIndex(0)
-        own = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(other, 0)
-        def refused(function, *arguments):
-            try:
-                function(*arguments)
-            except pynvml.NVMLError_NoPermission:
-                return True
-        assert refused(pynvml.nvmlDeviceGetMemoryInfo, other)
-        assert refused(pynvml.nvmlDeviceGetMemoryInfo, other, pynvml.nvmlMemory_v2)
-        assert refused(pynvml.nvmlDeviceGetComputeRunningProcesses, other)
-        assert pynvml.nvmlDeviceGetMemoryInfo(own).total == 128 * MIB
-        """,
-        start=False,
-    )
 
 
 def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(session_folder: MakePath) -> None:
@@ -1164,17 +1028,3 @@ def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(session_fold
         """,
         start=False,
     )
-
-
-def test_a_process_without_a_gpu_is_left_alone(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 128)])
-    (folder / "limits").unlink()
-    done = subprocess.run(
-        ["/bin/sh", "-c", "echo fine"],
-        env={"LD_PRELOAD": str(folder / "libfgpu.so")},
-        capture_output=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == (b"fine\n", b"")
-    assert (folder / "log").read_text() == ""
-    assert os.path.getsize(folder / "accounting") == 2 << 20

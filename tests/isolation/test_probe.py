@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from insession import holding, in_container
+from insession import in_container
 from sessionfolders import UUID, MakePath, preloaded
 
 MIB = 1 << 20
@@ -56,13 +56,6 @@ def test_the_probe_sees_the_limit_in_every_way_of_asking(session_folder: MakePat
     assert "allocate" not in told
 
 
-def test_without_libfgpu_the_probe_sees_the_whole_device(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
-    told = report(folder / "probe", env=plain(folder))
-    assert totals(told) == [8192 * MIB] * 5
-    assert (told["libfgpu"], told["nonce"]) == ([], None)
-
-
 def test_two_devices_are_told_apart_by_the_bytes_of_their_uuids(session_folder: MakePath) -> None:
     spelled = "GPU-51a0c0de-0000-1111-2222-333344445555"
     folder = session_folder(devices=[(spelled, 1024), ("GPU-a", 2048)])
@@ -89,16 +82,6 @@ def test_past_the_limit_is_refused_and_half_of_it_is_to_be_had(session_folder: M
         assert device["half"] == {"bytes": mib * MIB // 2, "code": 0}
     [device, _] = report(folder / "probe", *words, env=plain(folder))["allocate"]["devices"]
     assert device["over"] == {"bytes": 2050 * MIB, "code": 0}
-
-
-def test_what_others_hold_leaves_the_total_and_takes_from_what_is_free(session_folder: MakePath) -> None:
-    folder = session_folder(devices=[(UUID, 2048)])
-    with holding(folder, 1536):
-        told = report(folder / "probe", "--allocate", f"{UUID}=2048", env=preloaded(folder))
-    assert totals(told) == [2048 * MIB] * 5
-    [device] = told["allocate"]["devices"]
-    assert (device["total_bytes"], device["free_bytes"]) == (2048 * MIB, 512 * MIB)
-    assert (device["over"]["code"], device["half"]["code"]) == (2, 2)
 
 
 def test_a_device_that_is_not_there_is_an_error_of_its_own(session_folder: MakePath) -> None:
@@ -153,11 +136,6 @@ def test_a_driver_that_crashes_is_told(isolation_build: Path, misbehaving: Any) 
         ("crashed", "ended by signal 11 in nvmlInit"),
         ("crashed", "ended by signal 11 in cuInit"),
     ]
-
-
-def test_a_driver_that_ends_the_process_is_told(isolation_build: Path, misbehaving: Any) -> None:
-    told = report(isolation_build / "probe", env=misbehaving("_exit(0)"))
-    assert outcomes(told, "cuda") == [("crashed", "ended early in cuInit")]
 
 
 def test_a_driver_that_hangs_is_told_in_time(isolation_build: Path, misbehaving: Any) -> None:

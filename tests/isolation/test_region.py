@@ -307,27 +307,6 @@ def test_a_process_that_is_stopped_at_any_instruction_keeps_others_from_its_own_
 # The storm.
 
 
-@pytest.mark.parametrize("kills", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.timeout(900)
-def test_kills_at_random_instants_neither_leak_nor_grant_too_much(
-    folder: Path, program: Program, compile_c: Program, start: Callable[..., Tool], kills: int
-) -> None:
-    limit = 2048 * MIB
-    storm = compile_c("tests/storm.c", "tests/storm_ledger.c")
-    worker = program("region_worker", "tests/storm_ledger.c")
-    result = run(storm, folder, folder / "ledger", limit, 8, kills, kills, worker, timeout_s=900)
-    assert result["violations"] == 0
-    assert result["kills"] == kills + 8
-    assert result["grants"] > 10 * kills
-    assert result["refusals"] > kills
-    assert 0.9 * limit < result["most"] <= limit
-    judge = start()
-    assert judge.ask("used 0") == "0"
-    assert judge.ask(f"reserve 0 {limit} {limit}") == "granted"
-    assert log_of(folder) == []
-    assert accountreader.read(folder / "accounting").devices[0].peak_bytes == limit
-
-
 # Files that are not what they should be.
 
 
@@ -357,11 +336,6 @@ def test_a_region_of_another_kind_is_refused(start: Callable[..., Tool], folder:
         folder,
         "begins with 0x464c457f, not with zeros and not with what this libfgpu writes there",
     )
-
-
-def test_a_missing_region_is_refused(start: Callable[..., Tool], folder: Path) -> None:
-    (folder / "accounting").unlink()
-    assert_refused(start, folder, "does not exist")
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "fifo"])
