@@ -4,7 +4,7 @@
 
 ``{"do": "facts"}``                              -> ``{"driver": "580.1", "memory_limits": false}``
 ``{"do": "devices"}``                            -> ``{"devices": [{"uuid": ..., "model": ..., "memory_mib": 40960}]}``
-``{"do": "look", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
+``{"do": "uses", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
 null, mean percent or null, most percent or null, pid in its session, name or null], ...], "seen_us": ...,
 "energy_mj": ... or null}}}``
 ``{"do": "health", "uuids": [...]}`` -> ``{"devices": {uuid: {"use_percent": 12, "memory_used_bytes": ...,
@@ -158,8 +158,8 @@ class Nvml:
                 found[uuid] = {"error": str(e)}
         return found
 
-    def look(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer "look": what each process holds and has used since then, and each device's energy counter."""
+    def uses(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer "uses": what each process holds and has used since then, and each device's energy counter."""
         since_us = question["since_us"]
         found = self.for_each(
             question["uuids"], lambda uuid: self.device_use(self.handle(uuid), int(since_us.get(uuid, 0)))
@@ -355,7 +355,7 @@ class Nvml:
 
 TASKS = {
     task.__name__: task
-    for task in (Nvml.facts, Nvml.devices, Nvml.look, Nvml.health, Nvml.cgroup, Nvml.context)
+    for task in (Nvml.facts, Nvml.devices, Nvml.uses, Nvml.health, Nvml.cgroup, Nvml.context)
 }
 
 

@@ -91,7 +91,7 @@ class NvmlReader:
             NvmlUnknown: no device could be read.
         """
         since = {uuid: since_us.get(uuid, 0) for uuid in uuids}
-        answer = self.ask_here({"do": "look", "uuids": sorted(uuids), "since_us": since})
+        answer = self.ask_here({"do": "uses", "uuids": sorted(uuids), "since_us": since})
         try:
             return {uuid: _device_use(answer["devices"][uuid]) for uuid in uuids}
         except (KeyError, TypeError, ValueError) as e:

@@ -192,7 +192,7 @@ class ProofHandler(_Handler):
     @authorized
     async def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(self.status.proof.told()))
+        self.finish(json.dumps(self.status.proof.last_run()))
 
     @web.authenticated
     @authorized

@@ -151,20 +151,20 @@ def _read_service() -> Tuple[Optional[float], Union[List[str], str], str]:
 def _ask(name: str) -> Dict[str, Any]:
     """Return the status that the server gives to its own user; raises OSError, ValueError."""
     deadline = time.monotonic() + WITHIN_S
-    told = b""
+    received = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(WITHIN_S)
         connection.connect("\0" + name)
         if peer_uid(connection) != os.geteuid():
             # The server has ended, and another program has taken its name.
             raise ConnectionRefusedError
-        while len(told) <= LARGEST_BYTES:
+        while len(received) <= LARGEST_BYTES:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             part = connection.recv(65536)
             if not part:
                 break
-            told += part
-    found = json.loads(told.decode("utf-8"))
+            received += part
+    found = json.loads(received.decode("utf-8"))
     if not isinstance(found, dict):
         raise ValueError("not an object")
     return found

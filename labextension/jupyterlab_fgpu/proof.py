@@ -33,13 +33,13 @@ class Proof:
         self._last: dict[str, Any] = {"state": "none", "at_s": None, "checks": [], "problem": None}
 
     def begin(self) -> dict[str, Any]:
-        """Begin a run, unless one is under way; return `told`."""
+        """Begin a run, unless one is under way; return `last_run`."""
         if self._running is None or self._running.done():
             self._last = {**self._last, "state": "running", "at_s": int(time.time())}
             self._running = asyncio.get_running_loop().create_task(self._run())
-        return self.told()
+        return self.last_run()
 
-    def told(self) -> dict[str, Any]:
+    def last_run(self) -> dict[str, Any]:
         """Return `state` (none, running, held, failed, unknown), `at_s`, `checks` and `problem`."""
         return dict(self._last)
 

@@ -181,11 +181,11 @@ class ServiceClient:
             await asyncio.sleep(LOOK_EVERY_S)
             answer = await self._call("GET", f"sessions/{session_id}")
             session = parse("Session", answer.get("session"))
-        told = session["resize"]
-        if told is None:
+        resize = session["resize"]
+        if resize is None:
             raise Refused("not_resized", "The session has ended.", status=409)
-        if told["state"] == "REFUSED":
-            text = told["message"] or "The session keeps what it has."
+        if resize["state"] == "REFUSED":
+            text = resize["message"] or "The session keeps what it has."
             raise Refused("not_resized", text, status=409)
         return session
 

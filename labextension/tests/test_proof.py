@@ -36,7 +36,7 @@ def says(folder: Path, checks: list[dict[str, str]]) -> str:
 async def over(proof: Proof) -> dict[str, Any]:
     """Begin a run, and return what is told after it."""
     proof.begin()
-    while (told := proof.told())["state"] == "running":
+    while (told := proof.last_run())["state"] == "running":
         await asyncio.sleep(0.02)
     return told
 

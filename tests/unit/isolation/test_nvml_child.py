@@ -204,5 +204,5 @@ def test_lost_gpu_does_not_reset_nvml_every_time() -> None:
     found.library.nvmlDeviceGetHandleByUUID = lambda uuid, handle: 15
     for _ in range(5):
         found.begin()
-        found.look({"uuids": ["GPU-a"], "since_us": {}})
+        found.uses({"uuids": ["GPU-a"], "since_us": {}})
     assert len(ends) == 1
