@@ -41,7 +41,7 @@ RENEWED_EVERY_S = 10.0
 JSON = "application/json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 """kubectl's view: a short row for each object."""
-NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, ConfigException)
+NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError, ConfigException)
 """ConfigException: the token that the cluster gave the Hub cannot be read now."""
 
 

@@ -17,7 +17,7 @@ from kubernetes_asyncio.config import ConfigException, kube_config
 from kubespawner.clients import load_config
 
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import WATCH_TIMEOUT, Api, Refused, configuration
+from fgpuspawner.engines.kubernetes.api import Api, Refused, configuration
 from fgpuspawner.engines.kubernetes.dialects.base import Manifest
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
@@ -71,26 +71,6 @@ async def test_unreadable_token_counts_as_silence() -> None:
             await api.run(f"{PODS}/one", "notebook", ["true"], most_bytes=1)
     finally:
         await api.close()
-
-
-def test_dead_watch_is_given_up_within_a_minute() -> None:
-    assert WATCH_TIMEOUT.sock_read is not None
-    assert WATCH_TIMEOUT.sock_read <= 60
-
-
-async def test_mirror_survives_an_unreadable_object() -> None:
-    lists = 0
-
-    async def cluster(request: web.Request) -> web.StreamResponse:
-        nonlocal lists
-        if "watch" not in request.query:
-            lists += 1
-            return listed(pod("first", lists))
-        event = {"type": "ADDED", "object": {"metadata": {"resourceVersion": "101"}}}
-        return web.Response(text=json.dumps(event) + "\n")
-
-    async with answering(cluster) as api, followed(Mirror(api, PODS, what="pods", keep=dict)):
-        await until(lambda: lists > 1)
 
 
 async def test_mirror_survives_a_failing_listener() -> None:
