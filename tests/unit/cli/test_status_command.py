@@ -17,6 +17,7 @@ from fgpu_scheduler import (
     Request,
     Store,
 )
+from fgpuspawner.isolation.choice import CHOICES, StoredChoice
 
 ROW = re.compile(r" {2,}")
 
@@ -170,9 +171,7 @@ def test_status_shows_the_isolation_of_each_node(tmp_path: Path, capsys: pytest.
     data.mkdir()
     url = f"sqlite:///{data}/fgpu.sqlite"
     filled(url)
-    (data / "isolation.json").write_text(
-        '{"local": {"backend": "driver-cgroup", "reason": "the driver can"}}'
-    )
+    CHOICES.write(data, (StoredChoice("local", "driver-cgroup", "the driver can"),))
     node = next(
         line for line in fgpu(capsys, "status", "--config", path)[1].splitlines() if "node local" in line
     )
