@@ -234,12 +234,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         value = self.get_query_argument(name, None)
         if value is None:
             return default
-        # A number longer than the largest is refused before it is parsed: the text may be of any length.
-        if not (value.isascii() and value.isdigit() and len(value) <= len(str(most))) or not (
-            least <= int(value) <= most
-        ):
-            raise bad_argument(name, f"must be {least} to {most}")
-        return int(value)
+        return whole_number(name, value, least=least, most=most)
 
     def problem_of(self, status: int, error: BaseException | None) -> Problem:
         """Return what a user may be shown of an error."""
@@ -267,6 +262,22 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             log.info("%s %s: %s", self.request.method, self.request.path, value)
         else:
             super().log_exception(typ, value, tb)
+
+
+def whole_number(name: str, given: object, *, least: int, most: int) -> int:
+    """Return a whole number from a form, an address or a JSON object.
+
+    Raises:
+        Problem: it is not a whole number from ``least`` to ``most``.
+    """
+    number = given
+    if isinstance(given, str):
+        text = given.strip().removeprefix("-")
+        # The text may be of any length: only a short one is parsed.
+        number = int(given) if text.isascii() and text.isdigit() and len(text) < 17 else None
+    if type(number) is not int or not least <= number <= most:
+        raise bad_argument(name, f"must be a whole number from {least} to {most}")
+    return number
 
 
 def needs(scope: str | None, *, of_group: str | None = None) -> str:

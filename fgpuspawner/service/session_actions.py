@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     Session,
     SessionState,
     StaleVersion,
+    Store,
     StoreUnavailable,
     UnknownSession,
     admit,
@@ -200,6 +201,17 @@ async def end_message(handler: Handler, session: Session, message: str) -> Async
     await audit_action(handler, session, "session.end", said)
 
 
+async def write_audit(
+    handler: Handler, action: str, target: str, *, group: str | None = None, details: str = ""
+) -> None:
+    """Write a line into the audit log, with the caller as its actor."""
+
+    def write(store: Store, by: str, now_s: int) -> None:
+        Audit(store).add(actor=by, action=action, target=target, group=group, details=details, now_s=now_s)
+
+    await handler.change(write)
+
+
 async def audit_action(handler: Handler, session: Session, action: str, details: str = "") -> None:
     """Write an administrator's action on another user's session into the audit log.
 
@@ -210,16 +222,7 @@ async def audit_action(handler: Handler, session: Session, action: str, details:
         return
     by, where = handler.actor, f"session {session.id} ({server_words(session)}) of {session.request.user}"
     try:
-        await handler.change(
-            lambda store, actor, now_s: Audit(store).add(
-                actor=actor,
-                action=action,
-                target=where,
-                group=session.request.resource_group,
-                details=details,
-                now_s=now_s,
-            )
-        )
+        await write_audit(handler, action, where, group=session.request.resource_group, details=details)
     except StoreUnavailable as e:
         log.error("Not in the audit log: %s by %s of %s: %s", action, by, where, details or "nothing said")
         message = "it was asked for and is under way, but could not be written into the audit log"

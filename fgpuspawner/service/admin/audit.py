@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fgpu_scheduler import Audit, AuditLine
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole_number
+from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.objects import AuditLines
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, whole_number
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.text.times import cell
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from fgpu_scheduler import MOST_BANNER_TEXT, BadSettings, Banner, BannerLevel, Notice, SystemClock
-from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.objects import OneBanner, SetBanner
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, whole_number
 from fgpuspawner.service.problems import Problem, bad_argument
 
 FIELDS = ("text", "level", "until")

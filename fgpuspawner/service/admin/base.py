@@ -10,7 +10,6 @@ from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.pages.base import FormPage, PageHandler
 from fgpuspawner.service.pages.session_rows import percent
-from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.times import duration
 
 
@@ -41,18 +40,3 @@ class AdminFormPage(AdminPage, FormPage):
 
 class AdminApi(Api):
     needs_scope = scopes.ADMIN
-
-
-def whole_number(name: str, given: object, *, least: int, most: int) -> int:
-    """Return a whole number from a form, an address or a JSON object.
-
-    Raises:
-        Problem: it is not a whole number from ``least`` to ``most``.
-    """
-    number = given
-    if isinstance(given, str):
-        text = given.strip().removeprefix("-")
-        number = int(given) if text.isascii() and text.isdigit() and len(text) < 16 else None
-    if type(number) is not int or not least <= number <= most:
-        raise bad_argument(name, f"must be a whole number from {least} to {most}")
-    return number

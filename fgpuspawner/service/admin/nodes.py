@@ -10,7 +10,6 @@ from fgpu_scheduler import (
     HOLDING,
     MOST_MESSAGE_TEXT,
     MOST_REASON,
-    Audit,
     BadSettings,
     DeviceFree,
     FGPUError,
@@ -37,7 +36,7 @@ from fgpuspawner.service.api.capacity import device_fields
 from fgpuspawner.service.handler import Handler, needs
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
-from fgpuspawner.service.session_actions import end_session
+from fgpuspawner.service.session_actions import end_session, write_audit
 from fgpuspawner.text.sessions import server_words
 
 STATE_WORDS = {
@@ -212,16 +211,7 @@ async def drain(handler: Handler, node_id: str, message: str) -> NodeChange:
         raise Problem(409, "node_refused", message, field="node")
     sessions = on_node(await handler.service.reader.world(), node_id)
     details = f"{len(sessions)} sessions" + (f": {message}" if message else "")
-    await handler.change(
-        lambda store, by, now_s: Audit(store).add(
-            actor=by,
-            action="node.drain",
-            target=f"node {node_id}",
-            group=node.resource_group,
-            details=details,
-            now_s=now_s,
-        )
-    )
+    await write_audit(handler, "node.drain", f"node {node_id}", group=node.resource_group, details=details)
     gate = asyncio.Semaphore(CONCURRENT_ENDS)
     failed: list[NotEnded] = []
 

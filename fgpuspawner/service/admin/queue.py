@@ -13,11 +13,11 @@ from fgpu_scheduler import (
 )
 from fgpuspawner import scopes
 from fgpuspawner.engines.base import WhoseQueue
-from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.objects import OneWaiting, Queues, WaitingEntry, WaitingQueue
 from fgpuspawner.service.api.capacity import allocatable_in, used_of
 from fgpuspawner.service.api.session_objects import session_object
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, whole_number
 from fgpuspawner.service.model import Site, Viewer, World, administered, is_mine
 from fgpuspawner.service.problems import Problem, forbidden, no_such_session
 from fgpuspawner.settings.queue import HIGHEST_PRIORITY

@@ -9,7 +9,6 @@ from typing import Any
 
 from fgpu_scheduler import (
     HELD_IMAGES,
-    Audit,
     EndCause,
     FGPUError,
     ImageInUse,
@@ -31,7 +30,7 @@ from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubUnreachable
 from fgpuspawner.service.model import Json, Savers, Viewer
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
-from fgpuspawner.service.session_actions import end_session, keep_session
+from fgpuspawner.service.session_actions import end_session, keep_session, write_audit
 
 SAVED_LOOK_S = 2.0
 SAVED_TRIES = 150
@@ -194,11 +193,7 @@ async def _change(
         words = in_use_words(e.name, e.sessions, user=viewer.user, admin=viewer.admin)
         raise Problem(409, e.code, words) from None
     if viewer.admin and viewer.user != owner:
-        await handler.change(
-            lambda store, by, now_s: Audit(store).add(
-                actor=by, action=f"private-image.{action}", target=target, now_s=now_s
-            )
-        )
+        await write_audit(handler, f"private-image.{action}", target)
     return found
 
 

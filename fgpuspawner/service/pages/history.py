@@ -8,11 +8,11 @@ from statistics import median
 from urllib.parse import urlencode
 
 from fgpu_scheduler import memory_words
-from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
+from fgpuspawner.service.api.history import LARGEST_FILE, LARGEST_ID, advice_for, receipts_of, send_receipts
+from fgpuspawner.service.handler import whole_number
 from fgpuspawner.service.objects import Receipt
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import Bar, memory_bar, rounded
-from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import end_words
 from fgpuspawner.text.times import duration
 
@@ -148,11 +148,7 @@ class PastPage(PageHandler):
     def before(self) -> int | None:
         """Return the id below which the page begins."""
         given = self.get_query_argument("before", "")
-        if not given:
-            return None
-        if not (given.isascii() and given.isdigit() and len(given) <= 15):
-            raise bad_argument("before", "must be the number of a session")
-        return int(given)
+        return whole_number("before", given, least=0, most=LARGEST_ID) if given else None
 
 
 class HistoryPage(PastPage):

@@ -10,12 +10,12 @@ from hashlib import blake2s
 from itertools import accumulate, pairwise
 from operator import attrgetter
 
-from fgpu_scheduler import BASIS_LIMITS, format_milli, memory_words, parse_milli
+from fgpu_scheduler import BASIS_LIMITS, format_milli, parse_milli
 from fgpuspawner.meter.model import Meter
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.objects import Resize, Saving, Session
 from fgpuspawner.text.sessions import about_words, end_words, gib_words, place_words
-from fgpuspawner.text.times import cell, duration
+from fgpuspawner.text.times import cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,6 @@ IN_WORDS = {
 @dataclass(frozen=True, slots=True)
 class SessionRow:
     session: Session
-    gpu_memory: str
     state_words: str
     why: str
     place: str
@@ -218,15 +217,10 @@ class SessionRow:
     unexpected: str
     waits_for: str
     pull: str
-    warning: str
-    can_save: bool
     saving: str
-    time_limit: str
     interrupted_from_s: int | None
-    extend_by: str
     can_resize: bool
     resizing: str
-    room: str
     open_url: str | None
     wait_url: str | None
     power: str | None
@@ -260,7 +254,6 @@ def row(session: Session, hub_host: str = "") -> SessionRow:
     own_path = hub_host if session.mine else None
     return SessionRow(
         session=session,
-        gpu_memory="" if session.gpu_memory_mib is None else memory_words(session.gpu_memory_mib),
         state_words=STATE_WORDS[state],
         # A message of a running session is a warning to its owner.
         why=(session.message or (session.wait_text if waits else "") or "")
@@ -276,15 +269,10 @@ def row(session: Session, hub_host: str = "") -> SessionRow:
         unexpected=basis if waits and expected is None else "",
         waits_for=session.waits_for.text if session.waits_for else "",
         pull=session.pull.text if session.pull else "",
-        warning=session.warning or "",
-        can_save=session.can_save and session.saving is None,
         saving=saving_words(session.saving),
-        time_limit="" if session.time_limit_s is None else duration(session.time_limit_s),
         interrupted_from_s=_interrupted_from_s(session),
-        extend_by=duration(session.extend_by_s or 0),
         can_resize=session.resize is not None and session.resize.why_not is None,
         resizing=resizing_words(session.resize),
-        room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
         # Administrators get no link to open other users' servers here.
         open_url=own_path + session.url if running and own_path is not None else None,
         wait_url=own_path + session.pending_url

@@ -30,7 +30,7 @@ from fgpuspawner.service.session_actions import (
     keep_session,
     resize_session,
 )
-from fgpuspawner.text.times import cell
+from fgpuspawner.text.times import cell, duration
 
 PAST_SHOWN = 5
 MOST_AT_ONCE = 200
@@ -100,6 +100,8 @@ class SessionsPage(SessionsHandler):
             "choice": choice,
             "states": tuple(STATES),
             "columns": {n: title for n, title in COLUMNS.items() if self.everybody or n != "user"},
+            "duration": duration,
+            "memory_words": memory_words,
             # Once for the page: the forms of all rows use it.
             "xsrf": self.xsrf,
         }
