@@ -58,7 +58,7 @@ def read(
     held: dict[int, tuple[str | None, int | None]] = {}
     for share in session.placement.shares:
         uuid = share.device_uuid
-        device = seen.get(uuid, "this GPU is not configured any more")
+        device = seen.get(uuid, "this GPU is no longer configured")
         if isinstance(device, str):
             troubles.append(f"GPU {uuid}: {device}")
             knows_memory = knows_sm = False

@@ -160,7 +160,7 @@ LIES = ["liar=1", "future=1", "unread=1", "flicker=1", "silent=1"]
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_liar_gains_nothing(world: World, lie: str) -> None:
-    """With three busy neighbours it gets its share; with one it gets no more than an honest session."""
+    """With three busy neighbours it gets its share; with one it gets at most what an honest session gets."""
     for others in (1, 3):
         programs = [HONEST] * others
         honest = world(*quarters(HONEST, *programs)).tenants[0].share
