@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(UsageError(f"{e.format_message().rstrip('.')}; see {where} --help"), 2, in_json=in_json)
     except (FGPUError, OSError) as e:
         return _fail(e, 2 if isinstance(e, UsageError) else 1, in_json=in_json)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
+        # `click.prompt` turns Ctrl-C and the end of the input into Abort.
         return _fail(Interrupted("interrupted"), INTERRUPTED, in_json=in_json)
     except Exception as e:
         said = _said_by_the_database(e)

@@ -71,6 +71,11 @@ class Answers:
 
     def checked(self) -> Answers:
         """Return these answers, or raise UsageError with one line that names a wrong one and what would work."""
+        if self.runtime == "local" and self.tls != "none":
+            raise UsageError(
+                f"--tls is {self.tls}: local sessions are one user's, so others must not reach them; use --tls none, "
+                "or --runtime docker"
+            )
         path = "a whole path of letters, digits, '.', '_', '+' and '-', without spaces"
         host = "the name by which browsers find the Hub, such as hub.example"
         files = [one for one in (("--cert", self.cert), ("--key", self.key)) if one[1]]
@@ -94,11 +99,6 @@ class Answers:
         if len(set(used)) < len(used) or not all(1 <= port <= 65535 for port in used):
             words = ", ".join(map(str, used))
             raise UsageError(f"--port and --ports come to {words}: use four different ones up to 65535")
-        if self.runtime == "local" and self.tls != "none":
-            raise UsageError(
-                f"--tls is {self.tls}: local sessions are one user's, so others must not reach them; use --tls none, "
-                "or --runtime docker"
-            )
         for option, file in (("--cert", self.cert), ("--key", self.key)):
             if not file and self.tls in ("proxy", "nginx"):
                 raise UsageError(

@@ -156,7 +156,7 @@ def test_check_refuses_a_wrong_catalogue_in_one_line(lab: Lab, tmp_path: Path) -
     other.write_text("")
     assert lab.fgpu("check", str(other)) == (
         1,
-        "fgpu: other.toml: no image; write one [[image]] with default = true\n",
+        "fgpu: other.toml: write an [[image]] for each image\n",
     )
 
 
