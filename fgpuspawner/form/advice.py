@@ -1,4 +1,4 @@
-"""What a user's last runs of an image would have needed. Pure: the service and the Hub's form show the same."""
+"""Advice: the smallest amount that a user's last runs of an image needed. Pure; shown by service and launch form."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ SHARE_MIB = 128
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run on one GPU: what it had, what it held at most, and how much of the GPU it computed with.
-
-    ``compute_percent`` is its share of compute, 0 if it had none of its own. ``ran_out``: it ended because it ran
-    out of memory.
-    """
+    """One run on one GPU: its amount, its memory limit and peak, and its compute."""
 
     image: str
     fgpu_milli: int
     limit_mib: int
     peak_mib: int
+    #: Its share of compute; 0 without one.
     compute_percent: int = 0
     sm_p95_percent: int | None = None
+    #: Whether it ended because it ran out of memory.
     ran_out: bool = False
 
 
@@ -58,12 +56,11 @@ class Advice:
 def advise(
     runs: Sequence[Run], *, step_milli: int, least_milli: int = 0, devices: Sequence[Device] = ()
 ) -> Advice | None:
-    """Return what would have been enough for these runs of one image, newest first; None where there is none to give.
+    """Return the smallest sufficient amount for runs of one image, newest first; None without one below the newest.
 
-    That is a multiple of the step, at least ``least_milli`` (the image's own minimum), and below what the newest run
-    had. In memory it holds the highest peak and a fifth more. A run that computed with most of what it was entitled to
-    is given no less compute than it used, and one that ran out of memory no less than it had. Where ``devices`` are
-    given it is enough on each of them: an amount of fGPU is as much memory as the GPU makes it.
+    It is a multiple of the step and at least ``least_milli``, the image's minimum. Its memory covers the highest peak
+    and a fifth more. Its compute covers the p95 use of each run. A run that ran out of memory needs at least its own
+    amount. With ``devices``, the amount is enough on each of them, as its memory depends on the GPU.
     """
     kinds = {(d.capacity_milli, d.memory_mib) for d in devices}
     newest = runs[:NEWEST_RUNS]
@@ -78,22 +75,19 @@ def advise(
 
 
 def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
-    """Return the fGPU x 1000 that this run would have needed, on the GPU that it had or on each of these kinds."""
+    """Return the fGPU x 1000 that this run needed, on its own GPU or on each of these kinds."""
     needed_mib = -(-run.peak_mib * (100 + HEADROOM_PERCENT) // 100)
     needed_mib = max(1, -(-needed_mib // SHARE_MIB)) * SHARE_MIB
     on = kinds or {(run.fgpu_milli, run.limit_mib)}
     milli = max(-(-needed_mib * worth_milli // of_mib) for worth_milli, of_mib in on)
     if run.compute_percent and run.sm_p95_percent is not None:
         milli = max(milli, -(-run.sm_p95_percent * run.fgpu_milli // run.compute_percent))
-    # It was cut off: what it would have taken later is not known.
+    # Its peak is unknown, as it was cut off.
     return max(milli, run.fgpu_milli) if run.ran_out else milli
 
 
 def runs_of(past: Iterable[PastSession]) -> dict[str, list[Run]]:
-    """Return the runs to advise from, by image, in the order given.
-
-    Runs without measurements are left out, and runs on several GPUs, since those cannot become smaller.
-    """
+    """Return the measured runs on one GPU, by image, in the given order. Several whole GPUs cannot become smaller."""
     found: dict[str, list[Run]] = {}
     for one in past:
         shares = one.session.placement.shares if one.session.placement else ()
@@ -110,7 +104,7 @@ def runs_of(past: Iterable[PastSession]) -> dict[str, list[Run]]:
 def advice_by_image(
     past: Iterable[PastSession], *, step_milli: int, images: Iterable[Image], devices: Sequence[Device]
 ) -> dict[str, Advice]:
-    """Return what would have been enough for a user's runs, by image, where there is advice to give.
+    """Return the advice on a user's runs, by image.
 
     ``past`` is newest first, ``devices`` are those that the user may get, and ``images`` give the least amounts.
     """

@@ -28,9 +28,9 @@ FINEST = 20
 def amount_meaning(
     fgpu_milli: int, devices: Sequence[Device], lending: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return what an amount is of each model that it can be cut from: "1/4 GPU: 2 GiB GPU memory, 25 % compute".
+    """Return an amount's description for each possible GPU model: "1/4 GPU: 2 GiB GPU memory, 25 % compute".
 
-    ``devices`` are those of one resource group. On the nodes of ``lending`` it is "at least 25 % compute".
+    ``devices`` are those of one resource group. On the nodes of ``lending`` the text is "at least 25 % compute".
     """
     found: dict[str, list[str]] = {}
     kinds = {(d.model, d.capacity_milli, d.memory_mib, d.node_id in lending): d for d in devices}
@@ -82,7 +82,7 @@ def cards(offer: Offer, advice: Mapping[str, Advice]) -> list[dict[str, Any]]:
 def _card(images: Sequence[Image], advice: Mapping[str, Advice]) -> dict[str, Any]:
     private, framework = bool(images[0].owner), images[0].framework
     title = PRIVATE if private else TITLES.get(framework.casefold(), framework)
-    # What tells them apart: without the title, where that is in front of all their names, and not all of one.
+    # Names are shown without the title if all begin with it and have more.
     lead = f"{title} ".casefold()
     led = all(image.name.casefold().startswith(lead) and image.name[len(lead) :] for image in images)
     cut = len(lead) if led else 0
@@ -110,7 +110,7 @@ def _card(images: Sequence[Image], advice: Mapping[str, Advice]) -> dict[str, An
 
 
 def amounts(offer: Offer, advice: Mapping[str, Advice]) -> dict[str, Any]:
-    """Return for the form's script each image's preselected and least amounts, by resource group."""
+    """Return each image's preselected and minimum amounts by resource group, for the form's script."""
     steps = {group: offer.amounts(group) for group in offer.groups}
     return {
         image.slug: {

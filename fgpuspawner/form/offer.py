@@ -62,9 +62,9 @@ class LaunchRequest(Request):
 
 
 def asks_the_same(before: Request, again: Request) -> bool:
-    """Return whether a request that is made again is the one that waits, so that it keeps its place.
+    """Return whether a repeated request equals the waiting one, which then keeps its place in the queue.
 
-    Not by the groups, which may have changed, nor by a time limit that the setting gives what had none.
+    Hub groups do not count, as they may have changed, nor a default time limit that was set since.
     """
     limit_s = before.time_limit_s or again.time_limit_s
     return replace(before, groups=(), time_limit_s=limit_s) == replace(again, groups=())
@@ -82,27 +82,24 @@ class Refused(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one user may choose at this moment. Images and groups in the order they are shown.
+    """What one user may choose at this moment."""
 
-    Of the images that are hidden only who knows them may ask for; nothing names them. Where all are, ``default`` has
-    none.
-    ``max_time_limit_s`` is None where sessions may run for ever. ``default`` has the user and the Hub groups that quotas
-    count.
-    ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
-    ``lending`` are the nodes where a share of compute is what a session has at least. ``available`` is where the images
-    are: one that can't start is not shown, and is refused with the reason.
-    """
-
+    #: In the order in which they are shown. Hidden ones can be requested by name, and are never listed.
     images: tuple[Image, ...]
     groups: tuple[str, ...]
     nodes: tuple[Node, ...]
     caps: Caps
+    #: The preselected request, with its user and Hub groups; without an image if all images are hidden.
     default: LaunchRequest
+    #: None if sessions may run without a limit.
     max_time_limit_s: int | None = None
     quotas: tuple[Quota, ...] = ()
+    #: The CPU and memory with any amount of the GPU; 0: in proportion to the amount's part of the node's GPUs.
     usual_cpu_milli: int = 0
     usual_memory_mib: int = 0
+    #: Nodes with work-conserving compute: a session's share is a minimum there.
     lending: frozenset[str] = frozenset()
+    #: Where the images are. An image that can't start is not shown, and is refused with the reason.
     available: Availabilities = NOTHING_KNOWN
 
     @property
@@ -162,7 +159,7 @@ class Offer:
         return tuple(a for a in fit if not limits or a <= min(limits))
 
     def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> LaunchRequest:
-        """Return what is preselected with an image in a resource group; ``amounts`` are the group's, if known."""
+        """Return the preselected request for an image in a resource group; ``amounts`` are the group's, if known."""
         step_milli = self.caps.fgpu_step_milli
         fgpu = fgpu_for(image, self.default.fgpu_milli, self.devices_of(group), step_milli=step_milli)
         amounts = self.amounts(group) if amounts is None else amounts
@@ -178,10 +175,10 @@ class Offer:
         )
 
     def beside(self, fgpu_milli: int, group: str, image: Image | None = None) -> tuple[int, int]:
-        """Return the CPU in thousandths of a core and the memory in MiB that go with an amount of the GPU.
+        """Return the default CPU in thousandths of a core and memory in MiB for an amount of the GPU.
 
-        What is recommended for the image, else the administrators' default, else the same part of a node as the amount
-        is of its GPUs. The node with the least counts, so that enough is left for the rest of its GPUs.
+        These are the image's recommendation, else the administrators' default, else the amount's part of a node's GPUs
+        applied to its CPU and memory. The node with the least counts, so that the rest of its GPUs stay usable.
         """
         able = nodes_for(fgpu_milli, self.nodes_of(group))
         parts = [
@@ -201,12 +198,12 @@ class Offer:
         )
 
     def worth_milli(self, gpu_memory_mib: int, group: str) -> int:
-        """Return what exact GPU memory is worth on the largest GPU of a resource group, in thousandths of an fGPU."""
+        """Convert exact GPU memory to thousandths of an fGPU, on the largest GPU of a resource group."""
         largest = max(self.devices_of(group), key=lambda d: d.memory_mib, default=None)
         return 0 if largest is None else largest.capacity_milli * gpu_memory_mib // max(1, largest.memory_mib)
 
     def unmet(self, wanted: LaunchRequest) -> list[Refusal]:
-        """Return what the image of ``wanted`` needs and would not get."""
+        """Return a refusal for each need of the image that the request does not meet."""
         image = next(i for i in self.images if i.slug == wanted.image)
         own = f"{image.name} in {wanted.resource_group}", self.nodes_of(wanted.resource_group)
         for what, nodes in ((image.name, self.nodes), own):
@@ -215,9 +212,9 @@ class Offer:
         return refusals(image, wanted, self.nodes, step_milli=self.caps.fgpu_step_milli)
 
     def others(self, wanted: LaunchRequest) -> Iterator[LaunchRequest]:
-        """Yield the same with each amount of fGPU that could be asked for with its image, smallest first.
+        """Yield the same request with each fGPU amount that its image allows, smallest first.
 
-        CPU and memory follow the amount as in the form; what was chosen stays.
+        CPU and memory follow the amount as in the form, unless the user chose other values.
         """
         image, amounts = self.image(wanted.image), self.amounts(wanted.resource_group)
         worth = wanted.fgpu_milli or self.worth_milli(wanted.gpu_memory_mib or 0, wanted.resource_group)
@@ -256,7 +253,7 @@ def make_offer(
     lending: frozenset[str] = frozenset(),
     available: Availabilities = NOTHING_KNOWN,
 ) -> Offer:
-    """Return what a user with these resource ``groups`` and ``images`` may choose, with what is preselected.
+    """Return the choices and the preselected request of a user with these resource ``groups`` and ``images``.
 
     Raises:
         Refused: the user may use no resource group, or no image.
@@ -265,7 +262,7 @@ def make_offer(
         raise Refused(
             [Refusal("group", "no_group", "group: you may use no resource group; ask an administrator")]
         )
-    # What no node could ever hold is said to administrators, by `fgpu images list` and the service's page.
+    # Administrators see images that no node could ever hold in `fgpu images list` and on the images page.
     images = [i for i in images if never_held(i, nodes, settings.caps()) is None]
     own = [n for n in nodes if n.resource_group in groups]
     shown = [i for i in images if not i.hidden and i.is_accepted_by(user)]

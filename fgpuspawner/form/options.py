@@ -29,13 +29,12 @@ ACCEPT_IMAGE = "accept_image"
 NOT_ACCEPTED = "not_accepted"
 
 MOST_UNKNOWN = 5
-"""Options that there are not are refused by name up to here: a request may name a hundred thousand, and each word of a
-refusal is in the Hub's log."""
+"""Most unknown options that a refusal names: a request may have a hundred thousand, and refusals are logged."""
 
 ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
-"""What is the same in every resource group."""
+"""Fields with the same limits in every resource group."""
 OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
-"""Refusals of what several fields ask for together."""
+"""Codes of refusals that concern several fields together."""
 
 MEMORY_BOUNDS = {
     "too_small": "too small; choose at least {}",
@@ -49,7 +48,7 @@ MEMORY_BOUNDS = {
 def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """Return form or link fields as raw options; empty ones are left out, so that defaults apply.
 
-    But in the form an empty time limit is none, and no image is no image.
+    Two empty fields of the form mean something: no time limit, and no image.
 
     Raises:
         Refused: a field is given twice, or as a file.
@@ -57,7 +56,7 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     raw: dict[str, object] = {}
     for name, values in fields.items():
         if name == "gpu_models" and all(isinstance(value, str) for value in values):
-            # The form has a field for each, and the first empty one ends the list.
+            # The form has one field for each model, and the first empty one ends the list.
             values = [joined(takewhile(str.strip, values))]
         field = name if name in FIELDS else "options"
         if len(values) > 1:
@@ -74,16 +73,14 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     if named is not None:
         raw["image"] = named
     elif IMAGE_NAME in fields:
-        # The form, with no image chosen and none named, must not start another than was meant.
+        # A form without a chosen or named image must not start the default image.
         raw.setdefault("image", "")
     unmeant = {"fgpu": ("gpu_memory_mib", "compute_percent"), "memory": ("fgpu",)}.get(str(by), ())
     return {name: value for name, value in raw.items() if name not in unmeant}
 
 
 def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
-    """Return what ``raw`` asks for, once it is known that it may queue.
-
-    What is left out takes the offer's default.
+    """Return the launch request for raw options that may queue. Missing options take the offer's defaults.
 
     Raises:
         Refused: with every reason at once.
@@ -117,7 +114,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
     )
     usable = models_for(image, models)
     if not wanted.gpu_models and len(usable) == 1 != len(models):
-        # On any other model the image would not run.
+        # The image runs on this model only.
         wanted = replace(wanted, gpu_models=usable)
     found = admit(wanted, wanted.count, offer.nodes, offer.caps, offer.quotas)
     told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
@@ -130,9 +127,9 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
 def parse_to_start(
     raw: Mapping[str, object], offer: Offer, waiting: Request | None = None
 ) -> tuple[LaunchRequest, str]:
-    """Return what ``raw`` asks for, and the digest of the image that is accepted with it; "" where none has to be.
+    """Return the launch request, and the digest of another user's image that it accepts, or "".
 
-    ``waiting`` is the server's request that waits already: it keeps its place, also if its image can't start now.
+    ``waiting`` is the server's waiting request: it keeps its place, even if its image can't start now.
 
     Raises:
         Refused: with every reason at once; also where the image is another user's and not accepted.
@@ -172,9 +169,9 @@ def _image(given: Given, offer: Offer) -> Image:
 
 
 def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterable[Refusal]) -> list[Refusal]:
-    """Return what is refused of the fields that were given, and could be read, beside others that could not.
+    """Return the refusals that concern only readable given fields, in addition to ``before``, of unreadable ones.
 
-    Those have a default in their place, and nothing is said that may follow from one.
+    Unreadable fields were replaced by defaults, so refusals that may follow from those are left out.
     """
     wrong = {refusal.field for refusal in before}
     told = raw.keys() - wrong
@@ -184,7 +181,7 @@ def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterabl
 
 
 def _in_its_notation(raw: Mapping[str, object], wanted: LaunchRequest, refusal: Refusal) -> Refusal:
-    """Return the refusal of a time limit in hours and minutes, and of memory in GiB, where it was given so."""
+    """Return the refusal in the unit of the given field: hours and minutes for a time limit, GiB for memory."""
     if refusal.field == "time_limit_s" and raw.get("time_limit") is not None:
         field, limit = "time_limit", hours_minutes(int(refusal.limit or 0))
         which = "too short; choose at least" if refusal.code == "too_small" else "too long; choose at most"

@@ -71,16 +71,20 @@ def render(
 ) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
-    ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and
-    refused, to be shown again, with why it was (``refusals``) at its fields, or what a link says (``by_link``); it is
-    only ever shown as text. ``fewer_sessions``: the offer's ``max_count`` is below the cap, as more would be named
-    servers too many. ``presets`` are the administrator's, ``sessions`` the user's own of late. ``advice`` is what
-    their last runs of an image would have needed. The form is filled in with what the session ``again`` asked for, the
-    last one of this server; where that came to nothing, ``next_step`` says what to do now. ``notice`` is what
-    the administrators announce.
+    Args:
+        ticket: Lets the page request forecasts from the service.
+        given: Field values to show again as text: refused ones, with ``refusals`` at their fields, or a link's.
+        by_link: Whether ``given`` comes from a link.
+        fewer_sessions: Whether the limit of named servers lowers the number of sessions below the cap.
+        presets: The administrators' presets.
+        sessions: The user's recent sessions.
+        advice: Smaller sufficient amounts by image, from the user's last runs.
+        again: The last session of this server; its request fills in the form.
+        next_step: What to do now if ``again`` failed.
+        notice: The administrators' banner.
     """
     if again is not None:
-        # As it was for that session; an image that is not shown is asked for by its name.
+        # An image that is not shown is requested by its name.
         given = {IMAGE_NAME: "", **fields_of(LaunchRequest.of(again.request).as_options())}
     groups = [_group(offer, name) for name in offer.groups]
     refused = _at_fields(refusals)
@@ -155,7 +159,7 @@ def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
         **given,
     }
     if not values[IMAGE_NAME] and not offer.shows(given.get("image")):
-        # The form has no button for it: it is asked for by its name.
+        # The form has no button for a hidden image: the field of names has it.
         values[IMAGE_NAME] = given.get("image", "")
     if values[GPU_BY] not in ("fgpu", "memory"):
         values[GPU_BY] = "memory" if given.get("gpu_memory_mib") and not given.get("fgpu") else "fgpu"

@@ -22,7 +22,7 @@ LAUNCHES_SHOWN = 5
 def with_unknown_image(
     presets: Sequence[Mapping[str, object]], pooled: Iterable[str], slugs: Collection[str]
 ) -> list[str]:
-    """Return a line for each preset, and each image of the warm pool, that no catalogue has; not of private ones."""
+    """Return a line for each warm pool or preset image that the catalogue lacks; none for private images."""
     return [
         f"c.FGPU.warm_pool: image {image!r} is not in the catalogue; none of it is kept ready"
         for image in pooled
@@ -37,8 +37,8 @@ def with_unknown_image(
 def one_click(
     offer: Offer, presets: Iterable[Mapping[str, object]], sessions: Iterable[Session]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what is offered, by kind: each with its words, the fields that it fills in, and a link that does so."""
-    # Of the launches the newest of each set of options, newest first.
+    """Return presets and last launches: each with its text, the fields that it fills in, and a link."""
+    # The newest launch of each set of options, newest first.
     asked: dict[Request, Request] = {}
     for session in sorted(sessions, key=lambda s: s.id, reverse=True):
         own = session.request
@@ -68,7 +68,7 @@ def _preset(preset: Mapping[str, object], wanted: LaunchRequest, offer: Offer) -
     said = in_form(options)
     fields = dict(said)
     if "image" in options and not offer.shows(options["image"]):
-        # The form does not know what goes with an image that it does not show.
+        # The form has no defaults for an image that it does not show.
         usual = in_form(wanted.as_options())
         for name in ("fgpu", "cpu", "memory_gib"):
             if name in usual:

@@ -1,8 +1,7 @@
-"""A ticket for forecasts: what the Hub's launch form shows to the service in place of a login.
+"""A ticket for forecasts, which the Hub's launch form sends to the service instead of a log-in.
 
-The form cannot sign in at the service by itself, and a page of the service that did it for the form could be
-framed by any page of the same origin, a user's own server among them. So the Hub writes into the form who it
-is for, signed, and good for forecasts only.
+The form cannot log in to the service. A page of the service that did it for the form could be framed by any page of
+the same origin, also by one of a user's server. So the Hub signs a ticket with the user's name, valid for forecasts only.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from fgpu_scheduler import FGPUError
 NAME = "forecast"
 VALID_FOR_S = 3600
 LOGIN_COOKIE = "jupyterhub-session-id"
-"""JupyterHub gives each log-in another, and takes it away with the log-out."""
+"""JupyterHub sets a new value at each log-in, and clears it at the log-out."""
 KEY = secrets.token_hex(32)
-"""Of this process and the service that it starts; never stored."""
+"""The key of this process and the service that it starts; never stored."""
 
 
 class BadTicket(FGPUError):
@@ -41,16 +40,16 @@ class Ticket:
 
 
 def make(key: str, user: str, hub_groups: Sequence[str], *, login: str, now_s: int) -> str:
-    """Return a ticket for ``user`` that is good until `VALID_FOR_S` after ``now_s``, and as long as their log-in.
+    """Return a ticket for ``user``, valid for `VALID_FOR_S` after ``now_s`` and no longer than their log-in.
 
-    ``login`` is what the browser has of that in `LOGIN_COOKIE`; "" where there is none, as with a token.
+    ``login`` is the browser's value of `LOGIN_COOKIE`; "" without one, as with a token.
     """
     said = json.dumps([user, sorted(hub_groups), _digest(login)])
     return create_signed_value(key, NAME, said, clock=lambda: now_s).decode()
 
 
 def read(key: str, text: str, *, login: str, now_s: int) -> Ticket:
-    """Return what a ticket says; ``login`` is what the browser that shows it has in `LOGIN_COOKIE`.
+    """Return a ticket's contents; ``login`` is the sending browser's value of `LOGIN_COOKIE`.
 
     Raises:
         BadTicket: it was not made with this key, is too old, or is of another log-in.
@@ -61,7 +60,7 @@ def read(key: str, text: str, *, login: str, now_s: int) -> Ticket:
             key, NAME, text, max_age_days=valid_for_days, clock=lambda: now_s, min_version=2
         )
 
-    # An empty key would let anybody sign: then there are no tickets.
+    # With an empty key anyone could sign, so it accepts no ticket.
     if not key or said(math.inf) is None:
         raise BadTicket("this is no ticket for forecasts")
     found = said(VALID_FOR_S / 86400)
