@@ -44,7 +44,7 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
     log.handlers = app.log.handlers
     log.setLevel(app.log.level)
     log.propagate = False
-    _open_more_files()
+    open_more_files()
     try:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
@@ -217,7 +217,7 @@ class Supervisor:
                 await app.proxy.check_routes(app.users, app._service_map, routes)
 
 
-def _open_more_files() -> None:
+def open_more_files() -> None:
     """Raise the limit on open files and connections above the usual 1024, for the Hub and its children.
 
     Every session can reach the Hub's port. Without this, a few sessions with idle connections would lock out everyone

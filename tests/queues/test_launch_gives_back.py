@@ -30,7 +30,7 @@ async def test_gpu_removed_between_placement_and_launch_is_not_used(lab: Lab) ->
         isolation=SimpleNamespace(devices_of=lambda session: ()),
     )
     describe: Any = None
-    with pytest.raises(Requeued, match="the GPU is not there any more"):
+    with pytest.raises(Requeued, match="the GPU is gone"):
         await Launch(cast(Any, runtime), placed, describe, path="/", token=None).run()
     waits = await lab.queue.session(session.id)
     assert (waits.state, waits.wait_reason) == (SessionState.PENDING, WaitReason.CLUSTER)

@@ -1,13 +1,17 @@
-"""What the Hub kept of servers that only waited is taken back when it starts; of all others nothing is."""
+"""Clean-up of the Hub's database when it starts, and its limit on open files."""
 
 from __future__ import annotations
 
+import resource
+
+import pytest
 from jupyterhub import orm
 from jupyterhub.scopes import define_custom_scopes, get_scopes_for
 
 from fgpu_scheduler import Request, Session, SessionState
 from fgpuspawner.hub.startup import (
     MOST_AT_ONCE,
+    open_more_files,
     remove_unknown_scopes,
     remove_waiting_servers,
     revoke_older_tokens,
@@ -83,3 +87,17 @@ def test_token_works_after_its_resource_group_was_removed() -> None:
     # What the Hub asks of a token in every request.
     assert all(isinstance(get_scopes_for(token), frozenset | set) for token in tokens)
     db.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((1024, 4096), [(4096, 4096)]), ((1024, -1), [(65_536, -1)]), ((100_000, 100_000), [])],
+)
+def test_limit_on_open_files_is_raised(
+    limits: tuple[int, int], raised: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: found.append(wanted))
+    open_more_files()
+    assert found == raised
