@@ -1,4 +1,15 @@
-"""Docker containers as an `Engine`: on this machine's daemon and on those of other machines."""
+"""Docker containers as an `Engine`: on this machine's daemon and on those of other machines.
+
+A launch has these steps; when it is cancelled or fails, the session's end removes what they made.
+
+1. Read the image, which is there by now, and whether it would run as root.
+2. Copy the session's files to its machine, if that is another one (`remote_machine.py`).
+3. Make the user's network, and keep it until a container is on it (`networks.py`).
+4. Make the container's arguments (`create.py`), and take the identity out of them (`handover.py`): what a container is
+   created with can be read later.
+5. Take a warm container of this shape (`warm_pool.py`), or create one.
+6. Start it, send it its identity, and read its address.
+"""
 
 from __future__ import annotations
 

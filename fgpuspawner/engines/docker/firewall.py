@@ -85,7 +85,7 @@ class Rules:
 
     def filled(self, version: int) -> list[str]:
         """Return the chains' rules in iptables-restore's form, with shell substitutions."""
-        return [*self._input(version), *self._from(version, _refusal), *self._to(version, _refusal)]
+        return [*self._input(version), *self._from(version, _reject), *self._to(version, _reject)]
 
     def filled_after(self, version: int) -> list[str]:
         """Return the same rules for the table ``security``, which can only drop."""
@@ -93,22 +93,22 @@ class Rules:
 
     def _input(self, version: int) -> list[str]:
         """Rules for packets from sessions to this machine."""
-        rules = [*_answers(version, "ACCEPT")]
+        rules = [*_tracked(version, "ACCEPT")]
         if version == 6:
             # IPv6 needs neighbour discovery to find any address of the bridge.
             rules += [f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j ACCEPT" for kind in (135, 136)]
         rules += self._services(version, "ACCEPT")
         rules += [f"-p tcp -m tcp --dport {port} -j ACCEPT" for port in self.allowed_ports]
         if self.egress_open:
-            rules += self._names(version, "ACCEPT")
-        return _in_chain(chains(self.installation)[0], [*rules, *_refusal(version)])
+            rules += self._dns(version, "ACCEPT")
+        return _in_chain(chains(self.installation)[0], [*rules, *_reject(version)])
 
     def _from(self, version: int, refuse: Refuse) -> list[str]:
         """Rules for packets from sessions through this machine. Docker's own rules decide about what returns."""
-        rules = [*_answers(version, "RETURN")]
+        rules = [*_tracked(version, "RETURN")]
         rules += self._services(version, "RETURN")
         if self.egress_open:
-            rules += self._names(version, "RETURN")
+            rules += self._dns(version, "RETURN")
         # Other sessions, other containers, and their ports published here.
         for match in (f"-o {INTERFACES}+", "-o docker0", "-m conntrack --ctstate DNAT"):
             rules += refuse(version, match)
@@ -124,14 +124,14 @@ class Rules:
 
     def _to(self, version: int, refuse: Refuse) -> list[str]:
         """Rules for packets from elsewhere to sessions. The Hub on this machine does not pass here."""
-        callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
+        callers = [f"-s {_host_network(a)} -j RETURN" for a in self.callers if _version(a) == version]
         return _in_chain(
-            chains(self.installation)[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")]
+            chains(self.installation)[2], [*_tracked(version, "RETURN"), *callers, *refuse(version, "")]
         )
 
-    def _names(self, version: int, verdict: str) -> list[str]:
+    def _dns(self, version: int, verdict: str) -> list[str]:
         return [
-            f"-d {_one(server)} -p {protocol} -m {protocol} --dport 53 -j {verdict}"
+            f"-d {_host_network(server)} -p {protocol} -m {protocol} --dport 53 -j {verdict}"
             for server in self.name_servers
             if _version(server) == version
             for protocol in ("udp", "tcp")
@@ -142,7 +142,7 @@ class Rules:
         mask = 32 if version == 4 else 128
         many = f"-m connlimit --connlimit-above {MOST_CONNECTIONS} --connlimit-mask {mask} --connlimit-saddr"
         return [
-            f"-d {_one(address)} -p tcp -m tcp --dport {port} {rule}"
+            f"-d {_host_network(address)} -p tcp -m tcp --dport {port} {rule}"
             for address, port in self.services
             if _version(address) == version
             for rule in (f"{many} -j DROP", f"-j {verdict}")
@@ -168,7 +168,7 @@ def _in_chain(chain: str, rules: Iterable[str]) -> list[str]:
     return [f"-A {chain} {rule}" for rule in rules]
 
 
-def _answers(version: int, verdict: str) -> list[str]:
+def _tracked(version: int, verdict: str) -> list[str]:
     # RELATED only for errors: connection tracking helpers would let a session open ports.
     icmp = "icmp" if version == 4 else "ipv6-icmp"
     return [
@@ -179,7 +179,7 @@ def _answers(version: int, verdict: str) -> list[str]:
     ]
 
 
-def _refusal(version: int, match: str = "") -> list[str]:
+def _reject(version: int, match: str = "") -> list[str]:
     """Return rules that refuse at once, so that clients do not wait for a timeout."""
     unreachable = "icmp-port-unreachable" if version == 4 else "icmp6-port-unreachable"
     return [
@@ -196,7 +196,7 @@ def _version(address: str) -> int:
     return ipaddress.ip_address(address).version
 
 
-def _one(address: str) -> str:
+def _host_network(address: str) -> str:
     return f"{address}/{32 if _version(address) == 4 else 128}"
 
 

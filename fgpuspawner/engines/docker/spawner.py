@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from dockerspawner import DockerSpawner
@@ -132,11 +133,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         c.FGPUSpawner.network_name = name
         if not engine_is_asked():
             return
-        client = daemon.connect_here(client_settings(own))
-        try:
+        with closing(daemon.connect_here(client_settings(own))) as client:
             gateway = ensure_network(client, name)
-        finally:
-            client.close()
         address = c.FGPU.get("hub_address") or gateway
         c.JupyterHub.setdefault("hub_ip", address)
         c.FGPU.setdefault("service_ip", address)
@@ -144,11 +142,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     @classmethod
     def holds(cls, config: Any, settings: FGPU) -> Sequence[str]:
         """Return what this machine's daemon can enforce on containers."""
-        client = daemon.connect_here(client_settings(configured(cls, config)))
-        try:
+        with closing(daemon.connect_here(client_settings(configured(cls, config)))) as client:
             return checks.enforcement(client.info(), settings)
-        finally:
-            client.close()
 
     @classmethod
     def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:

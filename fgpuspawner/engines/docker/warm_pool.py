@@ -300,13 +300,13 @@ class WarmPool:
         self._ready.clear()
         if self._sizes:
             with contextlib.suppress(OSError, *FAILED):
-                self._remove(self._waiting())
+                self._remove_waiting()
                 self._client.remove_network(self.network)
                 self._sweep_homes()
             self._homes.close()
 
     def _open(self) -> None:
-        self._remove(self._waiting())
+        self._remove_waiting()
         self._isolation.forget_warm()
         if self._sizes:
             try:
@@ -335,14 +335,15 @@ class WarmPool:
     def _prefix(self) -> str:
         return f"fgpu-{self._containers.installation}-{WARM}-"
 
-    def _waiting(self) -> list[str]:
-        return [name for name in self._names() if name.startswith(self._prefix)]
-
     def _names(self) -> list[str]:
+        """Return the containers that are or were warm; those of sessions have the session's name."""
         filters = {"label": f"{LABEL}.{WARM}={self._containers.installation}"}
         listed = self._client.containers(all=True, filters=filters)
         # A container in removal may have no name.
         return [entry["Names"][0].removeprefix("/") for entry in listed if entry.get("Names")]
+
+    def _remove_waiting(self) -> None:
+        self._remove([name for name in self._names() if name.startswith(self._prefix)])
 
     async def _fill(self) -> None:
         """Fill every pool. One that cannot be filled does not stop the others."""
@@ -419,13 +420,9 @@ class WarmPool:
                 WORDS: str(isolation.words_folder(name)),
             }
             places = self._homes.places(name, len(shape.targets)) if shape.targets else []
+            bind = {"Type": "bind", "BindOptions": {"Propagation": "rslave"}}
             homes = [
-                {
-                    "Type": "bind",
-                    "Source": str(place),
-                    "Target": target,
-                    "BindOptions": {"Propagation": "rslave"},
-                }
+                {**bind, "Source": str(place), "Target": target}
                 for place, target in zip(places, shape.targets, strict=True)
             ]
             kwargs = dict(shape.kwargs)
