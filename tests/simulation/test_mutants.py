@@ -254,7 +254,7 @@ def test_finding_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
 
     reconciling(monkeypatch, wrong)
     # The second check before a removal has to be broken too: either check is enough.
-    monkeypatch.setattr(healing, "ghostly", lambda thing, session: "it was seen")
+    monkeypatch.setattr(healing, "orphan_reason", lambda thing, session: "it was seen")
     assert fires("was removed while its session")
 
 

@@ -1,4 +1,4 @@
-"""Whether the owner of a running session may have its time limit extended: where nobody who waits is harmed."""
+"""Whether the owner of a running session may extend its time limit: only if no promised start is delayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fgpu_scheduler.core.reclaim import extended
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What owners may: extend a session by ``by_s`` seconds each time, so many times, up to ``longest_s`` in all."""
+    """What owners may do: extend a session by ``by_s`` seconds, at most ``times`` times, up to ``longest_s`` in all."""
 
     by_s: int = 0
     times: int = 1
@@ -33,7 +33,7 @@ class NotExtended(StrEnum):
 
 
 def not_extended(session: Session, allowed: Extension) -> NotExtended | None:
-    """Return what of the session itself is against one extension, or None. Nobody who waits is looked at."""
+    """Return why the session itself may not be extended once more, or None. Waiting sessions are not considered."""
     limit_s = session.time_limit_s
     if not allowed.by_s:
         return NotExtended.OFF
@@ -51,9 +51,9 @@ def not_extended(session: Session, allowed: Extension) -> NotExtended | None:
 
 
 def delays_promised_start(snapshot: Snapshot, session: Session, by_s: int, policy: Policy) -> bool:
-    """Return whether somebody to whom a start is promised would start later if the session were extended.
+    """Return whether a promised start would be later if the session were extended.
 
-    A promise is what the planner makes of a known end; who only hopes for one is promised nothing.
+    The planner promises a start only where the ends before it are known.
     """
     own = snapshot.of_group(session.request.resource_group)
     before = _promised(own, policy)
@@ -65,6 +65,6 @@ def delays_promised_start(snapshot: Snapshot, session: Session, by_s: int, polic
 
 
 def _promised(snapshot: Snapshot, policy: Policy) -> dict[int, int]:
-    """Return the latest start of each to whom one is promised, by session."""
+    """Return the promised starts by session id."""
     reserves = (d for d in plan(snapshot, policy).decisions if isinstance(d, ReserveDecision))
     return {d.session_id: d.starts_at_s for d in reserves if d.starts_at_s is not None}

@@ -1,7 +1,6 @@
 """The values of the scheduler: devices, nodes, requests, sessions and one snapshot of them all.
 
-Everything is frozen; a change makes a new value. Tuples are in a stated order, so that equal
-snapshots give equal plans.
+All values are frozen; a change makes a new value. Tuples are in a stated order, so that equal snapshots give equal plans.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from fgpu_scheduler.core.persistent_map import PersistentMap, part_of_id, part_o
 from fgpu_scheduler.core.run_lengths import PastRuns
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
+#: The default of the most sessions that share one GPU (product H1; Huawei CCE's limit).
 MAX_SHARES = 20
-"""Slices on one GPU at the most, where nothing else is configured (product H1; Huawei CCE's limit)."""
 
 
 class NodeState(StrEnum):
-    """READY takes sessions; CORDONED keeps those it has; LOST does not answer and keeps their shares.
+    """READY takes sessions. CORDONED keeps its sessions and takes no more. LOST does not answer and keeps their shares.
 
-    GONE is what an administrator makes of a LOST node who knows that nothing runs there any more: its sessions are
-    ended, and it is LOST again.
+    GONE is a LOST node of which an administrator has confirmed that nothing runs there: its sessions are ended, and it
+    becomes LOST again.
     """
 
     READY = "READY"
@@ -75,7 +74,7 @@ class EndCause(StrEnum):
 
 
 class ShareMode(StrEnum):
-    """What of a device a share limits."""
+    """What a share limits on its device."""
 
     MEMORY = "memory"
     MEMORY_COMPUTE = "memory+compute"
@@ -85,8 +84,8 @@ class ShareMode(StrEnum):
 class Device:
     """One physical GPU.
 
-    ``capacity_milli`` is the administrator's fGPU per GPU of its model x 1000; ``max_shares`` is how many
-    sessions may share it. While it is cordoned, for ``cordon_reason``, it keeps its sessions and takes no more.
+    ``capacity_milli`` is the configured fGPU per GPU of its model x 1000; ``max_shares`` is how many sessions may
+    share it. With a ``cordon_reason`` it keeps its sessions and takes no more.
     """
 
     uuid: str
@@ -101,12 +100,12 @@ class Device:
 
     @property
     def cordoned(self) -> bool:
-        """Whether an administrator lets it take no new sessions."""
+        """Whether it takes no new sessions."""
         return self.cordon_reason is not None
 
     @property
     def shares_offered(self) -> int:
-        """How many sessions may share it now, with those that do."""
+        """The number of sessions that may share it now, with the present ones."""
         return 0 if self.cordoned else self.max_shares
 
 
@@ -114,7 +113,7 @@ class Device:
 class Node:
     """The host of some devices (in order of their index), with CPU and memory for sessions.
 
-    One that its cluster has ``closed`` is CORDONED until that opens it, whatever administrators here said meanwhile.
+    A node that its cluster has ``closed`` stays CORDONED until the cluster opens it, whatever administrators set here.
     """
 
     id: str
@@ -126,20 +125,20 @@ class Node:
     closed: bool = False
 
     def opened(self) -> Node:
-        """Return it as it is when it takes sessions on all of its devices, whatever administrators said."""
+        """Return the node as if it and all its devices took sessions."""
         devices = tuple(replace(d, cordon_reason=None) if d.cordoned else d for d in self.devices)
         return replace(self, state=NodeState.READY, devices=devices, closed=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for one session.
+    """The request for one session.
 
-    ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core. With
-    ``gpu_memory_mib`` it is 0, and that much memory of one device is asked for: with ``compute_percent`` of its
-    compute, or, where that is None, memory only. ``gpu_models`` are those that it may be placed on, the most liked first;
-    none: any. Of those that it fits on now the most liked is taken. ``groups`` are the Hub groups of the user, in order,
-    at submission.
+    ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core. With ``gpu_memory_mib``
+    it is 0, and the request is for that memory of one device, with ``compute_percent`` of its compute or, if that is
+    None, without a compute limit. ``gpu_models`` are the accepted models, the preferred one first; empty accepts all.
+    The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
+    in order.
     """
 
     user: str
@@ -159,7 +158,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a session holds, or would hold, of one device. In mode MEMORY compute is not limited: the percent is 0."""
+    """The part of one device that a session holds. In mode MEMORY compute is not limited, and the percent is 0."""
 
     device_uuid: str
     fgpu_milli: int
@@ -170,26 +169,22 @@ class Share:
     @classmethod
     def of(cls, device: Device, fgpu_milli: int) -> Share:
         """Return the share that ``fgpu_milli`` of ``device`` is worth (product A3)."""
-        return cls(
-            device_uuid=device.uuid,
-            fgpu_milli=fgpu_milli,
-            memory_mib=share_memory_mib(
-                fgpu_milli,
-                capacity_milli=device.capacity_milli,
-                device_memory_mib=device.memory_mib,
-            ),
-            compute_percent=share_compute_percent(fgpu_milli, capacity_milli=device.capacity_milli),
+        capacity = device.capacity_milli
+        memory_mib = share_memory_mib(
+            fgpu_milli, capacity_milli=capacity, device_memory_mib=device.memory_mib
         )
+        percent = share_compute_percent(fgpu_milli, capacity_milli=capacity)
+        return cls(device.uuid, fgpu_milli, memory_mib, percent)
 
 
 def compute_of(shares: Iterable[Share]) -> int | None:
-    """Return the percent of compute that shares limit a session to; None if they do not limit it, or there are none."""
+    """Return the compute limit of a session with these shares in percent; None if they do not limit it."""
     return sum(share.compute_percent for share in shares) or None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Proposed shares on one node. A placement never spans nodes."""
+    """Shares on one node. A placement never spans nodes."""
 
     node_id: str
     shares: tuple[Share, ...]
@@ -197,7 +192,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a session held until an instant, when it was resized: fGPU x 1000, millionths of a GPU, memory and compute."""
+    """What a session held until it was resized: fGPU x 1000, millionths of a GPU, memory and compute."""
 
     until_s: int
     fgpu_milli: int
@@ -206,14 +201,14 @@ class Size:
     compute_percent: int
 
 
+#: How long a node that refused a session is left out: at first, and at most. It doubles with each refusal.
 REFUSED_S = 30
 REFUSED_MOST_S = 300
-"""So long a node that was refused is left out at first, and, doubled each time, at the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedNode:
-    """A node that the engine did not give a session after all: last at that instant, in these ``words`` of its own."""
+    """A node that the cluster refused to a session: the last instant, the number of times, and the cluster's words."""
 
     node_id: str
     at_s: int
@@ -221,33 +216,22 @@ class RefusedNode:
     words: str
 
     def until_s(self, now_s: int) -> int | None:
-        """Return until when the session is not put there again; None where it may be, as after a clock was set back."""
+        """Return until when the node is left out; None if it is not, which includes a clock that was set back."""
         until_s = self.at_s + min(REFUSED_S << min(self.times - 1, 10), REFUSED_MOST_S)
         return until_s if self.at_s <= now_s < until_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One server of one user, from submission to end.
-
-    ``held`` is true while nobody waits to launch it (its Hub restarted, say): it keeps its place but
-    is not placed. ``attempt`` counts launches; with the id it names the container. ``launched`` is the
-    launcher's own note on what it started, opaque here. ``promised_at_s`` is the start that was first promised to it
-    while it was at the head of the queue. ``ends_at_s`` with ``ends_cause`` is when and why it is going to be ended, as
-    its owner was warned; until ``kept_until_s`` it is not ended for being idle, which it is since ``idle_since_s``.
-    One that was queued again ``replaces`` the one that ended, and stands at the place in the queue of ``place_of``, the
-    first of those that it goes back to. ``asked_priority`` is what its user asked for, where an administrator has given
-    it another priority since. ``queued_at_s`` is when one was queued again; its submission is that of the one before.
-    ``extended_s`` is what its owner has added to the time limit that was asked for. ``refused`` are the nodes that it
-    was placed on and then not given, the last one last. ``sizes`` are the amounts that it held before the one it has,
-    in order; its request is for that one.
-    """
+    """One server of one user, from submission to end. Instants are UTC seconds."""
 
     id: int
     request: Request
     state: SessionState
     submitted_at_s: int
+    #: Whether no launcher waits for it, after a restart of the Hub for example: it keeps its position and is not started.
     held: bool = False
+    #: The number of launches; with the id it names the container.
     attempt: int = 0
     placement: Placement | None = None
     wait_reason: WaitReason | None = None
@@ -256,43 +240,54 @@ class Session:
     ended_at_s: int | None = None
     end_cause: EndCause | None = None
     message: str | None = None
+    #: The launcher's own note on what it started; not interpreted here.
     launched: str | None = None
+    #: The ended session that this one replaces after it was queued again.
     replaces: int | None = None
+    #: The first start that was promised to it.
     promised_at_s: int | None = None
+    #: When and why it is going to be ended, as its owner was warned.
     ends_at_s: int | None = None
     ends_cause: EndCause | None = None
     idle_since_s: int | None = None
+    #: Until then it is not ended for idleness.
     kept_until_s: int | None = None
+    #: The first of the sessions that it replaces: it has that one's position in the queue.
     place_of: int | None = None
+    #: The priority of its user, if an administrator has changed it.
     asked_priority: int | None = None
+    #: When it was queued again; the submission is that of the session that it replaces.
     queued_at_s: int | None = None
+    #: What its owner has added to the requested time limit.
     extended_s: int = 0
+    #: The nodes that were refused to it, the last one last.
     refused: tuple[RefusedNode, ...] = ()
+    #: The amounts that it held before it was resized, in order; its request is for the present one.
     sizes: tuple[Size, ...] = ()
 
     def refusing_nodes(self, now_s: int) -> tuple[RefusedNode, ...]:
-        """Return the nodes that it is not put on now, because it was refused there a moment ago."""
+        """Return the nodes that are left out now, because they refused it recently."""
         return tuple(node for node in self.refused if node.until_s(now_s) is not None)
 
     @property
     def time_limit_s(self) -> int | None:
-        """Return how long it may run by its own time limit, with what this was extended by."""
+        """Its own time limit with all extensions."""
         asked_s = self.request.time_limit_s
         return None if asked_s is None else asked_s + self.extended_s
 
     @property
     def waits_since_s(self) -> int:
-        """Since when it waits, or waited: its submission, or when it was queued again after it had run."""
+        """The begin of its wait: its submission, or when it was queued again."""
         return self.submitted_at_s if self.queued_at_s is None else self.queued_at_s
 
     @property
     def place(self) -> int:
-        """Where it stands in the order of submission: its id, or that of the session whose place it keeps."""
+        """Its position in the order of submission: its id, or that of the session whose position it has."""
         return self.id if self.place_of is None else self.place_of
 
     @property
     def own_request(self) -> Request:
-        """What its user asked for, whatever priority an administrator has given it."""
+        """Its request with the priority of its user."""
         if self.asked_priority is None:
             return self.request
         return replace(self.request, priority=self.asked_priority)
@@ -300,7 +295,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a user's ended sessions have used of a resource group: fGPU x 1000 x seconds, decayed to the snapshot."""
+    """The usage of a user's ended sessions in a resource group: fGPU x 1000 x seconds, decayed to the snapshot."""
 
     user: str
     resource_group: str
@@ -309,7 +304,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RequestCount:
-    """How often a resource group was lately asked for just these amounts; the fields are those of a `Request`."""
+    """How many recent requests in a resource group had these amounts; the fields are those of a `Request`."""
 
     resource_group: str
     fgpu_milli: int
@@ -322,9 +317,9 @@ class RequestCount:
 
 
 class QuotaScope(StrEnum):
-    """Whom a quota is for: a user, all members of a Hub group together, or everybody together.
+    """What a quota limits: a user, all members of a Hub group together, or all users together.
 
-    The name "*" stands for each user, or for each group; of everybody it is the only one.
+    The name "*" stands for each user, or for each group; for all users it is the only one.
     """
 
     USER = "user"
@@ -334,9 +329,9 @@ class QuotaScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """An administrator's limit on what is taken, waits and lasts. None is no limit; the strictest of several counts.
+    """An administrator's limits on sessions that hold shares, wait, or run. None is no limit.
 
-    It counts the sessions of one resource group, or, where that is None, of all together.
+    It counts the sessions of one resource group or, if that is None, of all together.
     """
 
     scope: QuotaScope
@@ -348,32 +343,31 @@ class Quota:
     max_lifetime_s: int | None = None
 
 
+#: A session before and after a change; None: it is not live.
 Change = tuple[Session | None, Session | None]
-"""A session as it was and as it is; None: it is not live."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionIndex:
-    """The live sessions as decisions look them up: by the node they have a place on, by the queue they wait in, by user.
+    """The live sessions by the node of their placement, by queue, and by user.
 
-    A change makes only those groups anew that it touches; the others stay the same objects. No group is empty, and none
-    is in any order.
+    A change copies only the groups that it touches; the others stay the same objects. No group is empty or sorted.
     """
 
     on_node: PersistentMap[str, Mapping[int, Session]]
+    #: By resource group.
     waiting: PersistentMap[str, PersistentMap[int, Session]]
-    """By resource group."""
     of_user: PersistentMap[str, Mapping[int, Session]]
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> SessionIndex:
-        """Group sessions."""
+        """Return the index of these sessions."""
         return cls(
             PersistentMap(part_of_name), PersistentMap(part_of_name), PersistentMap(part_of_name)
         ).then([(None, s) for s in sessions])
 
     def then(self, changes: Sequence[Change]) -> SessionIndex:
-        """Return the groups after changes."""
+        """Return the index after changes."""
         on_node = _by(changes, lambda s: s.placement.node_id if s.placement else None)
         waiting = _by(
             changes, lambda s: s.request.resource_group if s.state is SessionState.PENDING else None
@@ -382,7 +376,7 @@ class SessionIndex:
         nobody = PersistentMap[int, Session](part_of_id)
         return SessionIndex(
             self.on_node.then({k: _small(self.on_node.get(k), own) for k, own in on_node.items()}),
-            # The only ones that grow large.
+            # Only the queues grow large.
             self.waiting.then(
                 {k: self.waiting.get(k, nobody).then(own) or None for k, own in waiting.items()}
             ),
@@ -393,7 +387,7 @@ class SessionIndex:
 def _by(
     changes: Iterable[Change], name_of: Callable[[Session], str | None]
 ) -> dict[str, dict[int, Session | None]]:
-    """Return by group what changes there: who is in it from now on, and None of whom is not."""
+    """Return the changes of each group: by session id the new session, or None if it left the group."""
     found: dict[str, dict[int, Session | None]] = {}
     for old, new in changes:
         if old is not None and (name := name_of(old)) is not None:
@@ -423,12 +417,12 @@ class Snapshot:
     sessions: tuple[Session, ...] = field(default=())
     usage: tuple[Usage, ...] = ()
     quotas: tuple[Quota, ...] = ()
+    #: Recent requests; `core.request_counts` says which ones are counted.
     request_counts: tuple[RequestCount, ...] = ()
-    """What people have asked for lately; `core.request_counts` says which requests are counted."""
+    #: How long the newest sessions ran that have ended.
     runs: PastRuns = field(default_factory=PastRuns)
-    """How long the newest sessions ran that have ended: what lengths are guessed from."""
+    #: The sessions and their index, once it was needed; not part of the value.
     known: tuple[tuple[Session, ...], SessionIndex] | None = field(default=None, compare=False, repr=False)
-    """The groups of the very sessions that are beside them, once somebody knows them: no part of the value."""
 
     @property
     def index(self) -> SessionIndex:
@@ -444,10 +438,9 @@ class Snapshot:
         return sorted({node.resource_group for node in self.nodes})
 
     def of_group(self, resource_group: str) -> Snapshot:
-        """Return what a forecast of this resource group depends on: its nodes, and its sessions.
+        """Return what a forecast of this resource group depends on: its nodes and sessions.
 
-        Groups share nothing but their users' quotas: where there are any, the sessions that hold something elsewhere
-        count, and who waits elsewhere is left out.
+        Groups share nothing but their users' quotas. With quotas, sessions that hold shares elsewhere count too.
         """
         groups = {one.resource_group for one in self.nodes} | {one.resource_group for one in self.usage}
         if groups == {resource_group} and all(
@@ -471,7 +464,7 @@ class Snapshot:
         return next((s for s in self.sessions if s.id == session_id), None)
 
     def changed(self, changes: Sequence[Change]) -> Snapshot:
-        """Return this snapshot after changes; its groups are carried on."""
+        """Return this snapshot after changes, with an updated index."""
         gone = {old.id for old, _ in changes if old is not None}
         new = [session for _, session in changes if session is not None]
         there = tuple(sorted((*(s for s in self.sessions if s.id not in gone), *new), key=lambda s: s.id))

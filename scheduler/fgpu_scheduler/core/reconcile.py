@@ -1,8 +1,11 @@
-"""Compare what the store expects with what the engines report, and say how to heal the difference.
+"""Compare the records of the store with the reports of the engines, and return how to heal each difference.
 
-Observations are racy: a session may move while an engine answers. So the store is read before and after
-the observation. That something is *missing* is judged by the earlier reading (whatever ran then must still
-be there), that something is a *ghost* by the later one (a launch is committed before its first effect).
+Observations are racy: a session may change while an engine answers. So the store is read before and after the
+observation.
+
+1. A container is *missing* if the earlier snapshot expects it: everything that ran then must still be there, and the
+   session must be unchanged in the later snapshot.
+2. A container is an *orphan* by the later snapshot, because a launch is committed before its first effect.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One launched thing (container, process) as its engine reports it.
+    """One container or process as its engine reports it.
 
     ``handle`` is the launcher's own name for it. ``end_cause`` and ``message`` say why it is not alive.
     """
@@ -32,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove something that belongs to no session, or to an earlier attempt of one."""
+    """Remove a container that belongs to no session, or to an earlier attempt of one."""
 
     observed: Observed
     why: str
@@ -50,14 +53,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left of a TERMINATING session: free its share."""
+    """The container of a TERMINATING session is gone: free its share."""
 
     session_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A TERMINATING session's container still stands: stop it again."""
+    """The container of a TERMINATING session still exists: stop it again."""
 
     session_id: int
     observed: Observed
@@ -74,11 +77,11 @@ def reconcile(
     reachable: Sequence[str],
     launching: Collection[int] = (),
 ) -> tuple[Healing, ...]:
-    """Return what heals the difference, sessions first, each in order of id or handle.
+    """Return how to heal each difference, sessions first, each in order of id or handle.
 
-    ``reachable`` names the nodes whose engine answered; of the others nothing is concluded. ``launching``
-    are the sessions whose launch was under way in this process when ``before`` was read: an engine that was
-    asked for a container may make it after the observation, so that its absence frees nothing.
+    ``reachable`` names the nodes whose engine answered; nothing is concluded about the others. ``launching`` are the
+    sessions that this process was launching when ``before`` was read: the engine may create their container after the
+    observation, so a missing container does not free their shares.
     """
     by_session: dict[int, list[Observed]] = {}
     for thing in observed:
@@ -94,7 +97,7 @@ def reconcile(
             or session.placement.node_id not in reachable
         ):
             continue
-        # What another machine says that it runs of this session is a ghost there, and says nothing of the session.
+        # A container of this session on another node is an orphan there, and says nothing about the session.
         there = (o for o in by_session.get(session.id, ()) if o.node_id == session.placement.node_id)
         own = sorted(there, key=lambda o: (o.attempt, o.handle))
         current = [o for o in own if o.attempt == session.attempt]
@@ -107,7 +110,7 @@ def reconcile(
             elif session.id not in launching:
                 healings.append(Finish(session.id))
     for thing in sorted(observed, key=lambda o: (o.session_id, o.attempt, o.handle)):
-        why = ghostly(thing, now.get(thing.session_id))
+        why = orphan_reason(thing, now.get(thing.session_id))
         if why is not None:
             healings.append(Remove(thing, why))
     return tuple(healings)
@@ -122,8 +125,8 @@ def _ended(session: Session, current: Sequence[Observed]) -> Ended:
     return Ended(session.id, session.attempt, EndCause.EXITED, message)
 
 
-def ghostly(thing: Observed, session: Session | None) -> str | None:
-    """Return why ``thing`` belongs to nobody, or None if it is some session's own."""
+def orphan_reason(thing: Observed, session: Session | None) -> str | None:
+    """Return why a container belongs to no session, or None if it belongs to one."""
     if session is None or session.state in ENDED:
         return "its session has ended or never was"
     if session.placement is not None and thing.node_id != session.placement.node_id:

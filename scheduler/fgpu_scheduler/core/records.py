@@ -1,4 +1,4 @@
-"""What is kept of sessions beside the live ones: what happened, what they held, and what was measured of them."""
+"""The records about sessions beside the live ones: events, held shares, and measurements."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from fgpu_scheduler.core.model import Session, SessionState, Size
 class Event:
     """One line of the append-only log.
 
-    ``reason`` is, by ``kind``:
+    The meaning of ``reason`` depends on ``kind``:
 
-    - "submitted": None, or which session this one replaces in the queue;
+    - "submitted": None, or the session that this one replaces in the queue;
     - "moved" and "attempt", changes of state: the end cause or None;
-    - "held": HELD, or None once it is let go;
+    - "held": HELD, or None when a launcher waits again;
     - "waits": the wait reason;
     - "promised": RESERVED, when a start was first promised;
-    - "warned": the cause for which the session may be ended at once, or None (not any more);
-    - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
-    - "idle": IDLE since it is, or None (not any more);
-    - "kept": IDLE, when the owner asked to keep it all the same;
-    - "extended": TIME_LIMIT, when the owner has made its time limit longer;
-    - "resized": the amount that it had and the one that it has;
-    - "answered": what became of a wish to resize it, DONE or REFUSED;
-    - "priority": the priority that it had and the one that an administrator gave it;
-    - "nodes" and "quotas", of no session: what became of which node or quota;
-    - "history", of no session: how much of what ended long ago was forgotten;
-    - "images", of no session: what became of which image.
+    - "warned": the cause for which the session may be ended at once, or None when that is over;
+    - "ends": the cause of the announced end, or None when it was withdrawn;
+    - "idle": IDLE since the session is idle, or None when it is used again;
+    - "kept": IDLE, when the owner keeps it although it is idle;
+    - "extended": TIME_LIMIT, when the owner has extended its time limit;
+    - "resized": the amounts before and after;
+    - "answered": the result of a request to resize it, DONE or REFUSED;
+    - "priority": the priorities before and after a change by an administrator;
+    - "nodes", "quotas" and "images", without a session: the change of a node, quota or image;
+    - "history", without a session: how much of the old history was deleted.
     """
 
     id: int
@@ -44,10 +43,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SessionMeasurements:
-    """What was measured of a session until ``at_s``. What could not be is None.
+    """The measurements of a session until ``at_s``; None where a value could not be measured.
 
-    ``gpu_millionths`` are millionths of a GPU that it held; ``samples`` are those with a known amount of memory, and
-    ``covered_s`` for how long they speak. ``counts`` are those from which the percentiles were made, as JSON.
+    ``gpu_millionths`` are the millionths of a GPU that it held; ``samples`` are those with a known amount of memory,
+    which cover ``covered_s`` seconds. ``counts`` are the histograms of the percentiles, as JSON.
     """
 
     session_id: int
@@ -66,7 +65,7 @@ class SessionMeasurements:
 
 @dataclass(frozen=True, slots=True)
 class PastSession:
-    """A session with what was measured of it; None where nothing was."""
+    """A session with its measurements, if there are any."""
 
     session: Session
     measured: SessionMeasurements | None
@@ -74,11 +73,8 @@ class PastSession:
 
 @dataclass(frozen=True, slots=True)
 class HeldShares:
-    """A session that held shares: of what it was, when, and how much, in thousandths of a GPU and of an fGPU.
-
-    It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still. ``sizes`` are what it held
-    before it was resized.
-    """
+    """What a session held from ``scheduled_at_s`` until ``ended_at_s`` (None: until now), in millionths of a GPU and
+    thousandths of an fGPU. ``sizes`` are what it held before it was resized."""
 
     session_id: int
     user: str
@@ -94,7 +90,7 @@ class HeldShares:
     sizes: tuple[Size, ...] = ()
 
     def held(self, until_s: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield from when until when it held how much, in thousandths of an fGPU and millionths of a GPU, until then."""
+        """Yield each period with one amount: begin, end, thousandths of an fGPU, and millionths of a GPU."""
         return held_between(self.scheduled_at_s, until_s, self.sizes, self.fgpu_milli, self.gpu_millionths)
 
 

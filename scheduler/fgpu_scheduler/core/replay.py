@@ -1,8 +1,7 @@
 """A history of requests, run again under another policy: the real planner, driven by events in virtual time.
 
-Pure, as the core is. A session holds its shares for as long as it did, from the instant at which it gets them; requests
-come when they came, whatever became of earlier ones of the same user. The planner is asked whenever something
-comes, ends or is given up, and not in between.
+It is pure. A session holds its shares for as long as it did, from its new start. Requests come when they came, whatever
+happened to earlier ones of the same user. The planner runs after each arrival, end and cancellation.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ from fgpu_scheduler.core.usage import decayed, fgpu_seconds
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One session as it was asked for.
+    """One request of a history.
 
-    It holds its shares for ``length_s`` once it has them. Its user gives up after ``patience_s`` in the queue; None:
-    waits to the end.
+    The session holds its shares for ``length_s``. Its user cancels it after ``patience_s`` in the queue; None: never.
     """
 
     request: Request
@@ -51,10 +49,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job. ``taken_milli`` is what it took of the devices, in fGPU x 1000.
+    """The result of a job. ``taken_milli`` is the fGPU x 1000 that it held.
 
-    ``placed_at_s`` is None for one that never started, and ``left_at_s`` when it had ended or was given up.
-    ``refused`` says that it never entered the queue.
+    ``placed_at_s`` is None if it never started, and ``left_at_s`` is when it ended or was cancelled. ``refused`` jobs
+    never entered the queue.
     """
 
     job: Job
@@ -65,7 +63,7 @@ class Outcome:
 
     @property
     def waited_s(self) -> int:
-        """How long it was in the queue, in seconds."""
+        """The seconds that it was in the queue."""
         until_s = self.left_at_s if self.placed_at_s is None else self.placed_at_s
         return max(0, until_s - self.job.submitted_at_s)
 
@@ -78,12 +76,12 @@ def replay(
     quotas: Iterable[Quota] = (),
     seen: Callable[[Snapshot], None] | None = None,
 ) -> tuple[Outcome, ...]:
-    """Run the jobs through the planner, and return what becomes of each, in order of submission.
+    """Run the jobs through the planner, and return the result of each, in order of submission.
 
-    Every node takes sessions, whatever its state. Jobs of one instant come in the order given. Refused is what no node
-    could ever hold, what no quota ever lets start and what is over a pending quota; a quota's lifetime ends a session.
-    ``seen`` is called with what the planner is asked about, each time before it decides; a session's id is its place
-    in the order of submission, from 1.
+    Every node takes sessions, whatever its state. Jobs of one instant come in the given order. A job is refused if no
+    node could ever hold it, if a quota never lets it start, or over a pending quota; a quota's lifetime ends a
+    session. ``seen`` is called with each snapshot before the planner decides. A session's id is its place in the
+    order of submission, from 1.
     """
     return _Replay(jobs, nodes, policy, quotas, seen).outcomes()
 
@@ -106,13 +104,13 @@ class _Replay:
         self._nodes = tuple(sorted(opened, key=lambda node: node.id))
         self._policy = policy
         self._quotas = tuple(quotas)
+        #: In the order of the ids.
         self._live: dict[int, Session] = {}
-        """In order of their ids, being put in so."""
         self._waiting = 0
         self._due: list[tuple[int, int, int]] = []
         self._outcomes: dict[int, Outcome] = {}
+        #: The usage of ended sessions by user and resource group, and the instant to which it is decayed.
         self._used: dict[tuple[str, str], tuple[float, int]] = {}
-        """What the ended sessions of each user have used of each resource group, and at which instant it was so."""
         self._fits: dict[Request, bool] = {}
         self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
@@ -120,7 +118,7 @@ class _Replay:
         self._runs = PastRuns()
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Let everything happen, and return what became of each job."""
+        """Run all events, and return the result of each job."""
         coming = 0
         now_s = 0
         while coming < len(self._jobs) or self._due:
@@ -139,7 +137,7 @@ class _Replay:
             if self._waiting:
                 self._plan(now_s)
         for session_id in self._live:
-            # Nothing will change any more: a quota of nothing, say.
+            # No event is left that could start it: a quota of 0, for example.
             self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
         return tuple(self._outcomes[i] for i in range(1, len(self._jobs) + 1))
 
@@ -159,7 +157,7 @@ class _Replay:
     def _could_ever_start(self, asked: Request) -> bool:
         shape = replace(asked, server_name="", image="", time_limit_s=None, priority=0)
         if not self._quotas:
-            # Who asks for it decides nothing.
+            # Without quotas the user does not matter.
             shape = replace(shape, user="", groups=())
         if shape not in self._fits:
             caps = Caps(fgpu_step_milli=MILLI)
@@ -244,11 +242,11 @@ class _Replay:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a policy did to the queue.
+    """The figures of a replay.
 
-    Waits are in seconds, of all that entered the queue; who gave up has waited until then. ``utilisation`` is the part
-    of the devices' fGPU-time that was taken, and ``fairness`` Jain's index over the users of the part of their
-    sessions' fGPU-time, waiting and holding, that was holding: 1 where all are served alike.
+    Waits are in seconds, of all jobs that entered the queue, until their start or cancellation. ``utilisation`` is
+    the part of the devices' fGPU x time that was held. ``fairness`` is Jain's index over the users of the part of
+    their sessions' fGPU x time, waiting and holding, that was holding: 1 if all are served alike.
     """
 
     sessions: int
@@ -264,10 +262,7 @@ class Summary:
 
 
 def summary(outcomes: Iterable[Outcome], *, capacity_milli: int, from_s: int, until_s: int) -> Summary:
-    """Return the figures of what was submitted from ``from_s`` on; utilisation is counted to ``until_s``.
-
-    Utilisation counts earlier sessions too, as far as they held something then.
-    """
+    """Return the figures of the jobs submitted from ``from_s`` on; utilisation counts all jobs until ``until_s``."""
     everything = list(outcomes)
     found = [o for o in everything if o.job.submitted_at_s >= from_s]
     queued = [o for o in found if not o.refused]
@@ -296,12 +291,12 @@ def _taken_milli_s(outcome: Outcome, from_s: int, until_s: int) -> int:
 
 
 def _served(outcomes: Sequence[Outcome]) -> list[float]:
-    """Return for each user which part of the fGPU-time of their sessions was holding."""
+    """Return for each user the part of their sessions' fGPU x time that was holding."""
     taken: dict[str, int] = {}
     there: dict[str, int] = {}
     for outcome in outcomes:
         job = outcome.job
-        # Who never started held nothing; their request says what they would have.
+        # A job that never started held nothing; its request gives the amount.
         amount = outcome.taken_milli or job.request.fgpu_milli or 1
         lasted_s = 0 if outcome.placed_at_s is None else max(0, outcome.left_at_s - outcome.placed_at_s)
         user = job.request.user
@@ -311,6 +306,6 @@ def _served(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Return Jain's fairness index: 1 where all amounts are equal, 1/n where one has everything."""
+    """Return Jain's fairness index: 1 if all amounts are equal, 1/n if one user has everything."""
     squares = sum(amount * amount for amount in amounts)
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0

@@ -1,6 +1,7 @@
-"""A running session's slice changes in place: by how much it may, and what it is then. Pure.
+"""Whether a running session may get another amount of its GPU, and what it is then. Pure.
 
-It grows by what is free of its own GPU now, within its user's quotas, and never by what is kept for somebody who waits.
+It can grow by what is free on its own GPU now, within its user's quotas, and never by what is reserved for a waiting
+session.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import is_explicit, shares_of
 
+#: A session can be resized this many times, because each of its amounts is stored with it.
 MOST_SIZES = 100
-"""So often a session may be resized: each amount that it had is kept with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a session is to have of its GPU: the fields are those of a `Request`."""
+    """An amount of a GPU: the fields are those of a `Request`."""
 
     fgpu_milli: int
     gpu_memory_mib: int | None = None
@@ -39,13 +40,13 @@ class Amount:
 
     @classmethod
     def of(cls, session: Session) -> Amount:
-        """Return what a session has been asked for, or resized to."""
+        """Return the present amount of a session."""
         asked = session.request
         return cls(asked.fgpu_milli, asked.gpu_memory_mib, asked.compute_percent)
 
     @classmethod
     def before(cls, session: Session) -> Amount | None:
-        """Return what a session had before the amount that it has; None: it was never resized."""
+        """Return the amount before the last resize, or None if it was never resized."""
         if not session.sizes:
             return None
         size, asked = session.sizes[-1], session.request
@@ -73,9 +74,9 @@ class NotResized(StrEnum):
 
 
 def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotResized:
-    """Return a session as it is with another amount from now on, or what is against it. Nobody who waits is looked at.
+    """Return the session with another amount, or why that is not possible. Waiting sessions are not considered.
 
-    What it gives back others may have; what it takes is free on its GPU, and within its user's quotas.
+    What it grows by must be free on its GPU and within its user's quotas.
     """
     against = fixed(world, session)
     if against is not None:
@@ -92,7 +93,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
         gpu_memory_mib=amount.gpu_memory_mib,
         compute_percent=amount.compute_percent,
     )
-    # Not the models that were liked: it has its GPU.
+    # Without its model preferences: it has its GPU.
     shares = shares_of(replace(asked, gpu_models=()), (device,))
     if is_explicit(asked) is not is_explicit(session.request):
         return NotResized.OTHER_KIND
@@ -119,7 +120,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
 
 
 def fixed(world: Snapshot, session: Session) -> NotResized | None:
-    """Return why a session cannot have another amount, whichever, or None."""
+    """Return why a session cannot be resized at all, or None."""
     where = session.placement
     if session.state is not SessionState.RUNNING or where is None:
         return NotResized.NOT_RUNNING
@@ -130,7 +131,7 @@ def fixed(world: Snapshot, session: Session) -> NotResized | None:
     _, device = _where(world, session)
     if device is None:
         return NotResized.GPU_GONE
-    # libfgpu does not time what runs on a whole GPU, and cannot begin to in the middle.
+    # libfgpu does not limit the compute of a whole GPU, and cannot begin to while the session runs.
     return NotResized.WHOLE_GPU if where.shares[0].memory_mib >= device.memory_mib else None
 
 
@@ -149,7 +150,7 @@ def shrinks(had: Share, share: Share) -> bool:
 
 
 def available_to(world: Snapshot, session: Session) -> placement.DeviceFree | None:
-    """Return what a session may have of its GPU now, with what it has; None where its GPU is not there any more."""
+    """Return the free amounts of a session's GPU without the session itself; None if the GPU is gone."""
     node, device = _where(world, session)
     if node is None or device is None:
         return None
@@ -158,9 +159,9 @@ def available_to(world: Snapshot, session: Session) -> placement.DeviceFree | No
 
 
 def harms_pending(world: Snapshot, session: Session, policy: Policy) -> bool:
-    """Return whether somebody who waits would lose their place, or start later, if a session were as it is here.
+    """Return whether a waiting session would not start now, or start later, if ``session`` were as given.
 
-    It is not asked whether the same could not happen to somebody behind them.
+    Only sessions that start now or have a reservation are compared.
     """
     group = session.request.resource_group
     own = world.of_group(group)
@@ -186,7 +187,7 @@ def _harmed(
     if isinstance(decision, StartDecision):
         return decision.session_id not in placed
     if decision.starts_at_s is None:
-        # Nobody knows when: nothing of that place is given to anybody else.
+        # The start is not known, so no other session gets a part of the reserved place.
         assert session.placement is not None
         return any(share.device_uuid in decision.device_uuids for share in session.placement.shares)
     if decision.session_id in placed:
@@ -214,7 +215,7 @@ def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> No
     device = next(d for d in node.devices if d.uuid == share.device_uuid)
     if node.state is not NodeState.READY or device.cordoned:
         return NotResized.CORDONED
-    # CPU and memory stay as they are, also where a node was made smaller than what it holds.
+    # CPU and memory do not change, even if the node was made smaller than what it holds.
     left = replace(
         _beside(world, node, new), cpu_milli=new.request.cpu_milli, memory_mib=new.request.memory_mib
     )

@@ -1,4 +1,4 @@
-"""What a request is worth on given devices: the one place where amounts become shares."""
+"""The shares that a request is worth on given devices. Only this module turns amounts into shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
 
 
 class RequestShape(NamedTuple):
-    """What decides where a request fits: two of one shape fit exactly alike."""
+    """The fields that decide where a request fits: requests of one shape fit in the same places."""
 
     resource_group: str
     fgpu_milli: int
@@ -35,7 +35,7 @@ AnyRequest = TypeVar("AnyRequest", Request, RequestShape)
 
 
 def per_preferred_model(asked: AnyRequest) -> tuple[AnyRequest, ...]:
-    """Return it with each GPU model that it may be placed on, the most liked first; it alone where any will do."""
+    """Return the request once per accepted GPU model, the preferred one first; unchanged if it accepts all."""
     if len(asked.gpu_models) < 2:
         return (asked,)
     if isinstance(asked, RequestShape):
@@ -49,14 +49,14 @@ def accepts_model(asked: Request | RequestShape, model: str) -> bool:
 
 
 def is_explicit(request: Request | RequestShape) -> bool:
-    """Return whether a request names GPU memory or compute, and not fGPU."""
+    """Return whether a request is for GPU memory or compute instead of fGPU."""
     return request.gpu_memory_mib is not None or request.compute_percent is not None
 
 
 def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
-    """Return how many devices of this capacity the amount takes, or None where it would straddle.
+    """Return how many devices of this capacity the amount needs, or None if it is impossible.
 
-    A fraction lies on one device; more than one device is whole devices only.
+    A fraction lies on one device; an amount above one device must be whole devices.
     """
     if fgpu_milli <= capacity_milli:
         return 1
@@ -65,11 +65,11 @@ def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
 
 
 def shares_of(request: Request | RequestShape, devices: Sequence[Device]) -> tuple[Share, ...] | None:
-    """Return what ``request`` takes of each of exactly these devices, or None where they cannot make it up.
+    """Return the share of ``request`` on each of exactly these devices, or None if the request cannot use them so.
 
-    A fraction and explicit amounts lie on one device; more is whole devices of one capacity; no fGPU is no
-    device. Where GPU models are asked for, all devices must be of one of them. A share of no memory is none:
-    no limit can be set to it.
+    A fraction and explicit amounts lie on one device; more is whole devices of one capacity; without fGPU there is no
+    device. With GPU models, all devices must be of one of them. A share without memory is impossible, because no
+    limit can be set to it.
     """
     if request.gpu_models and not all(
         device.model in request.gpu_models and device.model == devices[0].model for device in devices
@@ -90,9 +90,9 @@ def shares_of(request: Request | RequestShape, devices: Sequence[Device]) -> tup
 
 
 def _explicit_share(request: Request | RequestShape, device: Device) -> Share | None:
-    """Return what explicit amounts take of a device (product H2 to H5).
+    """Return the share of explicit amounts on a device (product H2 to H5).
 
-    In fGPU that is the larger of both parts, so that explicit and fractional sessions are counted alike.
+    Its fGPU is the larger one of both parts, so that explicit and fractional sessions are counted in one unit.
     """
     memory_mib, compute_percent = request.gpu_memory_mib, request.compute_percent
     if memory_mib is None or request.fgpu_milli != 0 or not 0 < memory_mib <= device.memory_mib:

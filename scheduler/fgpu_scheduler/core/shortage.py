@@ -11,7 +11,7 @@ from fgpu_scheduler.core.units import format_milli, memory_words
 
 
 def shortage(request: Request, left: placement.Free) -> str:
-    """Say in plain words why ``request`` does not fit now, or that it would."""
+    """Return in plain words why ``request`` does not fit now, or that it waits for its turn."""
     if placement.place(request, left, score=placement.best_fit) is not None:
         return "waits for its turn"
     group = [n for n in left if n.node.resource_group == request.resource_group]
@@ -25,7 +25,7 @@ def shortage(request: Request, left: placement.Free) -> str:
     if not own:
         return f"no machine of resource group {request.resource_group!r} takes sessions now"
     if request.gpu_models:
-        # Apart: all GPUs of a session are of one model.
+        # Each model separately, because all GPUs of a session are of one model.
         own = [_of_model(n, model) for model in request.gpu_models for n in own]
         if not any(n.devices for n in own):
             models = " or ".join(map(repr, request.gpu_models))
@@ -87,9 +87,9 @@ def _has_fgpu(left: placement.NodeFree, asked: int) -> bool:
 
 
 def _whole(left: placement.NodeFree, asked: int) -> tuple[int, int]:
-    """Return how many untouched devices a node has of those it would give whole, and how many it takes.
+    """Return the untouched devices of a node and the number of whole devices that the amount needs.
 
-    (0, 0) where the amount is not a number of whole devices there. Fewest missing where models differ.
+    (0, 0) if the node cannot give the amount as whole devices. With several capacities, that with the fewest missing.
     """
     found = []
     for capacity in sorted({d.device.capacity_milli for d in left.devices}):

@@ -1,6 +1,6 @@
-"""Which single ending would start the head of a queue: for people who look at a full cluster and wonder.
+"""Which single end would start the first session of a queue, for users who look at a full cluster.
 
-Asked of the same `plan` as everything else, in a world without the session in question. The head is who is first now.
+It makes the same `plan` as the scheduler, in a world without one of the running sessions.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reservations import may_hold
 from fgpu_scheduler.core.usage import taken_milli
 
+#: The most sessions that are tried: each costs a plan of the whole group, with every forecast of the queue.
 TRIED = 16
-"""At most this many sessions are tried: each is a plan of the whole group, made with every forecast of the queue."""
 
+#: The wait reasons of a session that waits for an end. A session over a quota is not the head of its queue.
 BLOCKED = (WaitReason.RESERVED, WaitReason.RESOURCES)
-"""Why the head of a queue waits, if it waits for somebody's end. Over a quota nobody is its head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unblocking:
     """The head of a queue, and each session whose end alone would start it: the same user's first, then the smallest.
 
-    ``by_itself`` is true where it starts once what is ending already has ended; then nobody is named. ``untried`` is
-    how many more might do, which were too many to try. ``never`` is true where it would not start if all others had
-    ended either: it waits for something else.
+    ``by_itself`` is true if the head starts once the TERMINATING sessions have ended; then ``ids`` is empty.
+    ``untried`` is the number of other sessions that were not tried. ``never`` is true if the head would not start
+    even after all other sessions had ended: it waits for something else.
     """
 
     head_id: int
@@ -39,19 +39,19 @@ class Unblocking:
 
 
 def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unblocking | None:
-    """Return what would start the head of the queue of one resource group, or None where nobody is blocked.
+    """Return what would start the head of the queue of one resource group, or None if no session is blocked.
 
     The snapshot is of that group alone (`Snapshot.of_group`); at most ``tries`` sessions are tried.
     """
-    # Who starts in this very pass is nobody who could be waited for.
-    memory = PlanCache()
-    snapshot = applied(snapshot, plan(snapshot, policy, memory))
-    now = plan(snapshot, policy, memory)
+    # Sessions that start in this pass are not blocked.
+    cache = PlanCache()
+    snapshot = applied(snapshot, plan(snapshot, policy, cache))
+    now = plan(snapshot, policy, cache)
     head_id = _head(now)
     if head_id is None:
         return None
-    # Who comes behind the head takes nothing from it, but for a start that was promised: without the others each of the
-    # many plans is a quick one.
+    # Sessions behind the head take nothing from it, unless a start was promised to them. Without the others each of the
+    # many plans is fast.
     line = [d.session_id for d in now.decisions]
     promised = {s.id for s in snapshot.sessions if s.promised_at_s is not None}
     behind = set(line[line.index(head_id) + 1 :]) - promised
@@ -60,7 +60,7 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     head = world.session(head_id)
     assert head is not None
     ending = [(s, None) for s in world.sessions if s.state is SessionState.TERMINATING]
-    if ending and _starts(world.changed(ending), policy, head_id, memory):
+    if ending and _starts(world.changed(ending), policy, head_id, cache):
         return Unblocking(head_id, by_itself=True)
     user = head.request.user
     candidates = sorted(
@@ -68,12 +68,12 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     )
 
     def without(ended: Session) -> Snapshot:
-        # Whoever has less now may come first, in an order by what people use: their own requests are looked at, too.
+        # In an order by usage, the user of the ended session may come first now: their requests are part of the plan.
         back = [(None, s) for s in queue if s.request.user == ended.request.user]
         return world.changed([(ended, None), *back])
 
-    found = [s for s in candidates[:tries] if _starts(without(s), policy, head_id, memory)]
-    if not found and not _starts(world.with_sessions([head]), policy, head_id, memory):
+    found = [s for s in candidates[:tries] if _starts(without(s), policy, head_id, cache)]
+    if not found and not _starts(world.with_sessions([head]), policy, head_id, cache):
         return Unblocking(head_id, never=True)
     return Unblocking(head_id, tuple(s.id for s in found), untried=max(0, len(candidates) - tries))
 
@@ -105,5 +105,5 @@ def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
     return found
 
 
-def _starts(world: Snapshot, policy: Policy, head_id: int, memory: PlanCache) -> bool:
-    return any(placed.session_id == head_id for placed in plan(world, policy, memory).placed)
+def _starts(world: Snapshot, policy: Policy, head_id: int, cache: PlanCache) -> bool:
+    return any(placed.session_id == head_id for placed in plan(world, policy, cache).placed)

@@ -1,7 +1,7 @@
-"""Amounts: the administrator's unit fGPU and what a share of a device is worth.
+"""Amounts: the unit fGPU and what a share of a device is worth.
 
-An amount of fGPU is a ``Decimal`` only at the edge; inside it is ``fgpu_milli``, an integer count of
-thousandths, so that sums and differences are exact ("0.9" is never 0.8999).
+An amount of fGPU is a ``Decimal`` only at the edge. Inside it is ``fgpu_milli``, an integer count of thousandths, so that
+sums and differences are exact ("0.9" is never 0.8999).
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from decimal import Decimal, InvalidOperation
 from fgpu_scheduler.errors import BadAmount
 
 MILLI = 1000
+#: Shares of GPU memory are multiples of this (product H3; Huawei CCE's ``gpu-mem.128Mi``).
 MEMORY_GRAIN_MIB = 128
-"""Shares of GPU memory are multiples of this (product H3; Huawei CCE's ``gpu-mem.128Mi``)."""
-
+#: Explicit amounts of compute are multiples of this (product H4).
 COMPUTE_GRAIN_PERCENT = 5
-"""Explicit amounts of compute are multiples of this (product H4)."""
-
+#: A million units: more than any cluster has, and every sum stays inside 64 bits.
 LARGEST_MILLI = 10**9
-"""A million units: nobody owns more, and it keeps every sum inside 64 bits."""
 
 
 def parse_milli(text: str, *, field: str) -> int:
@@ -32,7 +30,7 @@ def parse_milli(text: str, *, field: str) -> int:
         value = Decimal(text.strip())
     except InvalidOperation:
         raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5") from None
-    # Decimal takes the digits of all scripts, and "1_0": no page does, and what people see is not what they get.
+    # Decimal accepts the digits of all scripts, and "1_0". A page shows such text differently from its value.
     if not value.is_finite() or not text.isascii() or "_" in text:
         raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5")
     if value < 0:

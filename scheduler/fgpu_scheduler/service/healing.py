@@ -27,7 +27,7 @@ from fgpu_scheduler.core.reconcile import (
     Observed,
     Remove,
     Stop,
-    ghostly,
+    orphan_reason,
     reconcile,
 )
 from fgpu_scheduler.errors import BadSettings, InvalidTransition, StoreUnavailable
@@ -112,7 +112,7 @@ class Healer:
     async def update_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
         """Take silent nodes out of use, and those that answer again back into use."""
         live = {s.id: s for s in snapshot.sessions}
-        ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
+        ghosts = [o for o in seen.things if o.alive and orphan_reason(o, live.get(o.session_id)) is not None]
         nodes_with_ghosts = {ghost.node_id for ghost in ghosts}
         changes = node_changes(
             snapshot, seen.nodes, tuple(self._steps.being_launched), nodes_with_ghosts, seen.late
@@ -169,7 +169,9 @@ class Healer:
             self._removing.add(ghost.handle)
             try:
                 # Check again: the observation is old by now.
-                why = ghostly(ghost, await self._steps.call(self._steps.store.session, ghost.session_id))
+                why = orphan_reason(
+                    ghost, await self._steps.call(self._steps.store.session, ghost.session_id)
+                )
                 if why is not None:
                     log.warning(
                         "Removing the ghost %s of session %d: %s", ghost.handle, ghost.session_id, why
