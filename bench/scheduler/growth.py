@@ -58,7 +58,7 @@ WARM = 8
 """How many requests come before those that are timed: the first of each amount ranks all nodes."""
 AT_LEAST_PER_S = {(1200, 1000, 0): 400, (12000, 10000, 200): 60}
 AT_MOST_P99_MS = 2.0
-"""What a plan may take where nobody waits."""
+"""The time of a plan without waiting sessions."""
 
 
 def ask(user: str, fgpu_milli: int) -> Request:
@@ -88,7 +88,7 @@ def lab(gpus: int, live: int, waiting: int) -> Iterator[tuple[Store, Scheduler]]
 
 
 async def one_by_one(store: Store, scheduler: Scheduler, requests: int) -> dict[str, float]:
-    """Return what one request after the other takes, until somebody who waits for it in `placed` has it."""
+    """Return the time of one request after the other, until `placed` has returned its placement."""
     planned: list[float] = []
 
     def timed(*args: Any, **kwargs: Any) -> Plan:

@@ -194,7 +194,7 @@ def amounts_that_fit(nodes: Iterable[Node], caps: Caps) -> tuple[int, ...]:
             found.update(
                 amount
                 for amount in range(caps.fgpu_step_milli, capacity + 1, caps.fgpu_step_milli)
-                # A share whose memory rounds down to 0 is not possible.
+                # A share needs some memory: it may round down to 0.
                 if share_memory_mib(amount, capacity_milli=capacity, device_memory_mib=memory_mib)
             )
     most = caps.max_fgpu_milli

@@ -69,8 +69,8 @@ NO_SESSION = 0
 
 @dataclass(frozen=True, slots=True)
 class BlockingSessions:
-    """The sessions whose ends a start needs, as far as ends are known: their number, the fGPU x 1000 that they hold, and,
-    for administrators only, their ids. The start needs every one of them."""
+    """The sessions that must end before a start, by what is known: their number, the fGPU x 1000 that they hold, and
+    their ids, which only administrators see. None of them can be left out."""
 
     sessions: int
     fgpu_milli: int

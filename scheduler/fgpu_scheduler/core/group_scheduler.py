@@ -60,7 +60,7 @@ class GroupScheduler:
     ) -> None:
         """Begin with the snapshot's sessions on the group's ``capacity``.
 
-        Without ``reasons`` the pass is faster and does not note for every equals why it waits.
+        Without ``reasons`` the pass is faster and does not note for every set why it waits.
         """
         self.now_s = snapshot.now_s
         self._reasons = reasons
@@ -84,7 +84,7 @@ class GroupScheduler:
         self._aged_number = 0
         #: The session that has the reservation. The ledger counts its request as used.
         self._reserved_for: Session | None = None
-        #: ``_looked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
+        #: ``_saw_blocked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
         self._saw_blocked = self._strict = False
         self._unschedulable = UnschedulableRequests(capacity.devices)
         #: The nodes on which a session has ended since the last pass.
@@ -216,7 +216,7 @@ class GroupScheduler:
     def _start(
         self, session: Session, equals: EquivalentRequests, refused: Collection[str]
     ) -> Placement | None:
-        """Start a session outside the ``refused`` nodes, or note in its equals why it waits.
+        """Start a session outside the ``refused`` nodes, or note in its set why it waits.
 
         A session that a node has refused gets no reservation and blocks no other session, since the engine might refuse
         the reserved place too.

@@ -18,9 +18,10 @@ MAX_SHARES = 20
 
 
 class NodeState(StrEnum):
-    """READY takes sessions. CORDONED keeps its sessions and takes no more. LOST does not answer and keeps their shares.
+    """READY takes sessions. CORDONED keeps its sessions and takes no new ones. LOST does not answer and keeps their
+    shares.
 
-    GONE is a LOST node of which an administrator has confirmed that nothing runs there: its sessions are ended, and it
+    GONE is a LOST node after an administrator has confirmed that nothing runs there: its sessions are ended, and it
     becomes LOST again.
     """
 
@@ -85,7 +86,7 @@ class Device:
     """One physical GPU.
 
     ``capacity_milli`` is the configured fGPU per GPU of its model x 1000; ``max_shares`` is how many sessions may
-    share it. With a ``cordon_reason`` it keeps its sessions and takes no more.
+    share it. With a ``cordon_reason`` it keeps its sessions and takes no new ones.
     """
 
     uuid: str
@@ -282,7 +283,7 @@ class Session:
 
     @property
     def place(self) -> int:
-        """Its position in the order of submission: its id, or that of the session whose position it has."""
+        """Its position in the order of submission: its id, or that of the session that it replaces."""
         return self.id if self.place_of is None else self.place_of
 
     @property

@@ -70,7 +70,7 @@ BatchScore = Callable[[PlacementBatch], tuple[Ints, ...]]
 
 
 class NodeTable:
-    """Nodes of one resource group, all of whose devices have one capacity."""
+    """Nodes of one resource group whose devices all have one capacity."""
 
     def __init__(self, left: Mapping[int, NodeFree]) -> None:
         """Begin with the free amounts of nodes, by their numbers."""

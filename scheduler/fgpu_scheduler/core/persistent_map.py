@@ -22,7 +22,7 @@ def part_of_name(name: str) -> int:
 
 
 class PersistentMap(Mapping[K, V]):
-    """An immutable mapping whose successors share its unchanged parts. Its keys are in the order of the parts."""
+    """An immutable mapping; its successors share the unchanged parts. Its keys are in the order of the parts."""
 
     __slots__ = ("_part_of", "_parts")
 
@@ -46,7 +46,7 @@ class PersistentMap(Mapping[K, V]):
         return PersistentMap(self._part_of, {number: part for number, part in parts.items() if part})
 
     def changed_keys(self, other: PersistentMap[K, V]) -> Iterator[K]:
-        """Yield the keys whose values are not the same object in both mappings. Shared parts are skipped."""
+        """Yield the keys that do not have the same object in both mappings. Shared parts are skipped."""
         nothing: Mapping[K, V] = {}
         for number in self._parts.keys() | other._parts.keys():
             own, others = self._parts.get(number, nothing), other._parts.get(number, nothing)

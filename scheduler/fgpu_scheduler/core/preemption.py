@@ -335,7 +335,7 @@ def _sums(free: int, gives: list[int]) -> list[int]:
 
 
 def _fewest(asked: Request, candidates: _Candidates, least: int) -> list[Session] | None:
-    """Return a smallest set of sessions whose ends let the request start on the node; fewer than ``least`` never do."""
+    """Return a smallest set of sessions that must end for the request on the node; fewer than ``least`` never suffice."""
     node, sessions = candidates.left, candidates.sessions
     if least == 0 and _starts(asked, node, ()):
         return []
@@ -347,7 +347,7 @@ def _fewest(asked: Request, candidates: _Candidates, least: int) -> list[Session
     for number in range(1, len(sessions)):
         tries -= comb(len(sessions), number)
         if number > least and not checked:
-            # Most nodes need no more than the least: only the others are asked whether all sessions are enough.
+            # Most nodes need exactly the least: only for the others is it checked whether all sessions are enough.
             if not _starts(asked, node, sessions):
                 return None
             checked = True
@@ -364,7 +364,7 @@ def _fewest(asked: Request, candidates: _Candidates, least: int) -> list[Session
 
 
 def _device_after_device(asked: Request, node: NodeFree, sessions: Sequence[Session]) -> list[Session]:
-    """Return few sessions whose ends let the request start: empty one device, then the one with the fewest sessions."""
+    """Return few sessions that must end for the request: empty one device, then the one with the fewest sessions."""
     on: dict[str, list[Session]] = {device.device.uuid: [] for device in node.devices}
     for session in sorted(sessions, key=_size, reverse=True):
         for share in session.placement.shares if session.placement else ():

@@ -25,7 +25,7 @@ _amounts_of = attrgetter(*AMOUNTS)
 
 
 def counted_ids(newest_id: int) -> range:
-    """Return the ids of the sessions whose requests are counted when the newest session has this id."""
+    """Return the ids of the sessions that are counted when the newest session has this id."""
     last = newest_id // EVERY * EVERY
     return range(max(1, last - NEWEST + 1), last + 1)
 

@@ -139,7 +139,7 @@ def largest_now(
     policy: Policy,
     cache: PlanCache | None = None,
 ) -> Request | None:
-    """Return the largest of these requests of which ``count`` would start at once, or None.
+    """Return the largest of these requests for which ``count`` sessions would start at once, or None.
 
     ``cache`` is that of earlier plans of the same world.
     """

@@ -120,7 +120,7 @@ def least_missing_place(session: Session, nodes: Mapping[str, NodeFree]) -> Rese
 
 
 def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
-    """Yield the shares of a request on each device, or on the whole devices of which sessions hold least."""
+    """Yield the shares of a request on each device, or on the whole devices with the least held."""
     if asked.fgpu_milli == 0 and not is_explicit(asked):
         yield ()
         return

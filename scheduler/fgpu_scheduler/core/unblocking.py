@@ -86,7 +86,7 @@ def _head(now: Plan) -> int | None:
 
 
 def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
-    """Return the sessions whose end leaves a place on their node into which the head fits."""
+    """Return the sessions that leave a place for the head on their node when they end."""
     left = {free.node.id: free for free in placement.free(world)}
     found = []
     for session in world.sessions:

@@ -6,7 +6,7 @@ The loss of a placement has five terms, each in thousandths of a GPU:
    a placement may leave parts that are worth less than their size;
 2. stranded GPU: free GPU that the node's remaining CPU and memory cannot serve;
 3. the price of a GPU model that other requests need and that this one does not (`prices`);
-4. the price of a whole node of which there are few (`scarce_nodes`);
+4. the price of a whole node of a scarce kind (`scarce_nodes`);
 5. the fragments of FGD.
 """
 
