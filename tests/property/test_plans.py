@@ -93,53 +93,11 @@ def test_ended_session_returns_its_capacity(lab: World, asked: Request) -> None:
             assert released(leaves, asked, where) == left
 
 
-def run_forward(lab: Snapshot, typical_length_s: int) -> dict[int, int]:
-    """Return the start of each session if everything is planned again at each end: slow reference."""
-    where = {p.session_id: p.placement for p in plan(lab, POLICY).placed}
-    starts = dict.fromkeys(where, lab.now_s)
-    world = lab.with_sessions(
-        replace(s, state=SessionState.RUNNING, placement=where[s.id])
-        if s.id in where
-        else replace(s, held=False)
-        for s in lab.sessions
-    )
-    ends = dict.fromkeys(where, lab.now_s + typical_length_s) | {
-        s.id: expected_end(s, lab.now_s, typical_length_s) for s in lab.sessions if s.state in HOLDING
-    }
-    while True:
-        where = {p.session_id: p.placement for p in plan(world, POLICY).placed}
-        for session_id in where:
-            starts.setdefault(session_id, world.now_s)
-            ends[session_id] = world.now_s + typical_length_s
-        world = world.with_sessions(
-            replace(s, state=SessionState.RUNNING, placement=where[s.id]) if s.id in where else s
-            for s in world.sessions
-        )
-        if not ends:
-            return starts
-        instant = min(ends.values())
-        gone = [i for i, at in ends.items() if at == instant]
-        ends = {i: at for i, at in ends.items() if i not in gone}
-        world = replace(world, now_s=max(world.now_s, instant)).with_sessions(
-            s for s in world.sessions if s.id not in gone
-        )
-
-
 def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
     if session.state is SessionState.TERMINATING:
         return now_s + 1
     end = (now_s if session.started_at_s is None else session.started_at_s) + typical_length_s
     return end if end > now_s else now_s + SOON_S
-
-
-@exact
-@given(worlds(), TYPICAL_S)
-def test_forecast_equals_the_plan_run_forward(lab: World, typical_length_s: int) -> None:
-    told = forecast(lab, POLICY, lasting(typical_length_s))
-    expected = run_forward(lab, typical_length_s)
-    assert {f.session_id: f.expected_start_at_s for f in told} == {
-        s.id: expected.get(s.id) for s in lab.sessions if s.state is SessionState.PENDING
-    }
 
 
 @exact

@@ -53,24 +53,24 @@ def words(lab: World, policy: Policy) -> list[str]:
 
 
 def half_full() -> World:
-    """Two GPUs, of which x has one for an hour; a wants both."""
+    """Two GPUs; x has one for an hour, and a requests both."""
     return waits(runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0"), "a", "2")
 
 
-def test_a_strict_queue_waits_for_its_first_and_other_orders_do_not() -> None:
+def test_only_a_strict_queue_waits_for_its_first_session() -> None:
     lab = waits(half_full(), "b", "1", limit_s=60)
     assert words(lab, STRICT) == ["a waits: RESOURCES", "b waits: PRIORITY"]
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
 
 
-def test_a_place_is_kept_for_the_first_from_when_limits_say_that_it_is_free() -> None:
+def test_first_session_gets_a_reservation_from_the_known_ends() -> None:
     lab = half_full()
     assert reserved(lab, EASY) == ReserveDecision(
         2, lab.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1")
     )
 
 
-def test_who_ends_before_the_start_that_is_promised_may_still_use_the_place() -> None:
+def test_session_that_ends_in_time_may_use_the_reserved_place() -> None:
     in_time_s = HOUR_S - LAUNCH_S
     fits = waits(half_full(), "b", "1", limit_s=in_time_s)
     assert words(fits, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
@@ -79,19 +79,19 @@ def test_who_ends_before_the_start_that_is_promised_may_still_use_the_place() ->
     assert words(waits(half_full(), "b", "1"), EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
 
 
-def test_who_needs_nothing_of_the_kept_place_starts_without_a_limit() -> None:
+def test_session_beside_the_reserved_place_starts_without_a_limit() -> None:
     lab = waits(waits(half_full().node("n2"), "b", "0.5"), "c", "0.5")
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n2-0", "c: GPU-n2-0"]
 
 
-def test_what_the_kept_place_leaves_of_its_own_node_is_free_to_others() -> None:
+def test_rest_of_the_reserved_node_is_free_for_others() -> None:
     lab = runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
     lab = runs(lab, "y", "0.5", on="GPU-n1-1")
     lab = waits(waits(waits(lab, "a", "1"), "b", "0.5"), "c", "0.5")
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1", "c waits: RESOURCES"]
 
 
-def test_all_who_start_beside_a_kept_fraction_leave_it_what_it_needs() -> None:
+def test_backfilled_sessions_together_leave_the_reservation_whole() -> None:
     lab = runs(world(), "x", "0.8", limit_s=HOUR_S)
     lab = waits(waits(waits(lab, "a", "0.9"), "b", "0.1"), "c", "0.1")
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-0", "c waits: PRIORITY"]
@@ -116,7 +116,7 @@ def test_a_session_that_still_launches_has_its_whole_limit_before_it() -> None:
     assert kept.starts_at_s == lab.now_s + LAUNCH_S + HOUR_S + ENDING_S
 
 
-def test_without_any_limit_easy_lets_all_pass_until_the_first_has_waited_for_as_long_as_it_may() -> None:
+def test_without_limits_others_start_until_the_first_session_is_aged() -> None:
     lab = waits(waits(runs(world(devices=2), "x", "1", on="GPU-n1-0"), "a", "2"), "b", "1")
     assert words(lab, EASY) == ["a waits: RESOURCES", "b: GPU-n1-1"]
     aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
@@ -124,13 +124,13 @@ def test_without_any_limit_easy_lets_all_pass_until_the_first_has_waited_for_as_
     assert reserved(aged, EASY) == ReserveDecision(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
-def test_who_is_aged_comes_first_whatever_the_order() -> None:
+def test_aged_session_comes_first_in_every_order() -> None:
     lab = waits(waits(waits(world(devices=2), "a", "2", waited_s=LONGEST_WAIT_S), "b", "2"), "c", "1")
     assert words(lab, LIFO)[0] == "a: GPU-n1-0 + GPU-n1-1"
     assert words(changed(lab, "a", waited_s=60), LIFO)[0] == "c: GPU-n1-0"
 
 
-def test_one_that_ran_for_days_and_was_queued_again_does_not_hold_up_who_has_waited_for_days() -> None:
+def test_requeued_session_does_not_count_its_running_time_as_waiting() -> None:
     lab = runs(world(devices=4), "z", "1", on="GPU-n1-0")
     lab = waits(waits(lab, "ran", "4", waited_s=4 * LONGEST_WAIT_S), "waits", "2", waited_s=LONGEST_WAIT_S)
     assert words(lab, EASY)[-1] == "waits waits: PRIORITY"
@@ -138,7 +138,7 @@ def test_one_that_ran_for_days_and_was_queued_again_does_not_hold_up_who_has_wai
     assert words(again, EASY)[0].startswith("waits: GPU-n1-")
 
 
-def test_nothing_uses_the_place_of_an_aged_request_not_even_what_ends_in_time() -> None:
+def test_no_session_uses_the_place_of_an_aged_request() -> None:
     """Sessions mostly end before their time limits: x may end much sooner than in an hour."""
     lab = waits(half_full(), "b", "1", limit_s=60)
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
@@ -149,7 +149,7 @@ def test_nothing_uses_the_place_of_an_aged_request_not_even_what_ends_in_time() 
     )
 
 
-def test_what_is_gathered_is_where_least_is_missing() -> None:
+def test_reservation_without_known_ends_is_where_least_is_missing() -> None:
     lab = world(devices=2).node("n2", devices=2)
     lab = runs(runs(lab, "x", "1", on="GPU-n1-0"), "y", "1", on="GPU-n1-1")
     lab = waits(runs(lab, "z", "0.3", on="GPU-n2-0"), "a", "2", waited_s=LONGEST_WAIT_S)
@@ -158,8 +158,8 @@ def test_what_is_gathered_is_where_least_is_missing() -> None:
     assert (kept.node_id, kept.starts_at_s) == ("n2", None)
 
 
-def test_a_gathered_place_only_grows_until_the_first_starts() -> None:
-    """Whoever ends there leaves it to the first, and nobody else ever gets a part of it."""
+def test_reserved_place_without_known_ends_only_grows() -> None:
+    """Each end there adds to the reservation, and no other session gets a part of it."""
     lab = world(devices=3)
     for number, user in enumerate("xyz"):
         lab = runs(lab, user, "1", on=f"GPU-n1-{number}")
@@ -175,7 +175,7 @@ def promised_in(lab: World, user: str, in_s: int) -> World:
     return changed(lab, user, promised_at_s=lab.now_s + in_s)
 
 
-def test_others_go_ahead_of_a_promised_start_only_if_they_end_within_a_part_of_the_time_until_then() -> None:
+def test_others_use_only_the_lent_part_of_the_time_until_a_promised_start() -> None:
     """Both GPUs are free already, and a could start at once."""
     lab = promised_in(waits(world(devices=2), "a", "2"), "a", LENT * HOUR_S)
     in_time_s = HOUR_S - LAUNCH_S - ENDING_S
@@ -186,17 +186,17 @@ def test_others_go_ahead_of_a_promised_start_only_if_they_end_within_a_part_of_t
         assert words(other, LIFO) == ["b waits: RESOURCES", "a: GPU-n1-0 + GPU-n1-1"]
 
 
-def test_a_promised_start_is_told_as_it_was_while_others_make_it_no_later() -> None:
+def test_promised_start_does_not_change() -> None:
     lab = promised_in(waits(half_full(), "b", "0.1"), "a", 2 * HOUR_S)
     assert reserved(lab, LIFO) == ReserveDecision(2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
 
 
-def test_who_asks_for_the_same_and_is_ahead_does_not_take_the_promised_place() -> None:
+def test_equal_request_ahead_does_not_take_the_promised_place() -> None:
     lab = waits(promised_in(waits(world(devices=1), "a", "1"), "a", HOUR_S), "b", "1")
     assert words(lab, LIFO) == ["b waits: RESOURCES", "a: GPU-n1-0"]
 
 
-def test_what_a_promised_start_leaves_goes_to_those_ahead_of_it_first() -> None:
+def test_rest_of_a_promised_place_goes_to_sessions_ahead_first() -> None:
     lab = waits(waits(promised_in(waits(world(devices=3), "a", "2"), "a", HOUR_S), "c", "1"), "b", "1")
     assert words(lab, LIFO) == [
         "b: GPU-n1-2",
@@ -213,7 +213,7 @@ def test_higher_priority_goes_ahead_of_a_promised_start() -> None:
     assert words(lab, LIFO)[0] == "b: GPU-n1-0"
 
 
-def test_of_two_promised_starts_the_one_of_higher_priority_is_kept_first() -> None:
+def test_promised_start_of_higher_priority_is_reserved_first() -> None:
     """The newest request comes first in its priority, and would take the place of the later promise."""
     lab = promised_in(waits(world(devices=2), "lower", "2"), "lower", HOUR_S)
     lab = waits(promised_in(waits(lab, "higher", "2"), "higher", 2 * HOUR_S), "newest", "2")
@@ -225,7 +225,7 @@ def test_of_two_promised_starts_the_one_of_higher_priority_is_kept_first() -> No
     assert words(lab, LIFO) == starts
 
 
-def test_the_place_of_higher_priority_is_kept_before_a_promised_one_and_counts_once() -> None:
+def test_reservation_of_higher_priority_comes_before_a_promised_one() -> None:
     """Three sessions at a time: x, the place of b, and c. A place kept for a as well would be a fourth."""
     lab = runs(world(devices=3), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
     lab = waits(promised_in(waits(lab, "a", "3"), "a", HOUR_S), "b", "3")
@@ -237,14 +237,14 @@ def test_the_place_of_higher_priority_is_kept_before_a_promised_one_and_counts_o
     assert words(lab, LIFO) == ["b waits: RESERVED", "c: GPU-n1-1", "a waits: QUOTA"]
 
 
-def test_who_waits_for_a_quota_gets_no_place_kept_and_the_next_does() -> None:
+def test_session_over_a_quota_gets_no_reservation_and_the_next_does() -> None:
     lab = waits(half_full(), "c", "2")
     assert words(lab, EASY) == ["a waits: RESERVED", "c waits: RESOURCES"]
     lab = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=0),))
     assert words(lab, EASY) == ["a waits: QUOTA", "c waits: RESERVED"]
 
 
-def test_what_the_owner_of_a_kept_place_starts_leaves_it_the_quota() -> None:
+def test_other_sessions_of_the_owner_leave_the_quota_of_the_reservation() -> None:
     lab = waits(half_full(), "a", "0.1", limit_s=60)
     one = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=1),))
     assert words(one, EASY) == ["a waits: RESERVED", "a waits: QUOTA"]
@@ -252,13 +252,13 @@ def test_what_the_owner_of_a_kept_place_starts_leaves_it_the_quota() -> None:
     assert words(two, EASY) == ["a waits: RESERVED", "a: GPU-n1-1"]
 
 
-def test_the_quota_of_a_kept_place_is_there_for_its_owner_when_it_becomes_free() -> None:
+def test_quota_of_a_reservation_is_there_when_it_starts() -> None:
     lab = replace(half_full(), quotas=(Quota(QuotaScope.USER, "a", max_sessions=1),))
     (told,) = forecast(lab, EASY, lasting(HOUR_S))
     assert told.expected_start_at_s is not None
 
 
-def test_a_place_is_kept_of_explicit_memory_too() -> None:
+def test_explicit_memory_can_be_reserved() -> None:
     lab = runs(world(), "x", "1", limit_s=HOUR_S)
     asked = replace(request("a", "0", gpu_memory_mib=4096, compute_percent=50), time_limit_s=None)
     waiting = replace(lab.pending("a", "1").of("a"), request=asked)

@@ -31,7 +31,7 @@ def placed(lab: World) -> dict[str, list[str]]:
     }
 
 
-def test_nothing_new_is_placed_on_it_neither_a_part_nor_with_others_as_a_whole() -> None:
+def test_cordoned_gpu_takes_no_new_session() -> None:
     lab = world(devices=2).cordoned_gpu(BROKEN)
     assert placed(lab.pending("a", "0.5").pending("b", "1")) == {"a": ["GPU-n1-1"]}
     assert placed(lab.pending("a", "2")) == {}
@@ -39,7 +39,7 @@ def test_nothing_new_is_placed_on_it_neither_a_part_nor_with_others_as_a_whole()
     assert placed(lab.pending("a", "0", cpu=4)) == {"a": []}, "without a GPU"
 
 
-def test_what_runs_there_stays_and_what_it_gives_back_is_not_given_to_others() -> None:
+def test_sessions_on_a_cordoned_gpu_stay_and_free_nothing_for_others() -> None:
     lab = world().running("a", "0.5").cordoned_gpu(BROKEN).pending("b", "0.5")
     assert placed(lab) == {}
     assert placed(lab.ended("a")) == {}
@@ -60,13 +60,13 @@ def test_no_start_is_expected_there() -> None:
     assert unblocking(lab, Policy()) == unblocking(lab.ended("a"), Policy())
 
 
-def test_who_runs_there_has_not_to_end_for_those_who_start_beside_it() -> None:
+def test_sessions_on_a_cordoned_gpu_are_in_no_ones_way() -> None:
     lab = world(devices=2).running("a", "1", on=BROKEN).running("b", "1", on="GPU-n1-1")
     (found,) = forecast(lab.cordoned_gpu(BROKEN).pending("c", "1"), Policy(), lasting(3600))
     assert found.ahead == BlockingSessions(1, 1000, (lab.of("b").id,))
 
 
-def test_no_place_is_kept_and_nobody_is_pre_empted_on_it() -> None:
+def test_cordoned_gpu_has_no_reservation_and_no_preemption() -> None:
     lab = world().running("low", "1").cordoned_gpu(BROKEN).pending("high", "1")
     high = lab.of("high")
     urgent = replace(high, request=replace(high.request, priority=5))

@@ -1,4 +1,4 @@
-"""Whose time limit may be extended: where nobody who was promised a start waits longer for it."""
+"""A time limit may be extended if no promised start becomes later."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def told(
     return ForecastOutcome(0, planned if stretch is None else stretch.of(planned, 0), planned, at_s, started)
 
 
-def test_a_few_starts_teach_nothing() -> None:
+def test_few_starts_calibrate_nothing() -> None:
     assert calibrated([told(9000)] * (LEAST_OUTCOMES - 1)) is None
 
 
@@ -36,7 +36,7 @@ def test_a_range_is_stretched_by_its_wait_and_a_start_that_was_planned_for_now_m
     assert twice.of(StartRange(50, 60, 90), 60) == StartRange(60, 60 + LEAST_WAIT_S, 60 + 2 * LEAST_WAIT_S)
 
 
-def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -> None:
+def test_four_in_five_starts_are_inside_after_calibration() -> None:
     draw = random.Random(7)
     kept: list[ForecastOutcome] = []
     for _ in range(1200):
@@ -61,18 +61,14 @@ def test_as_waits_grow_longer_and_longer_the_ranges_follow() -> None:
     assert found.late < 0.16
 
 
-def test_who_gave_up_after_the_range_was_told_too_little_and_who_left_before_says_nothing() -> None:
+def test_cancelled_request_counts_only_after_its_range() -> None:
     assert forecast_accuracy([told(3000, started=False)]) is None
     found = forecast_accuracy([told(5000, started=False), told(3000)])
     assert found is not None
     assert (found.starts, found.inside, found.late, found.early) == (2, 0.5, 0.5, 0.0)
 
 
-def test_a_start_that_was_certain_teaches_nothing_of_uncertain_ones() -> None:
+def test_certain_start_does_not_calibrate_uncertain_ones() -> None:
     certain = StartRange(2000, 2000, 2000)
     assert calibrated([told(9000, planned=certain)] * 50) is None
     assert Calibration(-1.0, 0.0, 1.0).of(certain, 0) == certain
-
-
-def test_of_nothing_told_there_is_nothing_to_say() -> None:
-    assert forecast_accuracy([]) is None

@@ -22,29 +22,24 @@ def users(lab: World) -> list[str]:
     return [s.request.user for s in queue_snapshots(lab)["default"].waiting]
 
 
-def test_only_those_who_wait_are_in_the_queue_first_come_first() -> None:
+def test_queue_has_only_waiting_sessions_in_order_of_arrival() -> None:
     lab = world(devices=2).pending("b", "1").running("x", "1").pending("a", "1").pending("c", "1", held=True)
     assert users(lab) == ["b", "a", "c"]
 
 
-def test_the_queue_does_not_depend_on_the_order_of_its_input() -> None:
-    lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
-    assert by_place(reversed(lab.sessions)) == by_place(lab.sessions)
-
-
-def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
+def test_clock_that_is_set_back_does_not_change_the_order() -> None:
     lab = world().pending("a", "1")
     late = replace(lab, now_s=lab.now_s - 3600).pending("b", "1")
     assert users(late) == ["a", "b"]
 
 
-def test_a_session_that_is_queued_again_has_the_place_of_the_first_that_it_goes_back_to() -> None:
+def test_requeued_session_has_its_old_position() -> None:
     lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
     again = replace(lab.of("c"), id=7, place_of=1, replaces=6)
     assert users(replace(lab, sessions=(lab.of("b"), again))) == ["c", "b"]
 
 
-def test_an_order_ranks_those_of_one_group_and_ties_go_by_place() -> None:
+def test_order_ranks_one_group_and_ties_go_by_position() -> None:
     lab = (
         world().pending("a", "0.5").pending("b", "0.1").pending("c", "0.5").pending("d", "0.1", group="class")
     )
@@ -58,7 +53,7 @@ def test_an_order_ranks_those_of_one_group_and_ties_go_by_place() -> None:
     assert ordered(lambda own: [s.request.fgpu_milli for s in own.waiting]) == ["b", "a", "c"]
 
 
-def test_nobody_has_waited_less_than_somebody_behind() -> None:
+def test_no_session_counts_as_having_waited_less_than_one_behind() -> None:
     lab = world().pending("a", "1")
     set_back = replace(lab, now_s=lab.now_s - 3600).pending("b", "1")
     set_back = replace(set_back, now_s=set_back.now_s + 60).pending("c", "1")
@@ -66,7 +61,7 @@ def test_nobody_has_waited_less_than_somebody_behind() -> None:
     assert waited_s(by_place(lab.sessions), lab.now_s - 5) == [0]
 
 
-def test_one_that_was_queued_again_has_waited_since_then_and_makes_nobody_wait_less() -> None:
+def test_requeued_session_has_waited_since_then() -> None:
     lab = world(devices=2).pending("a", "2").pending("b", "2").pending("c", "2")
     day_s = 24 * 3600
     lab = with_(lab, "b", submitted_at_s=lab.now_s - 8 * day_s, queued_at_s=lab.now_s - 60)

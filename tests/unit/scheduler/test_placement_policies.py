@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 
 import placing
 import pytest
@@ -11,7 +10,7 @@ from simulator import World, world
 from simulator.world import request
 
 from fgpu_scheduler.core import placer
-from fgpu_scheduler.core.model import NodeState, Request
+from fgpu_scheduler.core.model import Request
 from fgpu_scheduler.core.placement import NodeAmounts, Score, free, place, untouched
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Policy, plan
@@ -152,7 +151,7 @@ def test_worth_saves_cpu_for_gpus_only_where_there_is_enough_for_all(without_gpu
     assert goes_to(lab, "1", worth(Workload.counted(counts), ClusterTotals.of(lab.nodes)), cpu=12) == [device]
 
 
-def test_worth_leaves_a_node_of_much_cpu_to_whoever_needs_all_of_it() -> None:
+def test_worth_leaves_a_node_with_much_cpu_to_requests_for_all_of_it() -> None:
     """To whole nodes all others are equal: their GPUs are all taken, and no fragment is left."""
     lab = world(devices=0).node("n1", devices=2, cpu=64).node("n2", devices=2, cpu=16)
     score = worth(asks(f1000=9, f2000=1), ClusterTotals.of(lab.nodes))
@@ -182,7 +181,7 @@ def named(model: str, count: int) -> Workload:
     )
 
 
-def test_a_model_costs_what_those_will_ask_of_it_who_can_use_no_other() -> None:
+def test_price_of_a_model_is_the_demand_of_requests_for_it_alone() -> None:
     cluster = ClusterTotals.of(two_models().nodes)
     assert prices(named("Rare", 1), cluster) == {"Rare": 400}, (
         "a tenth of the requests, a quarter of the GPUs"
@@ -201,13 +200,13 @@ def few_large_nodes() -> World:
 
 
 def wholes(count: int, *, cpu: int = 32, others: int = 10) -> Workload:
-    """Return a workload of so many who need two GPUs and much CPU, and of others who need one GPU and little of it."""
+    """Return a workload of requests for two GPUs and much CPU, and of others for one GPU and little CPU."""
     return Workload.counted(
         [(TypicalRequest(2000, 1000 * cpu, 1024), count), (TypicalRequest(1000, 12000, 1024), others)]
     )
 
 
-def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such_nodes() -> None:
+def test_node_is_scarce_if_half_of_its_kind_is_requested_whole() -> None:
     cluster = ClusterTotals.of(few_large_nodes().nodes)
     assert scarce_nodes(wholes(1), cluster) == (ScarceNodes(2000, 32000, 1024, 2 * 666),)
     assert scarce_nodes(wholes(10), cluster) == (ScarceNodes(2000, 32000, 1024, 2 * 1000),), (
@@ -219,7 +218,7 @@ def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such
     assert scarce_nodes(asks(f500=3), cluster) == (), "nobody needs a node whole"
 
 
-def test_those_who_fit_on_the_same_nodes_alone_count_together() -> None:
+def test_requests_that_fit_on_the_same_nodes_count_together() -> None:
     """One has more CPU, the other more memory: only n1 holds either."""
     cluster = ClusterTotals.of(few_large_nodes().nodes)
     counts = [
@@ -231,7 +230,7 @@ def test_those_who_fit_on_the_same_nodes_alone_count_together() -> None:
 
 
 @pytest.mark.parametrize("amount", ["1", "0.5"])
-def test_worth_leaves_a_scarce_node_to_those_who_need_all_of_it(amount: str) -> None:
+def test_worth_leaves_a_scarce_node_to_requests_for_all_of_it(amount: str) -> None:
     """Of much CPU a GPU, as those who are placed are, more would be left over on n1."""
     lab = few_large_nodes()
     asked = request("new", amount, cpu=15)
@@ -250,10 +249,10 @@ def test_a_scarce_node_that_is_begun_costs_nothing_more() -> None:
 
 @pytest.mark.parametrize("few", [0, placer.FEW])
 @pytest.mark.parametrize(("cpu", "node"), [(8, "n1"), (9, "n5")])
-def test_who_asks_for_cpu_alone_leaves_a_scarce_node_large_enough(
+def test_request_for_cpu_alone_leaves_a_scarce_node_large_enough(
     cpu: int, node: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 cores that are left on n1 somebody who needs it whole needs 32; n5 has 64. Also with all nodes in columns."""
+    """n1 has 40 cores left, and a request for all of its GPUs needs 32; n5 has 64. Also with all nodes in tables."""
     monkeypatch.setattr(placer, "FEW", few)
     lab = world(devices=0).node("n1", devices=2, cpu=64).running("a", "0", cpu=24)
     lab = lab.node("n2", devices=2, cpu=16).node("n3", devices=2, cpu=16).node("n5", devices=2, cpu=64)
@@ -264,7 +263,7 @@ def test_who_asks_for_cpu_alone_leaves_a_scarce_node_large_enough(
 
 
 @pytest.mark.parametrize("amount", ["1", "0.5", "2"])
-def test_worth_leaves_a_scarce_model_to_those_who_ask_for_it(amount: str) -> None:
+def test_worth_leaves_a_scarce_model_to_requests_for_it(amount: str) -> None:
     lab = two_models()
     asked = request("new", amount)
     for score, node in ((worth(named("Rare", 2), ClusterTotals.of(lab.nodes)), "n2"), (best_fit, "n1")):
@@ -277,7 +276,7 @@ def test_worth_leaves_a_scarce_model_to_those_who_ask_for_it(amount: str) -> Non
     assert found[0] == "GPU-n1-0"
 
 
-def test_a_scarce_model_is_used_before_anybody_waits() -> None:
+def test_scarce_model_is_used_before_a_request_waits() -> None:
     lab = two_models()
     placer = Placer(free(lab), score=worth(named("Rare", 2), ClusterTotals.of(lab.nodes)))
     went = [placer.place(request("u", "1")) for _ in range(9)]
@@ -294,7 +293,7 @@ def test_a_scarce_model_is_used_before_anybody_waits() -> None:
     ]
 
 
-def test_every_placement_has_its_score_from_what_was_asked_for() -> None:
+def test_every_placement_policy_makes_its_score_from_past_requests() -> None:
     lab = replace(two_models(), request_counts=count_requests([request("u", "1")] * 60))
     chosen = {name: score_for(one, lab, "default") for name, one in PLACEMENTS.items()}
     assert (chosen["first-fit"], chosen["best-fit"], chosen["spread"]) == (first_fit, best_fit, spread)
@@ -304,7 +303,7 @@ def test_every_placement_has_its_score_from_what_was_asked_for() -> None:
     assert score_for(PLACEMENTS["default"], lab, "default") is chosen["default"]
 
 
-def test_what_is_chosen_is_best_fit_on_one_node_and_while_little_is_known() -> None:
+def test_default_placement_is_best_fit_on_one_node_and_with_few_requests() -> None:
     asked = [request("u", "1")] * 60
     one_node = replace(world(devices=8), request_counts=count_requests(asked))
     assert score_for(PLACEMENTS["default"], one_node, "default") is best_fit
@@ -322,14 +321,14 @@ def test_what_is_chosen_is_best_fit_on_one_node_and_while_little_is_known() -> N
     )
 
 
-def test_explicit_amounts_count_as_what_they_are_worth() -> None:
+def test_explicit_amounts_count_as_their_worth_in_fgpu() -> None:
     cluster = ClusterTotals.of(two_models().nodes)
     half = replace(request("u", "0"), gpu_memory_mib=4096, compute_percent=25)
     (found,) = workload_of(count_requests([half] * 50), cluster).counts
     assert found == (TypicalRequest(500, 1000, 1024), 50)
 
 
-def test_a_plan_goes_by_what_was_asked_for() -> None:
+def test_plan_uses_the_counts_of_past_requests() -> None:
     """The gap of 0.47 is kept for the popular fraction, which a plan alone, told of nothing, would not do."""
     lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
     lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1").pending("c", "0.3")
@@ -337,15 +336,6 @@ def test_a_plan_goes_by_what_was_asked_for() -> None:
     for seen, device in ((lab, "GPU-n1-0"), (replace(lab, request_counts=count_requests(asked)), "GPU-n1-1")):
         (placed,) = plan(seen, Policy()).placed
         assert [share.device_uuid for share in placed.placement.shares] == [device]
-
-
-def test_a_workload_does_not_depend_on_the_order_of_its_requests() -> None:
-    asked = [request("a", "0.5"), request("b", "0.5"), request("c", "1"), request("d", "0.3")]
-    workloads = {Workload.of(order) for order in permutations(asked)}
-    assert len(workloads) == 1
-    (workload,) = workloads
-    assert [count for _, count in workload.counts] == [2, 1, 1]
-    assert [shape.fgpu_milli for shape, _ in workload.popular(50)] == [500]
 
 
 def all_scores(lab: World) -> dict[str, Score]:
@@ -363,7 +353,7 @@ AMOUNTS = ("0.5", "1", "0.3", "2", "0.1", "0.7", "1", "0.9", "0.2", "0.4", "0.6"
 
 
 @pytest.mark.parametrize("name", ["first_fit", "best_fit", "spread", "fgd", "worth"])
-def test_equal_worlds_give_equal_placements_and_the_placer_the_same(name: str) -> None:
+def test_placer_agrees_with_place_in_equal_worlds(name: str) -> None:
     lab = world(devices=0).node("n2", devices=3, cpu=6).node("n1", devices=2).node("n3", devices=2, cpu=4)
     left = tuple(untouched(node) for node in lab.nodes)
     placers = [Placer(left, score=all_scores(lab)[name]) for _ in range(2)]
@@ -378,7 +368,7 @@ def test_equal_worlds_give_equal_placements_and_the_placer_the_same(name: str) -
         assert placers[0].left == left
 
 
-def test_a_placer_takes_in_what_is_released() -> None:
+def test_placer_uses_released_capacity() -> None:
     lab = world(devices=0).node("n1").node("n2")
     empty = tuple(untouched(node) for node in lab.nodes)
     placer = Placer(empty, score=best_fit)
@@ -392,7 +382,7 @@ def test_a_placer_takes_in_what_is_released() -> None:
     assert where.node_id == "n2"
 
 
-def test_a_placer_places_what_needs_no_gpu() -> None:
+def test_placer_places_a_request_without_gpu() -> None:
     lab = world(devices=0).node("n1", cpu=1)
     placer = Placer(tuple(untouched(node) for node in lab.nodes), score=best_fit)
     asked = Request("u", "", "image", "default", 0, 1000, 1024)
@@ -403,22 +393,7 @@ def test_a_placer_places_what_needs_no_gpu() -> None:
     assert goes_to(lab, "0", best_fit) == []
 
 
-def test_a_placer_that_forgets_still_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placer_with_full_caches_makes_the_same_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_CHANGES", 3)
     monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_SHAPES", 2)
-    test_equal_worlds_give_equal_placements_and_the_placer_the_same("worth")
-
-
-def test_nodes_that_others_stood_for_are_found_after_one_was_cordoned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fgpu_scheduler.core.placer.FEW", 0)
-    lab = world(devices=0).node("n0").node("n1").node("n2").node("n3")
-    placer = Placer(free(lab), score=first_fit)
-    asked = request("a", "0.5")
-    assert placer.fits(asked)
-    placer.update(untouched(replace(lab.nodes[-1], state=NodeState.CORDONED)))
-    assert [where and where.node_id for where in (placer.place(asked) for _ in range(7))] == [
-        *("n0", "n0", "n1", "n1", "n2", "n2"),
-        None,
-    ]
+    test_placer_agrees_with_place_in_equal_worlds("worth")

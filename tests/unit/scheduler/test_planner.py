@@ -33,7 +33,7 @@ def test_capacity_two_of_two_devices_runs_two_of_three_sessions_of_one() -> None
 
 
 def test_capacity_one_runs_two_of_three_sessions_of_0_4() -> None:
-    """Product B3, second form: 0.2 stays free, and nobody gets a part of it."""
+    """Product B3, second form: 0.2 stays free, and no session gets a part of it."""
     lab = world().pending("a", "0.4").pending("b", "0.4").pending("c", "0.4")
     assert plan_of(lab) == ["a: GPU-n1-0", "b: GPU-n1-0", "c waits: RESOURCES"]
 

@@ -1,4 +1,4 @@
-"""Whose place sessions of higher priority take."""
+"""Which sessions end for requests of higher priority."""
 
 from __future__ import annotations
 

@@ -43,13 +43,6 @@ def lab(*quotas: Quota, runs: tuple[tuple[str, str, tuple[str, ...]], ...] = ())
     return replace(found, quotas=quotas)
 
 
-def test_without_quotas_everything_may_start() -> None:
-    ledger = Ledger(lab(runs=(("a", "1", ()),)))
-    ledger.take(waits("a", "8"))
-    assert ledger.allows(waits("a", "8"))
-    assert ledger.limit_s(asked("a")) is None
-
-
 @pytest.mark.parametrize(("fgpu", "allowed"), [("0.5", True), ("0.6", False)])
 def test_a_user_may_hold_as_much_as_the_quota_and_no_more(fgpu: str, allowed: bool) -> None:
     ledger = Ledger(lab(Quota(USER, "a", max_fgpu_milli=1500), runs=(("a", "1", ()),)))
@@ -57,7 +50,7 @@ def test_a_user_may_hold_as_much_as_the_quota_and_no_more(fgpu: str, allowed: bo
     assert ledger.allows(waits("b", "8"))
 
 
-def test_what_was_taken_counts_like_what_is_held_until_it_is_given_back() -> None:
+def test_started_session_counts_until_it_is_given_back() -> None:
     ledger = Ledger(lab(Quota(USER, "a", max_fgpu_milli=1000)))
     first, second = waits("a", "0.6", id_=1), waits("a", "0.6", id_=2)
     ledger.take(first)
@@ -66,13 +59,13 @@ def test_what_was_taken_counts_like_what_is_held_until_it_is_given_back() -> Non
     assert ledger.allows(second)
 
 
-def test_each_user_has_the_quota_of_the_star_for_himself() -> None:
+def test_star_quota_applies_to_each_user_separately() -> None:
     ledger = Ledger(lab(Quota(USER, "*", max_sessions=1), runs=(("a", "0.5", ()),)))
     assert not ledger.allows(waits("a"))
     assert ledger.allows(waits("b"))
 
 
-def test_a_named_quota_does_not_loosen_the_one_of_everybody_s() -> None:
+def test_named_quota_does_not_loosen_the_star_quota() -> None:
     quotas = Quota(USER, "*", max_sessions=1), Quota(USER, "a", max_sessions=5)
     ledger = Ledger(lab(*quotas, runs=(("a", "0.5", ()),)))
     assert ledger.stops(waits("a")) == quotas[0]
@@ -93,12 +86,12 @@ def test_a_member_of_two_groups_is_under_the_quotas_of_both() -> None:
     assert ledger.allows(waits("a", "0.5", "large"))
 
 
-def test_everybody_together_is_one_quota() -> None:
+def test_all_users_together_share_one_quota() -> None:
     ledger = Ledger(lab(Quota(ALL, "*", max_sessions=2), runs=(("a", "0.5", ()), ("b", "0.5", ()))))
     assert not ledger.allows(waits("c"))
 
 
-def test_a_quota_of_a_resource_group_counts_only_what_is_there() -> None:
+def test_quota_of_a_resource_group_counts_only_its_sessions() -> None:
     here = Quota(USER, "a", resource_group="default", max_sessions=1)
     ledger = Ledger(lab(here, runs=(("a", "0.5", ()),)))
     assert not ledger.allows(waits("a"))
@@ -185,7 +178,7 @@ def test_a_placed_explicit_request_counts_by_its_shares() -> None:
     assert not Ledger(replace(full, sessions=(held,))).allows(waits("a", "0.1"))
 
 
-def test_over_the_pending_quota_names_what_waits() -> None:
+def test_pending_quota_message_names_the_waiting_requests() -> None:
     quota = Quota(GROUP, "class", resource_group="default", max_pending=3)
     waiting = [asked("a", "1", "class"), asked("b", "1", "class"), asked("c", "1"), asked("b", group="other")]
     found = over_pending((quota,), waiting, [asked("c", "1", "class"), asked("d", "1", "class")])
@@ -198,7 +191,7 @@ def test_over_the_pending_quota_names_what_waits() -> None:
     assert over_pending((quota,), waiting * 9, [asked("d", "1")]) is None
 
 
-def test_what_may_not_wait_beside_what_waits_is_refused_with_how_many_may() -> None:
+def test_refusal_over_the_pending_quota_says_how_many_may_wait() -> None:
     caps = Caps(fgpu_step_milli=100, max_pending_per_user=3)
     quotas = (Quota(GROUP, "class", max_pending=2),)
     there = [asked("a"), asked("a"), asked("b", "1", "class")]
@@ -223,7 +216,7 @@ def test_what_may_not_wait_beside_what_waits_is_refused_with_how_many_may() -> N
     assert refused.nearest is None
 
 
-def test_the_pending_quota_of_each_user_counts_his_own() -> None:
+def test_pending_star_quota_counts_each_user_separately() -> None:
     quota = Quota(USER, "*", max_pending=1)
     assert over_pending((quota,), [asked("a")], [asked("b"), asked("c")]) is None
     found = over_pending((quota,), [asked("a")], [asked("b"), asked("b")])
@@ -266,9 +259,7 @@ WAITING = st.builds(
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(QUOTAS, max_size=4), st.lists(WAITING, max_size=12))
-def test_whatever_is_taken_as_allowed_never_sums_above_any_quota(
-    quotas: list[Quota], waiting: list[Request]
-) -> None:
+def test_allowed_sessions_never_exceed_any_quota(quotas: list[Quota], waiting: list[Request]) -> None:
     ledger = Ledger(lab(*quotas))
     taken: list[Request] = []
     for number, one in enumerate(waiting):
@@ -290,7 +281,7 @@ def _within(quota: Quota, held: list[Request], newest: Request) -> bool:
     return True
 
 
-def test_what_is_left_is_told_by_the_quota_that_leaves_the_least() -> None:
+def test_remaining_amount_is_that_of_the_strictest_quota() -> None:
     each, together = (
         Quota(USER, "*", max_fgpu_milli=1400, max_sessions=3),
         Quota(ALL, "*", max_fgpu_milli=2000),
@@ -305,7 +296,7 @@ def test_what_is_left_is_told_by_the_quota_that_leaves_the_least() -> None:
     )
 
 
-def test_what_is_left_is_said_in_words() -> None:
+def test_remaining_amount_names_its_quota() -> None:
     each, together = (
         Quota(USER, "*", max_fgpu_milli=2000, max_sessions=2),
         Quota(ALL, "*", max_fgpu_milli=2000),

@@ -31,7 +31,7 @@ def words(lab: World, policy: Policy = STRICT) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", [EASY, STRICT], ids=["easy", "strict"])
-def test_a_session_goes_to_another_node_and_others_still_to_the_one_that_it_was_refused(
+def test_refused_session_goes_to_another_node_and_others_still_use_that_one(
     policy: Policy,
 ) -> None:
     two = world(devices=1).node("n2").pending("a", "1").pending("b", "1")
@@ -50,12 +50,12 @@ def test_a_node_that_was_refused_is_offered_again_after_its_time(policy: Policy)
 
 
 @pytest.mark.parametrize("policy", [EASY, STRICT], ids=["easy", "strict"])
-def test_who_was_refused_keeps_no_place_and_blocks_nobody_until_it_is_tried_again(policy: Policy) -> None:
+def test_refused_session_has_no_reservation_and_blocks_no_session(policy: Policy) -> None:
     full = world(devices=1).node("n2").running("x", "1", on="GPU-n2-0").pending("a", "1").pending("b", "1")
     assert words(refused(full, "a", "n1"), policy) == ["a waits: CLUSTER", "b: GPU-n1-0"]
 
 
-def test_who_asks_for_the_same_as_one_who_was_refused_blocks_those_behind_as_ever() -> None:
+def test_equal_request_without_refusal_blocks_sessions_behind_it() -> None:
     lab = (
         world(devices=1)
         .running("x", "0.5", on="GPU-n1-0")
@@ -67,7 +67,7 @@ def test_who_asks_for_the_same_as_one_who_was_refused_blocks_those_behind_as_eve
     assert words(refused(lab, "a", "n1"), STRICT) == waits
 
 
-def test_a_place_that_is_kept_for_somebody_else_is_not_taken_by_who_was_refused_another() -> None:
+def test_refused_session_does_not_take_a_reserved_place() -> None:
     lab = world(devices=2).node("n2").running("x", "0.5", on="GPU-n1-0").pending("a", "2").pending("b", "1")
     ends = replace(lab.of("x"), request=replace(lab.of("x").request, time_limit_s=600))
     lab = replace(lab, sessions=tuple(ends if s.id == ends.id else s for s in lab.sessions))
@@ -89,7 +89,7 @@ def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None
     assert only.expected_start_at_s == alone.now_s + 20
 
 
-def test_nobody_is_ended_for_a_session_that_was_refused_a_moment_ago() -> None:
+def test_no_session_is_preempted_for_a_recently_refused_one() -> None:
     lab = world(devices=1).running("x", "1").pending("a", "1")
     urgent = replace(lab.of("a"), request=replace(lab.of("a").request, priority=1))
     lab = replace(lab, sessions=tuple(urgent if s.id == urgent.id else s for s in lab.sessions))

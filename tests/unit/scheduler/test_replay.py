@@ -36,19 +36,13 @@ def told(outcomes: tuple[Outcome, ...]) -> list[str]:
     ]
 
 
-def test_who_comes_second_starts_when_the_first_has_ended() -> None:
+def test_second_job_starts_when_the_first_has_ended() -> None:
     found = replay([job("a"), job("b", at_s=10, length_s=50)], lab(), POLICY)
     assert told(found) == ["a 0-100", "b 100-150"]
     assert [o.waited_s for o in found] == [0, 90]
 
 
-def test_fractions_share_a_device() -> None:
-    found = replay([job("a", "0.4"), job("b", "0.4"), job("c", "0.4")], lab(), POLICY)
-    assert told(found) == ["a 0-100", "b 0-100", "c 100-200"]
-    assert [o.taken_milli for o in found] == [400, 400, 400]
-
-
-def test_what_ends_is_free_for_who_comes_at_the_same_instant() -> None:
+def test_end_frees_its_shares_for_a_job_of_the_same_instant() -> None:
     assert told(replay([job("a"), job("b", at_s=100)], lab(), POLICY)) == ["a 0-100", "b 100-200"]
 
 
@@ -63,35 +57,26 @@ def test_small_requests_do_not_starve_one_for_all_gpus_until_it_times_out(order:
     assert waited_s <= LONGEST_WAIT_S / 4 + 3600
 
 
-def test_who_gives_up_before_the_turn_never_starts_and_blocks_nobody() -> None:
+def test_cancelled_job_never_starts_and_blocks_no_other() -> None:
     jobs = [job("a"), job("b", at_s=5, patience_s=30), job("c", at_s=6)]
     found = replay(jobs, lab(), POLICY)
     assert told(found) == ["a 0-100", "b gave up at 35", "c 100-200"]
     assert found[1].waited_s == 30
 
 
-def test_who_has_started_does_not_give_up() -> None:
+def test_started_job_is_not_cancelled() -> None:
     assert told(replay([job("a", patience_s=30)], lab(), POLICY)) == ["a 0-100"]
 
 
-def test_what_no_node_could_hold_is_refused() -> None:
+def test_job_that_no_node_could_hold_is_refused() -> None:
     assert told(replay([job("a", "2"), job("b")], lab(), POLICY)) == ["a refused", "b 0-100"]
 
 
-def test_what_no_quota_ever_lets_start_is_refused_and_what_waits_for_one_is_not() -> None:
+def test_job_that_exceeds_a_quota_is_refused() -> None:
     quotas = [Quota(QuotaScope.USER, "a", max_fgpu_milli=1000)]
     jobs = [job("a", "2"), job("b", "2"), job("a"), job("a")]
     found = replay(jobs, lab(4), POLICY, quotas=quotas)
     assert told(found) == ["a refused", "b 0-100", "a 0-100", "a 100-200"]
-
-
-def test_a_session_of_no_length_frees_its_share_at_once() -> None:
-    assert told(replay([job("a", length_s=0), job("b")], lab(), POLICY)) == ["a 0-0", "b 0-100"]
-
-
-def test_jobs_are_replayed_in_order_of_submission_whatever_their_order() -> None:
-    jobs = [job("late", at_s=20), job("early")]
-    assert told(replay(jobs, lab(), POLICY)) == ["early 0-100", "late 100-200"]
 
 
 def test_a_node_out_of_use_takes_sessions_in_a_replay() -> None:
@@ -122,17 +107,12 @@ def test_the_figures_of_a_history() -> None:
     assert found.fairness == pytest.approx(1.5**2 / (3 * 1.25))
 
 
-def test_figures_are_of_what_came_in_the_window() -> None:
+def test_figures_count_the_jobs_of_the_window() -> None:
     jobs = [job("a", length_s=300), job("b", at_s=200)]
     found = summary(replay(jobs, lab(), POLICY), capacity_milli=1000, from_s=200, until_s=400)
     assert (found.sessions, found.mean_wait_s) == (1, 100)
     # What came earlier and still held something is counted in the devices' use.
     assert found.utilisation == 1
-
-
-def test_nothing_at_all_has_figures_too() -> None:
-    found = summary((), capacity_milli=1000, from_s=0, until_s=0)
-    assert (found.sessions, found.mean_wait_s, found.utilisation, found.fairness) == (0, 0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def told(lab: World) -> tuple[str, list[str]] | None:
     return None if found is None else (users[found.head_id], [users[i] for i in found.ids])
 
 
-def test_whoever_leaves_enough_is_named_and_who_holds_least_comes_first() -> None:
+def test_sufficient_ends_are_named_smallest_first() -> None:
     lab = world(devices=2).running("a", "0.6").running("b", "0.4").running("c", "0.8").pending("d", "0.4")
     assert told(lab) == ("d", ["b", "a", "c"])
 
@@ -31,13 +31,13 @@ def test_no_single_end_may_be_enough() -> None:
     assert told(lab) == ("d", [])
 
 
-def test_only_the_head_is_asked_about_and_an_empty_queue_has_none() -> None:
+def test_only_the_head_of_a_queue_has_unblocking_ends() -> None:
     full = world(devices=1).running("a", "1")
     assert told(full) is None
     assert told(full.pending("b", "0.5").pending("c", "0.1")) == ("b", ["a"])
 
 
-def test_what_was_promised_to_somebody_behind_the_head_is_not_the_heads() -> None:
+def test_promised_place_behind_the_head_is_not_for_the_head() -> None:
     lab = world(devices=1).running("a", "1").pending("b", "0.1").pending("c", "1")
     promised = lab.with_sessions(
         replace(s, promised_at_s=lab.now_s + 60) if s.request.user == "c" else s for s in lab.sessions
@@ -47,7 +47,7 @@ def test_what_was_promised_to_somebody_behind_the_head_is_not_the_heads() -> Non
     assert unblocking(promised, easy) == Unblocking(lab.of("b").id)
 
 
-def test_what_ends_already_is_not_to_be_ended() -> None:
+def test_terminating_sessions_are_not_named() -> None:
     lab = world(devices=1).running("a", "0.6").running("b", "0.4").pending("c", "0.5")
     ending = lab.with_sessions(
         replace(s, state=SessionState.TERMINATING) if s.request.user == "a" else s for s in lab.sessions
@@ -56,14 +56,14 @@ def test_what_ends_already_is_not_to_be_ended() -> None:
     assert unblocking(ending, Policy()) == Unblocking(head, by_itself=True)
 
 
-def test_who_waits_for_a_quota_is_nobodys_head_and_comes_first_where_an_end_makes_room_for_it() -> None:
+def test_session_over_a_quota_is_not_the_head() -> None:
     lab = world(devices=2).running("a", "0.6").running("c", "0.7").pending("c", "0.5").pending("b", "1")
     limited = replace(lab, quotas=(Quota(QuotaScope.USER, "c", max_fgpu_milli=700),))
     assert told(limited) == ("b", ["a"])
     assert told(limited.with_sessions(s for s in limited.sessions if s.request.user != "b")) is None
 
 
-def test_of_very_many_sessions_those_that_hold_least_are_tried_and_the_others_are_counted() -> None:
+def test_smallest_sessions_are_tried_and_the_others_counted() -> None:
     lab = world(devices=2).running("a", "0.6").running("b", "0.4").running("c", "0.8").pending("d", "0.4")
     head, b = lab.of("d").id, lab.of("b").id
     assert unblocking(lab, Policy(), tries=1) == Unblocking(head, (b,), untried=2)
@@ -76,14 +76,14 @@ def test_the_heads_own_sessions_are_tried_first() -> None:
     )
 
 
-def test_who_has_less_after_an_end_may_come_before_the_head() -> None:
+def test_end_that_lets_another_session_pass_the_head_is_not_named() -> None:
     lab = world(devices=1).running("a", "0.5").running("b", "0.5")
     lab = lab.pending("a", "0.5").pending("b", "0.5").pending("c", "0.5")
     fair = Policy(group_policy(order="drf"))
     assert unblocking(lab, fair) == Unblocking(lab.of("c").id)
 
 
-def test_a_head_that_no_end_could_start_waits_for_something_else() -> None:
+def test_head_that_no_end_could_start_is_marked() -> None:
     lab = world(devices=1).running("a", "0.5").pending("b", "1")
     closed = replace(lab, nodes=tuple(replace(n, state=NodeState.CORDONED) for n in lab.nodes))
     assert unblocking(closed, Policy()) == Unblocking(lab.of("b").id, never=True)

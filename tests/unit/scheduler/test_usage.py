@@ -20,7 +20,7 @@ def test_a_session_uses_its_shares_from_its_placement_to_its_end() -> None:
     assert fgpu_seconds(lab.of("b"), lab.now_s + 3) == 2000 * 3
 
 
-def test_who_waits_has_used_nothing_and_no_clock_gives_anything_back() -> None:
+def test_waiting_session_has_no_usage_and_usage_is_never_negative() -> None:
     lab = world().pending("a", "1").running("b", "1")
     assert fgpu_seconds(lab.of("a"), lab.now_s + 100) == 0
     assert fgpu_seconds(lab.of("b"), lab.now_s - 100) == 0
