@@ -284,7 +284,7 @@ def _ahead(
     for session, where in ended:
         # Shares of a cordoned device are in the way of no start.
         shares = tuple(share for share in where.shares if share.device_uuid in offered)
-        stays = placement.claimed_shares(left, session, replace(where, shares=shares))
+        stays = placement.claimed_shares(left, session.request, replace(where, shares=shares))
         if stays is not None and without is not None:
             fits = placement.place(without.request, (stays,), score=placement.best_fit)
             stays = None if fits is None else stays

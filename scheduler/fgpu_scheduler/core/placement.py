@@ -69,10 +69,7 @@ Free = tuple[NodeFree, ...]
 
 def untouched(node: Node) -> NodeFree:
     """Return the free amounts of an empty node."""
-    devices = tuple(
-        DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.shares_offered) for d in node.devices
-    )
-    return NodeFree(node, node.cpu_milli, node.memory_mib, devices)
+    return free_on_node(node, {})
 
 
 def free(snapshot: Snapshot) -> Free:
@@ -81,51 +78,33 @@ def free(snapshot: Snapshot) -> Free:
     They are below zero where an administrator has made a node smaller than what runs on it.
     """
     on_node = snapshot.index.on_node
-    return tuple(
-        free_on_node(node, on_node[node.id]) if node.id in on_node else untouched(node)
-        for node in snapshot.nodes
-    )
+    return tuple(free_on_node(node, on_node.get(node.id, {})) for node in snapshot.nodes)
 
 
 def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
     """Return the free amounts of a node beside these sessions. One sum over all is faster than one `claimed` for each."""
-    held = [
-        (session.request, session.placement)
-        for _, session in sorted(there.items())
-        if session.placement is not None and session.state in HOLDING
-    ]
     cpu_milli, memory_mib = node.cpu_milli, node.memory_mib
     taken: dict[str, list[int]] = {}
     modes: dict[str, ShareMode] = {}
     # In order of their ids: the first session on a device decides its mode.
-    for asked, where in held:
-        cpu_milli -= asked.cpu_milli
-        memory_mib -= asked.memory_mib
-        for share in where.shares:
-            uuid = share.device_uuid
-            sums = taken.get(uuid)
-            if sums is None:
-                taken[uuid] = [share.fgpu_milli, share.memory_mib, share.compute_percent, 1]
-                modes[uuid] = share.mode
-            else:
-                sums[0] += share.fgpu_milli
-                sums[1] += share.memory_mib
-                sums[2] += share.compute_percent
-                sums[3] += 1
-    devices = tuple(
-        DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.shares_offered)
-        if (sums := taken.get(d.uuid)) is None
-        else DeviceFree(
-            d,
-            d.capacity_milli - sums[0],
-            d.memory_mib - sums[1],
-            100 - sums[2],
-            d.shares_offered - sums[3],
-            modes[d.uuid],
-        )
-        for d in node.devices
-    )
-    return NodeFree(node, cpu_milli, memory_mib, devices)
+    for _, session in sorted(there.items()):
+        if session.placement is None or session.state not in HOLDING:
+            continue
+        cpu_milli -= session.request.cpu_milli
+        memory_mib -= session.request.memory_mib
+        for share in session.placement.shares:
+            modes.setdefault(share.device_uuid, share.mode)
+            sums = taken.setdefault(share.device_uuid, [0, 0, 0, 0])
+            sums[0] += share.fgpu_milli
+            sums[1] += share.memory_mib
+            sums[2] += share.compute_percent
+            sums[3] += 1
+    devices = []
+    for d in node.devices:
+        fgpu_milli, own_mib, percent, shares = taken.get(d.uuid, (0, 0, 0, 0))
+        left = d.capacity_milli - fgpu_milli, d.memory_mib - own_mib, 100 - percent, d.shares_offered - shares
+        devices.append(DeviceFree(d, *left, modes.get(d.uuid)))
+    return NodeFree(node, cpu_milli, memory_mib, tuple(devices))
 
 
 def by_uuid(left: NodeFree) -> tuple[DeviceFree, ...]:
@@ -178,28 +157,24 @@ def claimed_if_fits(left: NodeFree, request: Request | RequestShape, placement: 
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
-    there = {d.device.uuid: d for d in left.devices}
+    there = {d.device.uuid: d.device for d in left.devices}
     wanted = [share.device_uuid for share in placement.shares]
     if len(set(wanted)) != len(wanted) or any(uuid not in there for uuid in wanted):
         return None
-    if shares_of(request, [there[uuid].device for uuid in wanted]) != placement.shares:
+    if shares_of(request, [there[uuid] for uuid in wanted]) != placement.shares:
         return None
+    return claimed_shares(left, request, placement)
+
+
+def claimed_shares(left: NodeFree, request: Request | RequestShape, where: Placement) -> NodeFree | None:
+    """Return the free amounts with these shares, or None if they do not fit."""
     if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return None
-    if not all(_holds(there[share.device_uuid], share) for share in placement.shares):
-        return None
-    return claimed(left, request, placement)
-
-
-def claimed_shares(left: NodeFree, session: Session, where: Placement) -> NodeFree | None:
-    """Return the free amounts with these shares of a session, or None if they do not fit."""
     wanted = {share.device_uuid: share for share in where.shares}
     own = [d for d in left.devices if d.device.uuid in wanted]
     if len(own) < len(wanted) or not all(_holds(d, wanted[d.device.uuid]) for d in own):
         return None
-    if left.cpu_milli < session.request.cpu_milli or left.memory_mib < session.request.memory_mib:
-        return None
-    return claimed(left, session.request, where)
+    return claimed(left, request, where)
 
 
 def _holds(free: DeviceFree, share: Share) -> bool:

@@ -6,6 +6,7 @@ pending quota, or one that could never fit in a quota, is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -69,30 +70,24 @@ class Ledger:
 
         ``in_all``: only by quotas that count all resource groups together.
         """
-        rooms: list[int] = []
-        for one in self._of(request):
+        left = self.left(request, in_all=in_all)
+        return 0 if left.sessions == 0 else left.fgpu_milli
+
+    def left(self, request: Request, *, in_all: bool = False) -> QuotaRemaining:
+        """Return what the quotas still allow the user of a request, and which quotas allow the least."""
+        fgpu: list[tuple[int, int, Quota]] = []
+        sessions: list[tuple[int, int, Quota]] = []
+        for at, one in enumerate(self._of(request)):
             quota, tally = one.quota, one.tally
             if in_all and quota.resource_group is not None:
                 continue
-            if quota.max_sessions is not None and tally.sessions >= quota.max_sessions:
-                rooms.append(0)
             if quota.max_fgpu_milli is not None:
-                rooms.append(max(0, quota.max_fgpu_milli - tally.fgpu_milli))
-        return min(rooms, default=None)
-
-    def left(self, request: Request) -> QuotaRemaining:
-        """Return what the quotas still allow the user of a request, and which quotas allow the least."""
-        fgpu: tuple[int, Quota] | None = None
-        sessions: tuple[int, Quota] | None = None
-        for one in self._of(request):
-            quota, tally = one.quota, one.tally
-            if quota.max_fgpu_milli is not None:
-                room = max(0, quota.max_fgpu_milli - tally.fgpu_milli)
-                fgpu = (room, quota) if fgpu is None or room < fgpu[0] else fgpu
+                fgpu.append((max(0, quota.max_fgpu_milli - tally.fgpu_milli), at, quota))
             if quota.max_sessions is not None:
-                room = max(0, quota.max_sessions - tally.sessions)
-                sessions = (room, quota) if sessions is None or room < sessions[0] else sessions
-        return QuotaRemaining(*(fgpu or (None, None)), *(sessions or (None, None)))
+                sessions.append((max(0, quota.max_sessions - tally.sessions), at, quota))
+        most, _, fgpu_of = min(fgpu, default=(None, 0, None))
+        number, _, sessions_of = min(sessions, default=(None, 0, None))
+        return QuotaRemaining(most, fgpu_of, number, sessions_of)
 
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
@@ -298,28 +293,16 @@ def over_pending(
     quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]
 ) -> OverPending | None:
     """Return the first pending quota that ``asked`` would exceed beside the waiting requests, or None."""
-    limited = [quota for quota in quotas if quota.max_pending is not None]
-    if not limited:
-        return None
     others = tuple(waiting)
-    for quota in limited:
-        more = _numbers(quota, asked)
-        if not more:
+    for quota in quotas:
+        if quota.max_pending is None:
             continue
-        there = _numbers(quota, others)
+        there = Counter(name for other in others for name in counted_names(quota, other))
+        more = Counter(name for one in asked for name in counted_names(quota, one))
         for counted in sorted(more):
-            limit, already = quota.max_pending or 0, there.get(counted, 0)
-            if already + more[counted] > limit:
-                return OverPending(quota, counted, limit, already, more[counted])
+            if there[counted] + more[counted] > quota.max_pending:
+                return OverPending(quota, counted, quota.max_pending, there[counted], more[counted])
     return None
-
-
-def _numbers(quota: Quota, requests: Iterable[Request]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for request in requests:
-        for counted in counted_names(quota, request):
-            found[counted] = found.get(counted, 0) + 1
-    return found
 
 
 def least_milli(request: Request, nodes: Iterable[Node]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -65,10 +65,10 @@ def forecast_request(
     ``position`` and the expected start are those of the last session. ``others`` are the same request with each possible
     amount of fGPU, smallest first, each with its own CPU and memory.
     """
-    cache = PlanCache()
-    own = _forecasts(request, count, snapshot, policy, history, ahead, cache)
+    world = _World(snapshot, policy, count)
+    own = world.forecasts(request, history, ahead)
     waiting = [f for f in own if f.basis != BASIS_NOW]
-    largest = largest_now(others, count, snapshot, policy, cache)
+    largest = world.largest_now(others)
     if not waiting:
         found = RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, None)
         return found if largest is None else _with_largest(found, largest)
@@ -85,15 +85,14 @@ def forecast_request(
         ahead=first.ahead,
         early_at_s=last.early_at_s,
         late_at_s=last.late_at_s,
-        beside_now=_beside_now(request, count, snapshot, policy, cache),
+        beside_now=world.beside_now(request),
     )
     if largest is not None:
         return _with_largest(found, largest)
     least = others[0] if others else request
     if least.fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None:
         return found
-    own = _forecasts(least, count, snapshot, policy, history, ahead, cache)
-    starts = [f.expected_start_at_s for f in own]
+    starts = [f.expected_start_at_s for f in world.forecasts(least, history, ahead)]
     at_s = None if None in starts else max(at for at in starts if at is not None)
     start = last.expected_start_at_s
     if at_s is None or (start is not None and at_s >= start):
@@ -107,96 +106,79 @@ def _with_largest(found: RequestForecast, largest: Request) -> RequestForecast:
     return replace(found, largest_now_milli=largest.fgpu_milli, beside_other=beside)
 
 
-def _forecasts(
-    asked: Request,
-    count: int,
-    snapshot: Snapshot,
-    policy: Policy,
-    history: ForecastHistory,
-    ahead: Outlook | None,
-    cache: PlanCache,
-) -> list[Forecast]:
-    submitted, ids = _submitted(snapshot, asked, count)
-    if ahead is not None and count == 1:
-        found = forecast_new(submitted, ids[0], policy, history, ahead, cache)
-        if found is not None:
-            return [found]
-    part_of_id = {f.session_id: f for f in forecast(submitted, policy, history, ids)}
-    return [part_of_id[i] for i in ids]
+def largest_now(others: Sequence[Request], count: int, snapshot: Snapshot, policy: Policy) -> Request | None:
+    """Return the largest of these requests for which ``count`` sessions would start at once, or None."""
+    return _World(snapshot, policy, count).largest_now(others)
 
 
-def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapshot, tuple[int, ...]]:
-    """Return the world with the request submitted now, and the ids of its sessions."""
-    next_id = max((s.id for s in snapshot.sessions), default=0) + 1
-    new = [Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)]
-    return snapshot.changed([(None, session) for session in new]), tuple(s.id for s in new)
+class _World:
+    """A snapshot to which ``count`` sessions of one request after another are submitted, each time in a new copy."""
 
+    def __init__(self, snapshot: Snapshot, policy: Policy, count: int) -> None:
+        self._snapshot = snapshot
+        self._policy = policy
+        self._count = count
+        self._cache = PlanCache()
 
-def largest_now(
-    others: Sequence[Request],
-    count: int,
-    snapshot: Snapshot,
-    policy: Policy,
-    cache: PlanCache | None = None,
-) -> Request | None:
-    """Return the largest of these requests for which ``count`` sessions would start at once, or None.
+    def _submitted(self, request: Request) -> tuple[Snapshot, tuple[int, ...]]:
+        """Return the world with the request submitted now, and the ids of its sessions."""
+        next_id = max((s.id for s in self._snapshot.sessions), default=0) + 1
+        now_s, pending = self._snapshot.now_s, SessionState.PENDING
+        new = [Session(next_id + n, request, pending, now_s) for n in range(self._count)]
+        return self._snapshot.changed([(None, session) for session in new]), tuple(s.id for s in new)
 
-    ``cache`` is that of earlier plans of the same world.
-    """
-    if not others:
-        return None
-    cache = cache or PlanCache()
-    group = others[0].resource_group
-    with cache.free_capacity(snapshot, group, policy.of(group).placing) as capacity:
-        free = [asked for asked in others if _is_free(asked, count, capacity)]
-    return next(
-        (asked for asked in reversed(free) if _all_start(asked, count, snapshot, policy, cache)), None
-    )
+    def forecasts(self, asked: Request, history: ForecastHistory, ahead: Outlook | None) -> list[Forecast]:
+        submitted, ids = self._submitted(asked)
+        if ahead is not None and self._count == 1:
+            found = forecast_new(submitted, ids[0], self._policy, history, ahead, self._cache)
+            if found is not None:
+                return [found]
+        by_id = {f.session_id: f for f in forecast(submitted, self._policy, history, ids)}
+        return [by_id[i] for i in ids]
 
+    def largest_now(self, others: Sequence[Request]) -> Request | None:
+        free = self._fitting(others, others[0].resource_group) if others else []
+        return next((asked for asked in reversed(free) if self._all_start(asked)), None)
 
-def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy, cache: PlanCache) -> bool:
-    """Return whether ``count`` of a request would all start at once."""
-    submitted, ids = _submitted(snapshot, asked, count)
-    return {p.session_id for p in plan(submitted, policy, cache).placed}.issuperset(ids)
+    def beside_now(self, request: Request) -> tuple[int, int] | None:
+        """Return the most CPU and memory with which all would start at once on the same GPU; None if less does not help.
 
-
-def _beside_now(
-    request: Request, count: int, snapshot: Snapshot, policy: Policy, cache: PlanCache
-) -> tuple[int, int] | None:
-    """Return the most CPU and memory with which all would start at once on the same GPU; None if less does not help.
-
-    It tries what each node has left, for one session or for several side by side.
-    """
-    least = replace(request, cpu_milli=MIN_CPU_MILLI, memory_mib=MIN_MEMORY_MIB)
-    group = request.resource_group
-    with cache.free_capacity(snapshot, group, policy.of(group).placing) as capacity:
-        own = list(capacity.nodes.values())
-        if not _is_free(least, count, capacity):
+        It tries what each node has left, for one session or for several side by side.
+        """
+        least = replace(request, cpu_milli=MIN_CPU_MILLI, memory_mib=MIN_MEMORY_MIB)
+        group, count = request.resource_group, self._count
+        if not self._fitting([least], group):
             return None
-    sides = sorted({*range(1, min(count, SIDE_BY_SIDE) + 1), -(-count // len(own)), count})
-    tried = {
-        (
-            min(request.cpu_milli, node.cpu_milli // side // CPU_GRAIN_MILLI * CPU_GRAIN_MILLI),
-            min(request.memory_mib, node.memory_mib // side // MEMORY_GRAIN_MIB * MEMORY_GRAIN_MIB),
-        )
-        for node in own
-        for side in sides
-    }
-    offers = (
-        replace(request, cpu_milli=c, memory_mib=m) for c, m in sorted(tried, reverse=True) if c > 0 and m > 0
-    )
-    with cache.free_capacity(snapshot, group, policy.of(group).placing) as capacity:
-        fits = list(islice((asked for asked in offers if _is_free(asked, count, capacity)), MOST_OFFERS))
-    starts = (asked for asked in fits if _all_start(asked, count, snapshot, policy, cache))
-    found = next(starts, None)
-    return None if found is None else (found.cpu_milli, found.memory_mib)
+        own = self._cache.nodes_of(group)
+        sides = sorted({*range(1, min(count, SIDE_BY_SIDE) + 1), -(-count // len(own)), count})
+        tried = {
+            (
+                min(request.cpu_milli, node.cpu_milli // side // CPU_GRAIN_MILLI * CPU_GRAIN_MILLI),
+                min(request.memory_mib, node.memory_mib // side // MEMORY_GRAIN_MIB * MEMORY_GRAIN_MIB),
+            )
+            for node in own
+            for side in sides
+        }
+        amounts = ((c, m) for c, m in sorted(tried, reverse=True) if c > 0 and m > 0)
+        offers = (replace(request, cpu_milli=c, memory_mib=m) for c, m in amounts)
+        fits = self._fitting(offers, group, MOST_OFFERS)
+        found = next((asked for asked in fits if self._all_start(asked)), None)
+        return None if found is None else (found.cpu_milli, found.memory_mib)
 
+    def _fitting(self, requests: Iterable[Request], group: str, most: int | None = None) -> list[Request]:
+        """Return the first requests of this resource group that fit ``count`` times beside each other."""
+        factory = self._policy.of(group).placing
+        with self._cache.free_capacity(self._snapshot, group, factory) as capacity:
+            return list(islice((asked for asked in requests if self._is_free(asked, capacity)), most))
 
-def _is_free(asked: Request, count: int, capacity: FreeCapacity) -> bool:
-    """Return whether ``count`` of a request fit beside each other now."""
-    if not capacity.may_fit(asked) or not capacity.placer.fits(asked):
-        return False
-    if count == 1:
-        return True
-    placer = capacity.placer.copy()
-    return all(placer.place(asked) is not None for _ in range(count))
+    def _is_free(self, asked: Request, capacity: FreeCapacity) -> bool:
+        if not capacity.may_fit(asked) or not capacity.placer.fits(asked):
+            return False
+        if self._count == 1:
+            return True
+        placer = capacity.placer.copy()
+        return all(placer.place(asked) is not None for _ in range(self._count))
+
+    def _all_start(self, asked: Request) -> bool:
+        submitted, ids = self._submitted(asked)
+        return {p.session_id for p in plan(submitted, self._policy, self._cache).placed}.issuperset(ids)

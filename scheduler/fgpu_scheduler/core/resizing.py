@@ -219,7 +219,7 @@ def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> No
     left = replace(
         _beside(world, node, new), cpu_milli=new.request.cpu_milli, memory_mib=new.request.memory_mib
     )
-    if placement.claimed_shares(left, new, where) is None:
+    if placement.claimed_shares(left, new.request, where) is None:
         return NotResized.NO_ROOM
     room = Ledger(world).left(new.request).fgpu_milli
     return NotResized.QUOTA if room is not None and more_milli > room else None
