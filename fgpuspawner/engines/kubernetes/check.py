@@ -63,7 +63,7 @@ LABEL = "fgpu.check"
 PATIENCE_S = 120
 """For one pod, including the pull of its image."""
 LOOK_EVERY_S = 0.5
-LOOK = "nvidia-smi --query-gpu=uuid --format=csv,noheader >/dev/termination-log 2>&1"
+LIST_GPUS = "nvidia-smi --query-gpu=uuid --format=csv,noheader >/dev/termination-log 2>&1"
 SHARES_SINCE = (1, 36)
 """From then on several claims may share a device (consumable capacity)."""
 
@@ -79,7 +79,7 @@ class Finding:
         return f"{self.grade}: {self.words}"
 
 
-class NotTried(FGPUError):
+class TrialFailed(FGPUError):
     """A pod could not show its GPUs; the message says why."""
 
     code = "not_tried"
@@ -322,12 +322,12 @@ class _Check:
                 answer = await self._api.run(f"{self._path}/pods/{pod}", "lease", ASK, most_bytes=MOST_BYTES)
                 text = answer.output.decode("utf-8", "replace")
                 if answer.status != 0:
-                    raise NotTried(f"nvidia-smi fails in the lease pod {pod}: {_in_a_line(text)}")
+                    raise TrialFailed(f"nvidia-smi fails in the lease pod {pod}: {_in_a_line(text)}")
                 uuid, visible = gpu_of(pod, text).uuid, given_as(text)
                 self._dialect.given_as[uuid] = visible
                 held = f"start: the lease on node {node} holds {uuid} (NVIDIA_VISIBLE_DEVICES={visible!r})"
                 return [ok(held), await self._session_sees(node, image, uuid, self._dialect.way_of(uuid))]
-        except (NotTried, GpuUnknown, Refused) as e:
+        except (TrialFailed, GpuUnknown, Refused) as e:
             return [fail(f"start: no GPU can be leased: {e}")]
 
     def _may_lease(self, node: Manifest, session: Manifest) -> bool:
@@ -347,8 +347,8 @@ class _Check:
                 pod = await sample_pod(
                     self._sample_options, node=node, dialect=dialect, image=image, gpu=uuid
                 )
-                seen = await self._seen_by(_looks(pod, node))
-            except (NotTried, Refused) as e:
+                seen = await self._seen_by(_gpu_listing_pod(pod, node))
+            except (TrialFailed, Refused) as e:
                 failed.append(f'with gpu_injection "{way}": {e}')
                 continue
             if seen != {uuid}:
@@ -379,14 +379,14 @@ class _Check:
             yield name
 
     async def _seen_by(self, pod: Manifest) -> set[str]:
-        """Return the UUIDs of the GPUs that the container of a pod sees; raises NotTried if it sees none."""
+        """Return the UUIDs of the GPUs that the container of a pod sees; raises TrialFailed if it sees none."""
         async with self._made(pod) as name:
             ended = _terminated(await self._until(name, lambda found: bool(_terminated(found))))
         said = str(ended.get("message") or "")
         # A node's error message may name the GPU, too.
         uuids = set() if ended.get("exitCode") else set(UUID.findall(said))
         if not uuids:
-            raise NotTried(_in_a_line(said) or "nvidia-smi says nothing")
+            raise TrialFailed(_in_a_line(said) or "nvidia-smi says nothing")
         return uuids
 
     @asynccontextmanager
@@ -419,10 +419,10 @@ class _Check:
             if ended or (trouble and not trouble.patience_s):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
-        raise NotTried(f"the pod {name}: {words}")
+        raise TrialFailed(f"the pod {name}: {words}")
 
 
-def _looks(session: Manifest, node: str) -> dict[str, Any]:
+def _gpu_listing_pod(session: Manifest, node: str) -> dict[str, Any]:
     """Return a session's pod that only lists its GPUs, without volumes, files and secret."""
     spec, found, server = session["spec"], session["metadata"], session["spec"]["containers"][0]
     container = {key: server[key] for key in ("image", "resources", "securityContext") if key in server}
@@ -439,7 +439,9 @@ def _looks(session: Manifest, node: str) -> dict[str, Any]:
         },
         "spec": {
             **{key: spec[key] for key in keys if key in spec},
-            "containers": [{**container, "name": CONTAINER, "env": variables, "command": ["sh", "-c", LOOK]}],
+            "containers": [
+                {**container, "name": CONTAINER, "env": variables, "command": ["sh", "-c", LIST_GPUS]}
+            ],
             "affinity": only_on(node, {}),
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,

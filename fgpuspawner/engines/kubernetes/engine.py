@@ -42,7 +42,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.mirror import Mirror
-from fgpuspawner.engines.kubernetes.pods import PodOptions, made, owned
+from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, with_owner
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
@@ -222,7 +222,7 @@ class KubernetesEngine(Engine):
             followed.append(self._leases.mirror)
             hub.background.every(
                 leases.EVERY_S,
-                self._tend_leases,
+                self._reconcile_leases,
                 failed="GPUs cannot be leased now",
                 wake=self._leases.wake,
             )
@@ -234,7 +234,7 @@ class KubernetesEngine(Engine):
         finally:
             await self._api.close()
 
-    async def _tend_leases(self) -> None:
+    async def _reconcile_leases(self) -> None:
         assert self._leases is not None
         assert self._queue is not None
         if not self._nodes.listed:
@@ -242,7 +242,7 @@ class KubernetesEngine(Engine):
         # Without the nodes all leases would be too many.
         if self._nodes.listed:
             nodes = list(filter(self._is_leased, self._nodes.found.values()))
-            await self._leases.tend(nodes, self._queue.snapshot, self._leased)
+            await self._leases.reconcile(nodes, self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:
         """Return whether a node is ours, with GPUs that its driver lists."""
@@ -381,10 +381,10 @@ class KubernetesEngine(Engine):
             raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
         carries = self._dialect.init_containers or not spec.devices
         try:
-            carried = await asyncio.to_thread(files.carry, spec.prepared) if carries else None
+            carried = await asyncio.to_thread(files.pod_files, spec.prepared) if carries else None
         except OSError as e:
             raise LaunchFailed(f"the session's files cannot be read: {e}") from e
-        objects = made(
+        objects = session_objects(
             spec, spec.options, carried, installation=self._installation.id, node=placement.node_id
         )
         name, patch = name_of(objects.pod), PodPatch()
@@ -396,8 +396,8 @@ class KubernetesEngine(Engine):
             pod = await self._make("pods", patch.applied(objects.pod))
             # The pod waits until it has these. The cluster deletes them with it, even after a crash of this Hub.
             for claim in patch.claims:
-                await self._make("resourceclaims", owned(claim, pod), api=f"/apis/{claim['apiVersion']}")
-            await self._make("secrets", owned(objects.secret, pod))
+                await self._make("resourceclaims", with_owner(claim, pod), api=f"/apis/{claim['apiVersion']}")
+            await self._make("secrets", with_owner(objects.secret, pod))
         except UnsupportedShare as e:
             raise LaunchFailed(str(e)) from e
         except Refused as e:

@@ -44,7 +44,7 @@ _ARCHITECTURES = {62: "amd64", 183: "arm64"}
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PodFiles:
     """The parts of a pod for its files: lines for the init container, volumes, and mounts of the session."""
 
     lines: tuple[str, ...]
@@ -57,7 +57,7 @@ class Carried:
         return frozenset(str(mount["mountPath"]) for mount in self.mounts)
 
 
-def carry(prepared: Prepared) -> Carried:
+def pod_files(prepared: Prepared) -> PodFiles:
     """Return how a session's files get into its pod; raises OSError if one cannot be read."""
     lines: list[str] = []
     mounts = [_mount(READ, IN_CONTAINER, "run")]
@@ -88,7 +88,7 @@ def carry(prepared: Prepared) -> Carried:
         {"name": READ, "emptyDir": {}},
         {"name": WRITTEN, "emptyDir": {"medium": "Memory", "sizeLimit": f"{WRITTEN_MIB}Mi"}},
     )
-    return Carried(tuple(lines), volumes, tuple(mounts))
+    return PodFiles(tuple(lines), volumes, tuple(mounts))
 
 
 def _mount(volume: str, target: str, below: str, *, read_only: bool = True) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _content(source: Path) -> str:
     return f"sha256:{digest_of(source)}"
 
 
-def init_container(image: str, carried: Carried, *, pull_policy: str) -> dict[str, Any]:
+def init_container(image: str, carried: PodFiles, *, pull_policy: str) -> dict[str, Any]:
     """Return the init container that puts a session's files into place."""
     return {
         "name": INIT,

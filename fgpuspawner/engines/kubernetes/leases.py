@@ -69,10 +69,10 @@ class Leases:
         #: The uids of lease pods to delete; their GPUs are no longer offered.
         self._withdrawn: frozenset[str] = frozenset()
         self._too_many_since: dict[str, float] = {}
-        #: The leases of the last `tend`: name and answer, by uid.
+        #: The leases of the last `reconcile`: name and answer, by uid.
         self._offered: dict[str, tuple[str, str]] = {}
         self._failures = Failures(log, "GPUs cannot be leased now")
-        #: Set when there is something to tend.
+        #: Set when there is something to reconcile.
         self.wake = asyncio.Event()
         query = (("labelSelector", f"{LEASE_LABEL}={installation}"),)
         self.mirror: Mirror[Manifest] = Mirror(
@@ -110,7 +110,7 @@ class Leases:
         """Return the UUIDs of a node's leased GPUs; None is among them while a lease pod was not asked."""
         return {self._uuid(pod) for pod in self.counting(self._on(node))[0]}
 
-    async def tend(
+    async def reconcile(
         self,
         nodes: Collection[Manifest],
         queue: Callable[[], Awaitable[Snapshot]],

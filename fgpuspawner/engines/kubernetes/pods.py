@@ -12,7 +12,7 @@ from typing import Any
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS, Manifest
-from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, init_container
+from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles, init_container
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 
 SERVER = "jupyterhub-singleuser"
@@ -49,13 +49,13 @@ class SessionObjects:
     secret: dict[str, Any] = field(repr=False)
 
 
-def made(
-    spec: LaunchSpec, options: PodOptions, carried: Carried | None, *, installation: str, node: str
+def session_objects(
+    spec: LaunchSpec, options: PodOptions, carried: PodFiles | None, *, installation: str, node: str
 ) -> SessionObjects:
     """Return the pod of a session on a node, and its secret. Without ``carried`` the pod gets none of our files."""
     init = []
     if carried is None:
-        carried = Carried((), (), ())
+        carried = PodFiles((), (), ())
     else:
         init = [init_container(options.files_image, carried, pull_policy=options.pull_policy)]
     session = spec.session
@@ -125,7 +125,7 @@ def tolerations(spec: Manifest) -> list[dict[str, Any]]:
     return [*own, *(dict(one) for one in TOLERATIONS)]
 
 
-def owned(secret: Manifest, pod: Manifest) -> dict[str, Any]:
+def with_owner(secret: Manifest, pod: Manifest) -> dict[str, Any]:
     """Return a secret that the cluster deletes with its pod."""
     found = pod["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": found["name"], "uid": found["uid"]}
@@ -171,7 +171,7 @@ def _is_public(name: str, prepared: Collection[str]) -> bool:
 
 
 def _container(
-    given: Mapping[str, Any], spec: LaunchSpec, options: PodOptions, carried: Carried
+    given: Mapping[str, Any], spec: LaunchSpec, options: PodOptions, carried: PodFiles
 ) -> dict[str, Any]:
     container: dict[str, Any] = dict((given.get("containers") or [{}])[0])
     request = spec.session.request

@@ -10,8 +10,8 @@ from typing import Any
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import Held, LaunchSpec, Safeguard
 from fgpuspawner.engines.kubernetes.dialects.base import Dialect, Manifest, name_of
-from fgpuspawner.engines.kubernetes.files import carry
-from fgpuspawner.engines.kubernetes.pods import PodOptions, made, tolerations
+from fgpuspawner.engines.kubernetes.files import pod_files
+from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, tolerations
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.limits import Limits
@@ -61,8 +61,8 @@ async def sample_pod(
         port=8888,
         options=options,
     )
-    carried = carry(spec.prepared) if dialect is None or dialect.init_containers else None
-    pod = made(spec, options, carried, installation="sample", node=node).pod
+    carried = pod_files(spec.prepared) if dialect is None or dialect.init_containers else None
+    pod = session_objects(spec, options, carried, installation="sample", node=node).pod
     if dialect is None:
         return pod
     return dialect.patch((share,), spec.devices, name=name_of(pod)).applied(pod)
@@ -85,7 +85,7 @@ LINES: Mapping[Safeguard, str] = {
 HOSTS = ("hostNetwork", "hostPID", "hostIPC")
 
 
-def judge(pod: Manifest, *, opaque: bool, closed: bool | None) -> dict[Safeguard, Held]:
+def safeguards_of(pod: Manifest, *, opaque: bool, closed: bool | None) -> dict[Safeguard, Held]:
     """Return the safeguards of a session's pod; ``closed``: the API refuses anonymous requests, None if unknown.
 
     ``opaque``: functions of the administrator make parts of the pod, and may make other ones for another session.

@@ -25,7 +25,7 @@ from fgpuspawner.engines.kubernetes.dialects.lease import AUTO, INJECTIONS, Leas
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.files import REFERENCE
 from fgpuspawner.engines.kubernetes.pods import SERVER, PodOptions
-from fgpuspawner.engines.kubernetes.sample import judge, sample_pod, sample_spec
+from fgpuspawner.engines.kubernetes.sample import safeguards_of, sample_pod, sample_spec
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured
 from fgpuspawner.spawner.base import QueuedSpawner
@@ -186,7 +186,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             closed: bool | None = run_blocking(lambda: refuses_anonymous(reached))
         except EngineSilent:
             closed = None
-        return judge(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
+        return safeguards_of(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
 
     @classmethod
     def holds(cls, config: Config, settings: FGPU) -> Sequence[str]:

@@ -62,7 +62,7 @@ class Cluster:
         uuid = self.smi.get(pod.rpartition("-")[2])
         return Answer(f"0, {uuid}, T4, 15360\n".encode(), 0) if uuid else Answer(b"No devices were found", 6)
 
-    async def tend(self) -> list[str]:
+    async def reconcile(self) -> list[str]:
         """Tend once, and return the numbers of the leases that there are then."""
 
         def tell() -> None:
@@ -81,7 +81,7 @@ class Cluster:
             }
             for name, gpus in self.gpus.items()
         ]
-        await self.leases.tend(nodes, queue, tell)
+        await self.leases.reconcile(nodes, queue, tell)
         return sorted(name.rpartition("-")[2] for name in self.pods)
 
     def offered(self) -> set[str]:
@@ -117,8 +117,8 @@ async def two() -> Cluster:
     """Two cards, leased and offered."""
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A, "1": B}
-    await cluster.tend()
-    await cluster.tend()
+    await cluster.reconcile()
+    await cluster.reconcile()
     assert cluster.offered() == {A, B}
     cluster.queue([A, B])
     return cluster
@@ -126,9 +126,9 @@ async def two() -> Cluster:
 
 async def test_each_gpu_gets_one_lease() -> None:
     cluster = Cluster(n1=2, n2=1)
-    assert await cluster.tend() == ["0", "0", "1"]
+    assert await cluster.reconcile() == ["0", "0", "1"]
     before = dict(cluster.pods)
-    assert await cluster.tend() == ["0", "0", "1"]
+    assert await cluster.reconcile() == ["0", "0", "1"]
     assert cluster.pods == before
 
 
@@ -136,12 +136,12 @@ async def test_changed_is_called_once_per_change() -> None:
     cluster = Cluster(n1=1)
     cluster.smi = {"0": A}
     for _ in range(3):
-        await cluster.tend()
+        await cluster.reconcile()
     assert (cluster.told, cluster.offered()) == (1, {A})
     cluster.gpus["n1"] = 2
     cluster.smi = {"0": A, "1": B}
     for _ in range(3):
-        await cluster.tend()
+        await cluster.reconcile()
     assert (cluster.told, cluster.offered()) == (2, {A, B})
 
 
@@ -152,7 +152,7 @@ async def test_nothing_is_done_before_leases_are_listed(
     two.leases.mirror.listed = False
     two.gpus.clear()
     two.queue([])
-    assert await two.tend() == ["0", "1"]
+    assert await two.reconcile() == ["0", "1"]
 
 
 async def test_leases_of_an_unready_node_stay(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,19 +160,19 @@ async def test_leases_of_an_unready_node_stay(two: Cluster, monkeypatch: pytest.
     two.ready, two.gpus = False, {"n1": 0}
     two.queue([])
     for _ in range(3):
-        assert await two.tend() == ["0", "1"]
+        assert await two.reconcile() == ["0", "1"]
     assert two.offered() == {A, B}
 
 
 async def test_refused_lease_does_not_stop_others() -> None:
     cluster = Cluster(n1=1, n2=1)
     cluster.smi = {"0": A}
-    await cluster.tend()
+    await cluster.reconcile()
     refused = next(iter(cluster.pods))
     cluster.pods.clear()
     cluster.refused = {refused}
     for _ in range(2):
-        assert await cluster.tend() == ["0"]
+        assert await cluster.reconcile() == ["0"]
     assert cluster.offered() == {A}
 
 
@@ -180,7 +180,7 @@ async def test_broken_gpu_is_not_offered_and_its_lease_stays() -> None:
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A}
     for _ in range(3):
-        assert await cluster.tend() == ["0", "1"]
+        assert await cluster.reconcile() == ["0", "1"]
     assert cluster.offered() == {A}
 
 
@@ -188,50 +188,50 @@ async def test_surplus_broken_lease_goes_once_unused(
     two: Cluster,
 ) -> None:
     two.smi, two.gpus["n1"] = {"1": B}, 1
-    assert await two.tend() == ["0", "1"], "it is offered"
+    assert await two.reconcile() == ["0", "1"], "it is offered"
     assert two.offered() == {B}
     two.queue([B], holds=[A])
-    assert await two.tend() == ["0", "1"], "a session is on it"
+    assert await two.reconcile() == ["0", "1"], "a session is on it"
     two.queue([B])
-    assert await two.tend() == ["1"]
+    assert await two.reconcile() == ["1"]
 
 
 async def test_surplus_idle_leases_go_after_a_while(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     two.gpus["n1"] = 1
-    assert await two.tend() == ["0", "1"]
+    assert await two.reconcile() == ["0", "1"]
     assert two.offered() == {A, B}, "a device plugin that is updated has no GPU for a moment"
     monkeypatch.setattr(module, "TOO_MANY_FOR_S", 0)
     two.queue([A, B], holds=[A])
-    assert await two.tend() == ["0", "1"]
+    assert await two.reconcile() == ["0", "1"]
     assert two.offered() == {A}
     two.queue([A], holds=[A])
-    assert await two.tend() == ["0"]
+    assert await two.reconcile() == ["0"]
 
 
 async def test_unasked_lease_stays_while_its_gpu_may_be_used(two: Cluster) -> None:
     restarted = Cluster()
     restarted.pods |= two.pods
     restarted.queue([A, B], holds=[B])
-    assert await restarted.tend() == ["0", "1"]
+    assert await restarted.reconcile() == ["0", "1"]
     restarted.queue([])
-    assert await restarted.tend() == []
+    assert await restarted.reconcile() == []
 
 
 async def test_gpu_leased_twice_counts_once() -> None:
     cluster = Cluster(n1=2)
     cluster.smi = {"0": A, "1": A}
-    await cluster.tend()
-    await cluster.tend()
+    await cluster.reconcile()
+    await cluster.reconcile()
     counted, told = cluster.leases.counting(list(cluster.pods.values()))
     assert len(counted) == len(told) == 1
     cluster.gpus.clear()
     cluster.queue([], holds=[A])
-    await cluster.tend()
-    assert len(await cluster.tend()) == 1, "one holds it"
+    await cluster.reconcile()
+    assert len(await cluster.reconcile()) == 1, "one holds it"
 
 
 async def test_failed_lease_is_made_again(two: Cluster) -> None:
     name = min(two.pods)
     evicted = two.pods[name] = {**two.pods[name], "status": {"phase": "Failed", "reason": "Evicted"}}
-    assert await two.tend() == ["1", "2"]
+    assert await two.reconcile() == ["1", "2"]
     assert evicted not in two.pods.values()

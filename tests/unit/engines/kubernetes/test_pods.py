@@ -11,8 +11,8 @@ import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import LaunchSpec
-from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, carry
-from fgpuspawner.engines.kubernetes.pods import PodOptions, SessionObjects, made, owned
+from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles, pod_files
+from fgpuspawner.engines.kubernetes.pods import PodOptions, SessionObjects, session_objects, with_owner
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import IN_CONTAINER, Mount, Prepared
 from fgpuspawner.isolation.limits import Limits
@@ -31,7 +31,7 @@ PRELOAD = {
     "subPath": "outside/etc/ld.so.preload",
     "readOnly": True,
 }
-CARRIED = Carried(("444 read/run/limits base64:",), ({"name": READ, "emptyDir": {}},), (RUN, PRELOAD))
+CARRIED = PodFiles(("444 read/run/limits base64:",), ({"name": READ, "emptyDir": {}},), (RUN, PRELOAD))
 
 
 def spec(**changes: Any) -> LaunchSpec:
@@ -57,7 +57,7 @@ def spec(**changes: Any) -> LaunchSpec:
 
 
 def pod_of(changed: LaunchSpec | None = None, **options: Any) -> SessionObjects:
-    return made(
+    return session_objects(
         changed or spec(), replace(OPTIONS, **options), CARRIED, installation="lab", node="gpu1.lab.example"
     )
 
@@ -93,7 +93,7 @@ def test_shared_memory_is_mounted_unless_a_volume_is_there() -> None:
 
 def test_secret_is_owned_by_its_pod() -> None:
     found = pod_of()
-    (owner,) = owned(found.secret, {"metadata": {"name": "fgpu-lab-7-2", "uid": "u-1"}})["metadata"][
+    (owner,) = with_owner(found.secret, {"metadata": {"name": "fgpu-lab-7-2", "uid": "u-1"}})["metadata"][
         "ownerReferences"
     ]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "fgpu-lab-7-2", "u-1")
@@ -219,7 +219,7 @@ def test_small_files_are_in_the_pod_and_large_ones_in_the_image(tmp_path: Path) 
         ),
         in_memory={f"{IN_CONTAINER}/written": "rw"},
     )
-    found = carry(prepared)
+    found = pod_files(prepared)
     digest = "3e1d0aeaf56c86a6a1a2a8b1dc0c4d7fa1d0ee4a7ec5cf60b6d0a4b1a5f6a3a6"
     by_path = {line.split()[1]: line.split() for line in found.lines}
     assert by_path["read/run/limits"] == ["444", "read/run/limits", "base64:ZmdwdS1saW1pdHMgMQo="]

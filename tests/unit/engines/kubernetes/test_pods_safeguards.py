@@ -11,7 +11,7 @@ import pytest
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Safeguard
-from fgpuspawner.engines.kubernetes.sample import LINES, judge, sample_pod
+from fgpuspawner.engines.kubernetes.sample import LINES, safeguards_of, sample_pod
 from fgpuspawner.engines.kubernetes.spawner import KINDS, KubernetesFGPUSpawner
 
 S = Safeguard
@@ -37,7 +37,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def met(*, opaque: bool = False, closed: bool | None = True, **settings: Any) -> dict[Safeguard, bool | None]:
     config = Config({"KubeSpawner": settings})
     pod = asyncio.run(sample_pod(partial(KubernetesFGPUSpawner.sample_options, config)))
-    return {guard: held.met for guard, held in judge(pod, opaque=opaque, closed=closed).items()}
+    return {guard: held.met for guard, held in safeguards_of(pod, opaque=opaque, closed=closed).items()}
 
 
 def test_default_pod_is_unprivileged_filtered_and_limited() -> None:
