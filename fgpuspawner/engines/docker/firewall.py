@@ -469,4 +469,4 @@ class Firewall:
         """Apply the rules again if they have changed; raises FirewallFailed if they cannot be read or applied."""
         if state(self.rules.installation) != self._applied:
             self.apply()
-            log.warning("The firewall's rules were not in force any more; they are again")
+            log.warning("The firewall's rules had changed, and are in force again")

@@ -82,7 +82,7 @@ class Fleet:
         """Return a node's daemon."""
         daemon = self._by_node.get(node_id)
         if daemon is None:
-            raise EngineSilent(f"node {node_id} is not configured any more")
+            raise EngineSilent(f"node {node_id} is no longer configured")
         return daemon
 
     def of(self, session: Session) -> Daemon:

@@ -25,7 +25,7 @@ log = logging.getLogger("fgpu.network")
 KEPT_FOR_S = 20.0
 """How long a network stays after its last session: its user may start another, and making one takes 60 ms."""
 SWEEP_EVERY_S = 60.0
-ELSEWHERE = "set c.FGPU.firewall = 'managed-elsewhere' if sessions are closed in by other means"
+ELSEWHERE = "set c.FGPU.firewall = 'managed-elsewhere' if another program closes the machine to sessions"
 
 
 class NetworkGuard:
@@ -97,7 +97,7 @@ class NetworkGuard:
                     networks.remove_unused()
                 left += 0 if daemon.address.is_elsewhere else networks.count()
             except FAILED as e:
-                log.debug("Networks of %s are not looked at: %s", daemon.address, e)
+                log.debug("Networks of %s could not be checked: %s", daemon.address, e)
                 left += 1
         if self._firewall is not None and not left:
             try:
@@ -157,7 +157,7 @@ class NetworkGuard:
         try:
             return await daemon.containers.call(self._networks[daemon].remove_unused, after_s=KEPT_FOR_S)
         except FAILED as e:
-            log.debug("Networks of %s are not looked at: %s", daemon.address, e)
+            log.debug("Networks of %s could not be checked: %s", daemon.address, e)
             return 0
 
 
@@ -197,9 +197,7 @@ def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
         BadSettings: egress must be closed and is not, or the rules cannot be applied.
     """
     if settings.firewall == "managed-elsewhere":
-        log.info(
-            "The firewall is managed elsewhere (c.FGPU.firewall): sessions are taken to be closed in by it"
-        )
+        log.info("The firewall is managed elsewhere (c.FGPU.firewall): the Hub applies no rules")
         return None
     try:
         can_apply = firewall.can_apply()

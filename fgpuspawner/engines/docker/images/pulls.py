@@ -267,7 +267,7 @@ class Pulls:
         except EngineSilent as e:
             return Reason(Kind.NOT_FOUND, str(e))
         if source is pull.daemon:
-            return Reason(Kind.NOT_FOUND, f"{source.address}, where it was made, does not have it any more")
+            return Reason(Kind.NOT_FOUND, f"{source.address}, where it was made, no longer has it")
         if not source.answers:
             return Reason(Kind.ENGINE, f"{source.address}, which has it, does not answer now")
         return await self._copied(pull, source)
@@ -291,7 +291,7 @@ class Pulls:
         except EngineSilent as e:
             return Reason(Kind.ENGINE, f"{source.address}: {e}")
         if found is None:
-            return Reason(Kind.NOT_FOUND, f"{source.address} does not have it any more")
+            return Reason(Kind.NOT_FOUND, f"{source.address} no longer has it")
         total = int(found.get("Size") or 0)
         loop = asyncio.get_running_loop()
 

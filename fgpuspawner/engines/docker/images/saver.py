@@ -301,7 +301,7 @@ class ImageSaver:
     async def save(self, spec: SaveSpec) -> SavedImage:
         daemon = self._fleet.find(spec.image.node_id)
         if daemon is None:
-            raise CannotSave("the machine that the session was on is not configured any more")
+            raise CannotSave("the machine that the session was on is no longer configured")
         if not daemon.answers:
             raise EngineSilent(f"{daemon.address} does not answer")
         async with daemon.image_lock:

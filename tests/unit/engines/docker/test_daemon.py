@@ -7,7 +7,7 @@ import contextlib
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -35,9 +35,9 @@ OF_A_PROXY = (
 VERSION = JSON + b'\r\n{"ApiVersion": "1.41"}'
 
 
-@pytest.fixture(params=[BEGUN, CUT, OF_A_PROXY], ids=["begun", "cut", "of a proxy"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A daemon that says which version it has, and gives this for any other answer."""
+@contextlib.contextmanager
+def serving(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Yield the URL of a daemon that says which version it has, and gives this for any other answer."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -46,14 +46,22 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
                 connection, _ = listening.accept()
             except OSError:
                 return
-            with connection:
-                asked = connection.recv(65536)
-                connection.sendall(VERSION if b"/version" in asked else request.param)
+            with connection, contextlib.suppress(OSError):
+                if b"/version" in connection.recv(65536):
+                    connection.sendall(VERSION)
+                else:
+                    answer(connection)
 
     threading.Thread(target=serve, daemon=True).start()
     yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
     listening.shutdown(socket.SHUT_RDWR)
     listening.close()
+
+
+@pytest.fixture(params=[BEGUN, CUT, OF_A_PROXY], ids=["begun", "cut", "of a proxy"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(lambda connection: connection.sendall(request.param)) as found:
+        yield found
 
 
 async def test_broken_answer_counts_as_silence(url: str) -> None:
@@ -154,38 +162,20 @@ def test_invalid_machine_description_counts_as_silence(said: object, monkeypatch
     assert far.machine() is None
 
 
-@pytest.fixture
-def endless() -> Iterator[str]:
-    """A daemon with endless answers, except for its version."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                asked = connection.recv(65536)
-                connection.sendall(VERSION if b"/version" in asked else JSON + b"\r\n[")
-                while b"/version" not in asked:
-                    connection.sendall(b" " * (1 << 20))
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
+def endless(connection: socket.socket) -> None:
+    connection.sendall(JSON + b"\r\n[")
+    while True:
+        connection.sendall(b" " * (1 << 20))
 
 
-async def test_endless_answer_is_aborted_with_little_memory(endless: str) -> None:
-    daemon = Daemon(Address(endless, ("far",), {}, "127.0.0.1"), installation="abc")
-    looking = daemon._connected(30)
-    containers = Containers(looking, installation="abc")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(EngineSilent, match="more than 64 MiB"):
-        await containers.look()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
-    looking.close()
+async def test_endless_answer_is_aborted_with_little_memory() -> None:
+    with serving(endless) as url:
+        daemon = Daemon(Address(url, ("far",), {}, "127.0.0.1"), installation="abc")
+        with contextlib.closing(daemon._connected(30)) as client:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with pytest.raises(EngineSilent, match="more than 64 MiB"):
+                await Containers(client, installation="abc").look()
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
 
 
 async def test_daemon_that_only_greets_is_not_asked_in_a_tight_loop(

@@ -320,10 +320,10 @@ async def test_a_private_image_is_copied_from_where_it_was_made_and_never_pulled
 @pytest.mark.parametrize(
     ("node_id", "answers", "words"),
     [
-        ("a", True, "the Docker engine of a, where it was made, does not have it any more"),
-        ("b", True, "the Docker engine of b does not have it any more"),
+        ("a", True, "the Docker engine of a, where it was made, no longer has it"),
+        ("b", True, "the Docker engine of b no longer has it"),
         ("b", False, "the Docker engine of b, which has it, does not answer now"),
-        ("z", True, "node z is not configured any more"),
+        ("z", True, "node z is no longer configured"),
     ],
 )
 async def test_a_private_image_that_cannot_be_copied_says_why(
