@@ -20,13 +20,7 @@ from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.metrics import ERRORS
 from fgpuspawner.service.model import Site, Viewer, World, administered, is_visible
-from fgpuspawner.service.problems import (
-    Problem,
-    bad_argument,
-    forbidden,
-    hub_unavailable,
-    no_such_session,
-)
+from fgpuspawner.service.problems import Problem, bad_argument, forbidden, hub_unavailable, no_such_session
 from fgpuspawner.service.reader import Reader
 from fgpuspawner.service.stream import Watcher
 from fgpuspawner.settings import FGPU

@@ -35,14 +35,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import (
-    Viewer,
-    extension_of,
-    is_mine,
-    is_visible,
-    request_of,
-    why_fixed,
-)
+from fgpuspawner.service.model import Viewer, extension_of, is_mine, is_visible, request_of, why_fixed
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,

@@ -11,12 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from playwright.sync_api import (
-    Browser,
-    Page,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from playwright.sync_api import Error as BrowserError
 from standing import Standing
 

@@ -12,17 +12,7 @@ from playwright.sync_api import expect
 
 from hubprocess import until
 from makerun import MakeRun, running
-from steps import (
-    START_MS,
-    Person,
-    Sessions,
-    about_image,
-    expect_lab,
-    forecast,
-    more,
-    run_in_notebook,
-    start,
-)
+from steps import START_MS, Person, Sessions, about_image, expect_lab, forecast, more, run_in_notebook, start
 
 pytestmark = pytest.mark.timeout(600)
 

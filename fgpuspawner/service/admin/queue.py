@@ -28,14 +28,7 @@ STUCK_AFTER_S = 600
 """A longer wait without a forecast is marked, in seconds."""
 
 
-def queues_object(
-    world: World,
-    viewer: Viewer,
-    site: Site,
-    *,
-    now_s: int,
-    most: int | None = None,
-) -> Queues:
+def queues_object(world: World, viewer: Viewer, site: Site, *, now_s: int, most: int | None = None) -> Queues:
     """Return each resource group's queue, next one first, with a limited number of entries. For administrators only.
 
     Marks are counted over all waiting requests.

@@ -8,9 +8,7 @@ import time
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError
 
-from fgpu_scheduler import (
-    StoreUnavailable,
-)
+from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.handler import viewer_of
 from fgpuspawner.service.model import is_visible

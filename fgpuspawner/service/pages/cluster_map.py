@@ -131,14 +131,7 @@ def cluster_map(world: World, viewer: Viewer, *, step_milli: int, beside: Beside
     return tuple(_group(name, world, viewer, left, step_milli, beside) for name in groups_of(viewer, world))
 
 
-def _group(
-    name: str,
-    world: World,
-    viewer: Viewer,
-    left: Free,
-    step_milli: int,
-    beside: Beside,
-) -> MapGroup:
+def _group(name: str, world: World, viewer: Viewer, left: Free, step_milli: int, beside: Beside) -> MapGroup:
     own = [node for node in left if node.node.resource_group == name]
     usable = {uuid: each for node in own for uuid, each in _usable(node, step_milli, beside).items()}
     waiting = world.queues.get(name, ())

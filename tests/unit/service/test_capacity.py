@@ -6,12 +6,7 @@ from dataclasses import replace
 
 from worlds import ADMIN, ALICE, BOB, Build, S, gpu, node, shown
 
-from fgpu_scheduler import (
-    Node,
-    NodeState,
-    Quota,
-    QuotaScope,
-)
+from fgpu_scheduler import Node, NodeState, Quota, QuotaScope
 from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.service.api.capacity import (
     ResourceAmounts,

@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 from worlds import ADMIN, ALICE, Build, S, gpu, node, shown
 
-from fgpu_scheduler import (
-    BASIS_LIMITS,
-    EndCause,
-    Forecast,
-)
+from fgpu_scheduler import BASIS_LIMITS, EndCause, Forecast
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages import session_rows as rows
 from fgpuspawner.service.pages.session_rows import SessionRow, ahead_words, memory_bar, percent
