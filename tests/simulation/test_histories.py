@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulator import Faults, Report, Violation, checks, simulate, simulate_in_file
+from simulator import Faults, Violation, checks, simulate, simulate_in_file
 from simulator.virtual import VirtualLoop
 
 from fgpu_scheduler.core import reclaim
@@ -21,11 +21,6 @@ SEEDS = range(6)
 FILE_SEEDS = range(105, 107)
 SLOW_SEEDS = range(1000, 1100)
 SLOW_FILE_SEEDS = range(2000, 2020)
-
-
-def shown(seeds: range, reports: list[Report]) -> None:
-    # pytest shows this after a failure, and with -s or -rP.
-    print(f"seeds {seeds.start}..{seeds.stop - 1}, {sum(r.looks for r in reports)} looks")
 
 
 WAITS_FOR = [f"waits {reason}" for reason in WaitReason]
@@ -52,7 +47,6 @@ STARTED = [
 
 def test_every_check_holds_after_every_write():
     reports = [simulate(seed, EVENTS) for seed in SEEDS]
-    shown(SEEDS, reports)
     # The histories must contain enough events to prove something.
     assert sum(r.ran for r in reports) > 10 * len(reports)
     assert sum(r.restarts for r in reports) > len(reports)
@@ -81,7 +75,6 @@ def test_lost_database_answers_lose_no_session():
 @pytest.mark.slow
 def test_every_check_holds_in_many_histories_that_cover_every_event():
     reports = [simulate(seed, 500) for seed in SLOW_SEEDS]
-    shown(SLOW_SEEDS, reports)
     assert sum(r.orphans for r in reports) > 0
     met = {what for report in reports for what, _ in report.met}
     wanted = [*WAITS_FOR, *ENDS_BY, *WARNED_OF, *CHOSEN, *ASKED, *STARTED]
@@ -91,7 +84,6 @@ def test_every_check_holds_in_many_histories_that_cover_every_event():
 @pytest.mark.slow
 def test_every_check_holds_in_many_histories_in_a_file():
     reports = [simulate_in_file(seed, 500) for seed in SLOW_FILE_SEEDS]
-    shown(SLOW_FILE_SEEDS, reports)
     assert sum(r.stale for r in reports) > 0
 
 

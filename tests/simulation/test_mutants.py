@@ -50,10 +50,6 @@ def fires(*complaints: str, how=simulate, **options) -> bool:
     return False
 
 
-def test_no_check_fails_on_the_unchanged_product():
-    simulate(SEEDS.start, EVENTS)
-
-
 def test_a_fit_check_that_ignores_held_shares_is_noticed(monkeypatch):
     monkeypatch.setattr(placement, "free_on_node", lambda node, there: placement.untouched(node))
     assert fires("are held")

@@ -185,14 +185,6 @@ def test_quota_edits_survive_a_restart_with_a_newer_file(url: str) -> None:
         assert store.snapshot(4).quotas == (replace(EACH, max_fgpu_milli=500), ALICE)
 
 
-def test_unchanged_quota_writes_nothing(store: Store) -> None:
-    edits = QuotaEdits(store)
-    edits.put(EACH, file=[], by="root", now_s=2)
-    before = store.version()
-    edits.put(EACH, file=[], by="eve", now_s=3)
-    assert (store.version(), edits.all()[0].changed_by) == (before, "root")
-
-
 # --- Priorities ---
 
 

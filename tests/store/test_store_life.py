@@ -94,15 +94,6 @@ def test_requeued_session_gives_up_its_shares_and_gets_new_ones(store: Store) ->
     assert store.session(session.id) == placed[0]
 
 
-def test_launch_note_is_stored_and_replaced(store: Store) -> None:
-    session = session_in(store, S.PREPARING)
-    assert store.move(session.id, S.PULLING, now_s=3, launched="first").launched == "first"
-    assert store.move(session.id, S.RUNNING, now_s=4).launched == "first"
-    ended = store.move(session.id, S.TERMINATING, now_s=5, cause=EndCause.USER, launched="")
-    assert ended.launched == ""
-    assert store.session(session.id) == ended
-
-
 def test_move_from_an_unexpected_state_or_attempt_is_refused(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     with pytest.raises(InvalidTransition, match="is RUNNING and not PREPARING or PULLING"):

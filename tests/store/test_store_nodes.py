@@ -10,7 +10,6 @@ from store_worlds import ask, assert_nothing_is_oversold, device, end, node, run
 from fgpu_scheduler import NodeAction, act_on_gpu, act_on_node
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.service.healing import node_changes
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.store import Store
 
@@ -25,13 +24,6 @@ def test_nodes_are_sorted_by_id_and_devices_by_index(store: Store) -> None:
     store.set_nodes([lower, shuffled], now_s=1)
     assert store.snapshot(2).nodes == (upper, lower)
     assert notes(store) == ["B: added", "a: added"]
-
-
-def test_the_same_nodes_again_change_nothing(store: Store) -> None:
-    store.set_nodes([node()], now_s=1)
-    before = store.version()
-    store.set_nodes([node()], now_s=2)
-    assert store.version() == before
 
 
 def test_changed_nodes_and_devices_are_stored(store: Store) -> None:
@@ -164,22 +156,6 @@ def test_only_the_cluster_opens_a_node_it_closed(store: Store) -> None:
     store.set_nodes([node()], now_s=6, keep_states=True)
     assert store.snapshot(7).nodes[0].state is NodeState.READY
     assert notes(store)[-1] == "n1: opened by its cluster"
-
-
-def test_removed_closed_node_that_is_held_can_become_lost(store: Store) -> None:
-    store.set_nodes([node("n1")], now_s=1)
-    running = run(store, ask())
-    store.set_nodes([replace(node("n1"), closed=True)], now_s=2, keep_states=True)
-    store.set_nodes([], now_s=3, keep_states=True)
-    (left,) = store.snapshot(4).nodes
-    assert (left.state, left.closed) == (NodeState.CORDONED, True)
-    assert node_changes(store.snapshot(4), [], launching=()).lost == ("n1",)
-    store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
-    store.set_nodes([], now_s=6, keep_states=True)
-    assert store.snapshot(7).nodes[0].state is NodeState.LOST
-    end(store, running.id)
-    store.set_nodes([], now_s=8, keep_states=True)
-    assert store.snapshot(9).nodes == ()
 
 
 def test_node_state_is_set_only_from_the_expected_state(store: Store) -> None:

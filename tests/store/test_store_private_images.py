@@ -150,15 +150,6 @@ def test_size_quota_is_checked_before_and_after_saving(images: PrivateImages) ->
     assert requested(images, 2, quota=quota), "another's count by themselves"
 
 
-def test_image_saved_from_an_image_has_the_same_base(store: Store, images: PrivateImages) -> None:
-    first = make(images, requested(images))
-    run(store, ask("bob", "three", image=first.name), now_s=9)
-    second = requested(images, 4)
-    assert (second.made_from, second.base) == (first.name, ask("x").image)
-    assert second.facts == '{"python": "3.11"}'
-    assert second.owner == "bob"
-
-
 def test_rename_changes_the_name_and_the_worker_changes_the_reference(
     store: Store, images: PrivateImages
 ) -> None:
@@ -178,20 +169,6 @@ def test_rename_changes_the_name_and_the_worker_changes_the_reference(
         images.rename(found.id, name="Torch", tag=None, now_s=9)
     assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
     assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
-
-
-def test_image_can_be_renamed_back_before_the_engines_retag_it(images: PrivateImages) -> None:
-    first = make(images, requested(images))
-    images.rename(first.id, name="vision", tag=None, now_s=9)
-    with pytest.raises(ImageNameTaken):
-        requested(images, tag="1")
-    vision = images.wanted_reference(images.get(first.id))
-    assert images.rename(first.id, name="torch", tag="1", now_s=9) == first
-    # The worker reports a reference for the name that the image had in between: it is ignored.
-    images.tagged(first.id, vision, now_s=9)
-    assert images.get(first.id) == first
-    images.rename(first.id, name="vision", tag="v2", now_s=9)
-    assert images.rename(first.id, name="torch", tag=None, now_s=9) == first
 
 
 def test_image_in_use_is_not_renamed_or_deleted_and_only_admins_see_its_users(
@@ -281,12 +258,14 @@ def test_image_with_an_unverified_server_cannot_be_shared(images: PrivateImages)
     assert images.share(found.id, users=[], groups=[], now_s=9) == found
 
 
-def test_images_saved_from_an_image_inherit_its_trust(store: Store, images: PrivateImages) -> None:
+def test_images_saved_from_an_image_inherit_its_base_and_trust(store: Store, images: PrivateImages) -> None:
     first = make(images, requested(images), server_kept=False)
     assert (first.owners_alone, first.server_kept) == (True, False)
     run(store, replace(ask("alice", "of-mine"), image=first.name), now_s=9)
     run(store, replace(ask("bob", "of-hers"), image=first.name), now_s=9)
     mine, theirs = (make(images, requested(images, session)) for session in (4, 5))
+    assert (theirs.owner, theirs.made_from, theirs.base) == ("bob", first.name, ask("x").image)
+    assert theirs.facts == '{"python": "3.11"}'
     assert (mine.owners_alone, mine.server_kept) == (True, False)
     assert (theirs.owners_alone, theirs.server_kept) == (False, False)
     run(store, replace(ask("bob", "again"), image=theirs.name), now_s=9)

@@ -23,12 +23,6 @@ def test_submitted_request_is_pending_and_read_back_unchanged(store: Store) -> N
     assert store.serving("alice", "work") == submitted[0]
 
 
-def test_empty_submission_changes_nothing(store: Store) -> None:
-    before = store.version()
-    assert store.submit([], now_s=1) == ()
-    assert store.version() == before
-
-
 def test_submission_with_two_requests_for_one_server_is_refused(store: Store) -> None:
     with pytest.raises(SessionExists):
         store.submit([ask("alice", "work"), ask("alice", "work")], now_s=1)
@@ -69,13 +63,6 @@ def test_too_many_pending_requests_are_refused_with_limit_and_count(store: Store
     assert len(store.submit([ask("alice", "c")], now_s=1, max_pending_per_user=3)) == 1
 
 
-def test_only_pending_requests_count_against_the_limit(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    run(store, ask("alice", "a"))
-    store.submit([ask("bob", "b")], now_s=1)
-    assert len(store.submit([ask("alice", "b")], now_s=1, max_pending_per_user=1)) == 1
-
-
 def test_ids_are_never_reused(store: Store) -> None:
     first = store.submit([ask("alice", "a")], now_s=1)[0]
     store.move(first.id, S.CANCELLED, now_s=1, cause=EndCause.USER)
@@ -101,35 +88,6 @@ def test_held_sessions_with_shares_come_first_then_the_queue(store: Store) -> No
     held = store.held_sessions()
     assert [s.id for s in held] == [scheduled.id, launching.id, early.id, also_early.id, late.id]
     assert [s.placement is not None for s in held] == [True, True, False, False, False]
-
-
-def test_sessions_not_started_at_a_restart_are_held(store: Store) -> None:
-    store.set_nodes([node()], now_s=0)
-    running = run(store, ask("running"))
-    launching = store.submit([ask("launching")], now_s=1)[0]
-    schedule(store)
-    store.move(launching.id, S.PREPARING, now_s=1)
-    store.move(launching.id, S.PULLING, now_s=1)
-    store.submit([ask("waiting", fgpu_milli=2000)], now_s=1)
-    store.submit([ask("held before", fgpu_milli=2000)], now_s=1, held=True)
-    assert store.hold_waiting(now_s=2) == 3
-    held = {s.request.user: s.held for s in store.snapshot(3).sessions}
-    assert held == {"running": False, "launching": True, "waiting": True, "held before": True}
-    assert [e.user for e in store.events() if e.kind == "held"] == ["launching", "waiting"]
-    version = store.version()
-    assert store.hold_waiting(now_s=4) == 3
-    assert store.version() == version
-    assert store.session(running.id) == running
-
-
-def test_holding_twice_writes_once(store: Store) -> None:
-    session = store.submit([ask()], now_s=1)[0]
-    assert store.set_held(session.id, True, now_s=2).held
-    version = store.version()
-    assert store.set_held(session.id, True, now_s=3).held
-    assert store.version() == version
-    assert not store.set_held(session.id, False, now_s=4).held
-    assert [e.reason for e in store.events() if e.kind == "held"] == ["HELD", None]
 
 
 def test_ended_sessions_are_newest_first_with_their_shares(store: Store) -> None:

@@ -23,15 +23,6 @@ def warned(store: Store, cause: EndCause = IDLE, *, ends_at_s: int = 100) -> Ses
     return store.reclaim([Warn(session.id, cause, ends_at_s)], store.version(), now_s=10)[0]
 
 
-def test_warning_is_stored_and_withdrawn(store: Store) -> None:
-    session = warned(store)
-    assert (session.ends_at_s, session.ends_cause) == (100, IDLE)
-    assert store.session(session.id) == session
-    (spared,) = store.reclaim([WithdrawWarning(session.id)], store.version(), now_s=11)
-    assert (spared.ends_at_s, spared.ends_cause, spared.state) == (None, None, S.RUNNING)
-    assert store.session(session.id) == spared
-
-
 @pytest.mark.parametrize("cause", [IDLE, PREEMPTED, LIMIT])
 def test_warned_session_ends_at_the_announced_time(store: Store, cause: EndCause) -> None:
     session = warned(store, cause)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import func, insert, select
-from store_worlds import S, ask, end, node, run
+from store_worlds import S, ask, device, end, node, run
 
-from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.core.model import EndCause, Placement, Session, SessionState, Share
 from fgpu_scheduler.core.records import SessionMeasurements
 from fgpu_scheduler.core.request_counts import NEWEST
 from fgpu_scheduler.store.history import History, Meters
 from fgpu_scheduler.store.retention import BATCH, KEPT_EVENTS, TYPICAL_RUNS, Retention
+from fgpu_scheduler.store.rows import life_values, request_values, share_values
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.concurrency.background import Background
@@ -36,32 +38,14 @@ def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: 
     """Insert ended sessions, each with a share, a receipt and an event, and return their ids."""
     first = (_one(store, func.max(sessions.c.id)) or 0) + 1
     ids = list(range(first, first + count))
-    asked: dict[str, Any] = {
-        "user_name": "alice",
-        "server_name": "",
-        "image": "image",
-        "resource_group": group,
-        "fgpu_milli": 500,
-        "cpu_milli": 1000,
-        "memory_mib": 1024,
-        "state": SessionState.TERMINATED.value,
-        "submitted_at_s": 1,
-        "held": False,
-        "attempt": 1,
-        "priority": 0,
-        "groups": "[]",
-        "extended_s": 0,
-        "refused": "[]",
-        "sizes": "[]",
-        "started_at_s": 2,
-    }
-    share = {"position": 0, "device_uuid": "GPU-n1-0", "fgpu_milli": 500, "memory_mib": 4096}
+    asked = replace(ask("alice"), resource_group=group)
+    where = Placement("n1", (Share.of(device(0), 500),))
+    ended = Session(0, asked, SessionState.TERMINATED, 1, attempt=1, started_at_s=2, placement=where)
+    row, (share,) = {**request_values(asked), **life_values(ended)}, share_values(ended)
     with store.writing_unversioned() as connection:
-        rows = [{**asked, "id": i, "ended_at_s": ended_at_s + i} for i in ids]
+        rows = [{**row, "id": i, "ended_at_s": ended_at_s + i} for i in ids]
         connection.execute(insert(sessions), rows)
-        connection.execute(
-            insert(shares), [{**share, "compute_percent": 50, "mode": "memory", "session_id": i} for i in ids]
-        )
+        connection.execute(insert(shares), [{**share, "session_id": i} for i in ids])
         log = [{"at_s": 1000 + i, "session_id": i, "kind": "moved", "user_name": "alice"} for i in ids]
         connection.execute(insert(events), log)
         if connection.dialect.name == "postgresql":
@@ -194,31 +178,17 @@ def test_events_of_live_sessions_and_newest_events_are_kept(store: Store) -> Non
 def test_clock_correction_soon_after_the_start_deletes_nothing(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
-    class WrongClock:
-        """A clock that is years ahead until it is corrected."""
+    clock, done = At(), []
+    now_s = [2000 + 10 * YEAR_S]
+    clock.now_s = lambda: now_s[0]  # type: ignore[method-assign]
 
-        ahead_s = 10 * 365 * DAY_S
+    def every(seconds: float, step: Any, *, first_after_s: float = 0, **_: object) -> None:
+        """Correct the clock during the first wait, and run the step once."""
+        assert first_after_s >= 900
+        now_s[0] = 2000
+        done.append(asyncio.run(step()))
 
-        def now_s(self) -> int:
-            return 2000 + self.ahead_s
-
-    class Waiting(Background):
-        """Runs the step once and corrects the clock during its first wait."""
-
-        def every(
-            self,
-            seconds: float,
-            step: Callable[[], Awaitable[object]],
-            *,
-            first_after_s: float = 0,
-            **_: object,
-        ) -> None:
-            assert first_after_s >= 900
-            clock.ahead_s = 0
-            done.append(asyncio.run(step()))
-
-    clock, done = WrongClock(), []
-    begin_retention(Waiting(logging.getLogger("fgpu")), Retention(store), clock, days=1)
+    begin_retention(cast(Background, SimpleNamespace(every=every)), Retention(store), clock, days=1)
     assert done == [(0, 0)]
     assert counts(store)[0] == len(ids)
 
