@@ -125,10 +125,10 @@ if TYPE_CHECKING:
     from fgpu_scheduler.service.healing import filled_from_store
     from fgpu_scheduler.service.reader import QueueReader
     from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-    from fgpu_scheduler.store.audit import Audit, AuditLine
-    from fgpu_scheduler.store.claim import Claim, lock_file
-    from fgpu_scheduler.store.edits import (
+    from fgpu_scheduler.store.administration import (
         MOST_BANNER_TEXT,
+        Audit,
+        AuditLine,
         Banner,
         BannerLevel,
         ImageEdit,
@@ -136,6 +136,7 @@ if TYPE_CHECKING:
         Notice,
         value_words,
     )
+    from fgpu_scheduler.store.claim import Claim, lock_file
     from fgpu_scheduler.store.history import FirstForecasts, History, Meters
     from fgpu_scheduler.store.hub_requests import (
         MOST_MESSAGE_TEXT,

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, insert, select
 
 from fgpu_scheduler import Quota, QuotaScope
 from fgpu_scheduler.store import schema
-from fgpu_scheduler.store.edits import EditKind, write_edits
+from fgpu_scheduler.store.administration import EditKind, write_edits
 from fgpu_scheduler.store.quotas import quota_values
 from hubprocess import HubProcess, until
 

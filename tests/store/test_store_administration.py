@@ -13,8 +13,7 @@ from fgpu_scheduler import BadSettings, InvalidTransition, Quota, QuotaScope, pl
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.planner import Policy
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.edits import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
+from fgpu_scheduler.store.administration import MOST_BANNER_TEXT, Audit, Banner, BannerLevel, Notice
 from fgpu_scheduler.store.hub_requests import EndMessages
 from fgpu_scheduler.store.quotas import QuotaEdits, QuotaSource, listed_quotas
 from fgpu_scheduler.store.store import Store

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.edits import ImageEdit, ImageEdits
+from fgpu_scheduler.store.administration import Audit, ImageEdit, ImageEdits
 from fgpu_scheduler.store.store import Store
 
 TORCH = ImageEdit("torch", None, {"enabled": False, "description": None, "minimum": {"fgpu": "0.5"}}, 3)

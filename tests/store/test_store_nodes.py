@@ -10,7 +10,7 @@ from store_worlds import ask, assert_nothing_is_oversold, device, end, node, run
 from fgpu_scheduler import NodeAction, act_on_gpu, act_on_node
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.administration import Audit
 from fgpu_scheduler.store.store import Store
 
 

@@ -82,9 +82,11 @@ class Scheduler(Steps):
         self._activity = activity
         self._launcher = launcher
         self._deadlines = deadlines or Deadlines()
+        #: The planner's cache, used in the store's thread.
         self._memory = PlanCache()
-        """The planner's cache, used in the store's thread."""
+        #: The four loops.
         self._tasks: list[asyncio.Task[None]] = []
+        #: The loop's time at the start, and the pending sessions of the last run that are not resumed yet.
         self._started = 0.0
         self._left_waiting: set[int] = set()
 

@@ -83,6 +83,7 @@ class Database:
             raise BadSettings(
                 "the database URL of SQLite names a path, without uri=: sqlite:////srv/fgpu.sqlite"
             )
+        #: The engines for reading and for writing; None while that is not open.
         self._reader: Engine | None = None
         self._writer: Engine | None = None
         # A database in memory has one connection, so one transaction at a time.

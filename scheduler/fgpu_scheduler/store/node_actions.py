@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fgpu_scheduler.core.model import Device, Node, NodeState
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.administration import Audit
 from fgpu_scheduler.store.store import Store
 
 

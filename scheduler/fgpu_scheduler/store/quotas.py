@@ -19,7 +19,7 @@ from fgpu_scheduler.core.model import Quota, QuotaScope, Request, SessionIndex
 from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
-from fgpu_scheduler.store.edits import EditKind, delete_edit, read_edits, write_edits
+from fgpu_scheduler.store.administration import EditKind, delete_edit, read_edits, write_edits
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
 from fgpu_scheduler.store.snapshot_cache import Contents

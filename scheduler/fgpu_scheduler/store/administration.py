@@ -1,6 +1,6 @@
-"""Administrators' edits: the banner and the image catalogue, in one table with the last author and time of each edit.
+"""What administrators did: edits of the banner and of the image catalogue, and the audit log.
 
-The edits of quotas are in the same table, and in `fgpu_scheduler.store.quotas`.
+One table has all edits with their last author and time; those of quotas are read by `fgpu_scheduler.store.quotas`.
 
 The service returns the banner as ``banner`` of ``GET me`` and shows it in its pages. The Hub's pages get it from
 `fgpuspawner.hub.banner.banner_of_hub`, which never fails and never delays a page.
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, func, or_, select
 
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.store.schema import edits
+from fgpu_scheduler.store.schema import audit, edits
 from fgpu_scheduler.store.statements import put
 from fgpu_scheduler.store.transaction import StorePart, Write, add_audit_line
 
@@ -209,3 +209,79 @@ def value_words(key: str, value: object) -> str:
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     return "none" if value in (None, "") else str(value)
+
+
+# --- The log of what administrators did: lines are added and never changed ---
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` is what it was done to.
+
+    ``resource_group`` is the target's group at that time, None if it had none, such as the banner.
+    """
+
+    id: int
+    at_s: int
+    actor: str
+    action: str
+    target: str
+    details: str
+    resource_group: str | None = None
+
+
+class Audit(StorePart):
+    """The audit log of an installation."""
+
+    def add(
+        self,
+        *,
+        actor: str,
+        action: str,
+        target: str,
+        group: str | None = None,
+        details: str = "",
+        now_s: int,
+    ) -> None:
+        """Add a line in its own transaction, after the action. ``group`` is the target's resource group."""
+        with self._store.writing_unversioned() as connection:
+            add_audit_line(connection, actor, action, target, details, group, now_s=now_s)
+
+    def lines(
+        self,
+        *,
+        limit: int,
+        before_id: int | None = None,
+        actor: str = "",
+        action: str = "",
+        text: str = "",
+        groups: Collection[str] | None = None,
+    ) -> tuple[AuditLine, ...]:
+        """Return the newest lines before an id, newest first, filtered by each argument that is given.
+
+        ``action`` also matches actions that begin with it and a dot; ``text`` is searched in target and details, ignoring
+        case.
+        """
+        found = select(audit).order_by(audit.c.id.desc()).limit(limit)
+        if before_id is not None:
+            found = found.where(audit.c.id < before_id)
+        if actor:
+            found = found.where(audit.c.actor == actor)
+        if action:
+            of_kind = audit.c.action.startswith(f"{action}.", autoescape=True)
+            found = found.where(or_(audit.c.action == action, of_kind))
+        if groups is not None:
+            found = found.where(audit.c.resource_group.in_(groups))
+        if text:
+            # SQLite lowers only ASCII letters, so others are also searched as they were written.
+            found = found.where(
+                or_(
+                    *(
+                        column.contains(given, autoescape=True)
+                        for c in (audit.c.target, audit.c.details)
+                        for column, given in ((func.lower(c), text.lower()), (c, text))
+                    )
+                )
+            )
+        with self._store.reading() as connection:
+            return tuple(AuditLine(*row) for row in connection.execute(found))
