@@ -381,11 +381,11 @@ class KubernetesEngine(Engine):
             raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
         carries = self._dialect.init_containers or not spec.devices
         try:
-            carried = await asyncio.to_thread(files.pod_files, spec.prepared) if carries else None
+            session_files = await asyncio.to_thread(files.pod_files, spec.prepared) if carries else None
         except OSError as e:
             raise LaunchFailed(f"the session's files cannot be read: {e}") from e
         objects = session_objects(
-            spec, spec.options, carried, installation=self._installation.id, node=placement.node_id
+            spec, spec.options, session_files, installation=self._installation.id, node=placement.node_id
         )
         name, patch = name_of(objects.pod), PodPatch()
         try:

@@ -67,7 +67,7 @@ def pod_files(prepared: Prepared) -> PodFiles:
     ):
         if mount.source.is_dir():
             if target != IN_CONTAINER:
-                raise OSError(f"{mount.source} is a folder, which is not carried into pods")
+                raise OSError(f"{mount.source} is a folder, which is not session_files into pods")
             continue
         inside = _below(target)
         if not mount.read_only:
@@ -108,14 +108,14 @@ def _content(source: Path) -> str:
     return f"sha256:{digest_of(source)}"
 
 
-def init_container(image: str, carried: PodFiles, *, pull_policy: str) -> dict[str, Any]:
+def init_container(image: str, session_files: PodFiles, *, pull_policy: str) -> dict[str, Any]:
     """Return the init container that puts a session's files into place."""
     return {
         "name": INIT,
         "image": image,
         "imagePullPolicy": pull_policy,
         "args": ["/to"],
-        "env": [{"name": "FGPU_FILES", "value": "\n".join(carried.lines)}],
+        "env": [{"name": "FGPU_FILES", "value": "\n".join(session_files.lines)}],
         "volumeMounts": [{"name": READ, "mountPath": READ_AT}, {"name": WRITTEN, "mountPath": WRITTEN_AT}],
         "resources": {
             "limits": {"cpu": "200m", "memory": "64Mi"},

@@ -29,12 +29,10 @@ class PodOptions:
     """The options of one session's pod, set by ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner``.
 
     ``manifest`` is KubeSpawner's pod and ``claim`` the volume claim that must exist before it, both as in the API.
-    ``image`` is the name under which nodes pull the image, if the catalogue has another one.
     """
 
     manifest: Manifest = field(default_factory=dict)
     claim: Manifest | None = None
-    image: str = ""
     files_image: str = ""
     pull_policy: str = "IfNotPresent"
     user: int = 1000
@@ -50,14 +48,14 @@ class SessionObjects:
 
 
 def session_objects(
-    spec: LaunchSpec, options: PodOptions, carried: PodFiles | None, *, installation: str, node: str
+    spec: LaunchSpec, options: PodOptions, session_files: PodFiles | None, *, installation: str, node: str
 ) -> SessionObjects:
-    """Return the pod of a session on a node, and its secret. Without ``carried`` the pod gets none of our files."""
+    """Return the pod of a session on a node, and its secret. Without ``session_files`` the pod gets none of our files."""
     init = []
-    if carried is None:
-        carried = PodFiles((), (), ())
+    if session_files is None:
+        session_files = PodFiles((), (), ())
     else:
-        init = [init_container(options.files_image, carried, pull_policy=options.pull_policy)]
+        init = [init_container(options.files_image, session_files, pull_policy=options.pull_policy)]
     session = spec.session
     name = marks.name_of(installation, session.id, session.attempt)
     labels = {
@@ -75,7 +73,7 @@ def session_objects(
     pod: dict[str, Any] = copy.deepcopy(dict(options.manifest))
     given = dict(pod.get("spec") or {})
     public, secret, references = _environment(spec)
-    container = _container(given, spec, options, carried)
+    container = _container(given, spec, options, session_files)
     container["env"] = [
         *({"name": key, "value": value} for key, value in sorted(public.items())),
         *references,
@@ -89,7 +87,7 @@ def session_objects(
         "initContainers": [*(given.get("initContainers") or ()), *init],
         "volumes": [
             *(volume for volume in given.get("volumes") or () if volume.get("name") not in (READ, WRITTEN)),
-            *carried.volumes,
+            *session_files.volumes,
         ],
         "affinity": only_on(node, given.get("affinity") or {}),
         "tolerations": tolerations(given),
@@ -171,14 +169,14 @@ def _is_public(name: str, prepared: Collection[str]) -> bool:
 
 
 def _container(
-    given: Mapping[str, Any], spec: LaunchSpec, options: PodOptions, carried: PodFiles
+    given: Mapping[str, Any], spec: LaunchSpec, options: PodOptions, session_files: PodFiles
 ) -> dict[str, Any]:
     container: dict[str, Any] = dict((given.get("containers") or [{}])[0])
     request = spec.session.request
     amounts = {"cpu": f"{request.cpu_milli}m", "memory": f"{request.memory_mib}Mi"}
     resources = container.get("resources") or {}
     container["name"] = CONTAINER
-    container["image"] = options.image or spec.image.reference
+    container["image"] = spec.image.reference
     container["args"] = [*(spec.command or (SERVER,)), *spec.arguments]
     container["ports"] = [{"name": "notebook-port", "containerPort": spec.port}]
     container["resources"] = {
@@ -189,9 +187,9 @@ def _container(
         *(
             mount
             for mount in container.get("volumeMounts") or ()
-            if not _lies_over(str(mount.get("mountPath", "")), carried.targets)
+            if not _lies_over(str(mount.get("mountPath", "")), session_files.targets)
         ),
-        *carried.mounts,
+        *session_files.mounts,
     ]
     # What Pod Security "restricted" requires.
     container["securityContext"] = {

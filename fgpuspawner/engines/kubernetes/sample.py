@@ -61,8 +61,8 @@ async def sample_pod(
         port=8888,
         options=options,
     )
-    carried = pod_files(spec.prepared) if dialect is None or dialect.init_containers else None
-    pod = session_objects(spec, options, carried, installation="sample", node=node).pod
+    session_files = pod_files(spec.prepared) if dialect is None or dialect.init_containers else None
+    pod = session_objects(spec, options, session_files, installation="sample", node=node).pod
     if dialect is None:
         return pod
     return dialect.patch((share,), spec.devices, name=name_of(pod)).applied(pod)

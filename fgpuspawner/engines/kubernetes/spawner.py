@@ -296,7 +296,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         return PodOptions(
             manifest=_as_api(await self.get_pod_manifest()),
             claim=_as_api(self.get_pvc_manifest()) if self.storage_pvc_ensure else None,
-            image=self.image,
             files_image=self.files_image,
             pull_policy=self.files_pull_policy,
             user=DEFAULT_USER if uid is None else int(uid),
