@@ -29,8 +29,8 @@ from fgpu_scheduler import (
     Snapshot,
     Unblocking,
     compute_of,
-    fixed,
     format_milli,
+    why_not_resizable,
 )
 from fgpuspawner.images.availability import Availabilities
 from fgpuspawner.images.pull_state import PullState
@@ -304,7 +304,7 @@ def request_of(session: Session, amount: Amount) -> Request:
 
 def why_fixed(session: Session, world: World) -> str | None:
     """Return why a session cannot be resized at all, or None."""
-    against = fixed(world.snapshot, session)
+    against = why_not_resizable(world.snapshot, session)
     if against is not None:
         nothing = Amount.of(session)
         return not_resized_words(against, session, nothing, world.snapshot, step_milli=world.step_milli)

@@ -91,7 +91,14 @@ if TYPE_CHECKING:
     from fgpu_scheduler.core.records import Event, HeldShares, PastSession, SessionMeasurements, held_between
     from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
     from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
-    from fgpu_scheduler.core.resizing import Amount, NotResized, available_to, fixed, grows, resized
+    from fgpu_scheduler.core.resizing import (
+        Amount,
+        NotResized,
+        available_to,
+        grows,
+        resized,
+        why_not_resizable,
+    )
     from fgpu_scheduler.core.run_lengths import NEWEST_RUNS, PastRun, RunLengths
     from fgpu_scheduler.core.shares import accepts_model as accepts_model
     from fgpu_scheduler.core.unblocking import Unblocking

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_place import plain_place
 from property_worlds import requests, worlds
+from reference_placement import plain_place
 from simulator import World
 
 from fgpu_scheduler.core import placer

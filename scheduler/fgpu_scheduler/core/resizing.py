@@ -78,7 +78,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
 
     What it grows by must be free on its GPU and within its user's quotas.
     """
-    against = fixed(world, session)
+    against = why_not_resizable(world, session)
     if against is not None:
         return against
     node, device = _where(world, session)
@@ -119,7 +119,7 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
     return new
 
 
-def fixed(world: Snapshot, session: Session) -> NotResized | None:
+def why_not_resizable(world: Snapshot, session: Session) -> NotResized | None:
     """Return why a session cannot be resized at all, or None."""
     where = session.placement
     if session.state is not SessionState.RUNNING or where is None:
