@@ -32,7 +32,7 @@ FLAG: Schema = {"type": "string", "enum": ["0", "1"]}
 MEANINGS = {
     "400": "what was sent cannot be read, or an argument is out of its bounds; `field` names it",
     "401": "no token, or one that JupyterHub does not know",
-    "403": "the scope that the message names is missing, or it is not the caller's to do",
+    "403": "the scope that the message names is missing, or the caller may not do this",
     "404": "not there, or not for the caller",
     "409": "it cannot be done now; the message says why",
     "429": "too many of these at once",
@@ -63,7 +63,7 @@ class _Schemas(GenerateJsonSchema):
         return bool(field.get("required", True)) and super().field_is_required(field, total)
 
 
-def sent(*required: str, **fields: Schema) -> Schema:
+def request_body(*required: str, **fields: Schema) -> Schema:
     """Return a request's object: no other fields are allowed, and only some are required."""
     return {
         "type": "object",
@@ -73,21 +73,21 @@ def sent(*required: str, **fields: Schema) -> Schema:
     }
 
 
-def maybe(schema: Schema) -> Schema:
+def nullable(schema: Schema) -> Schema:
     """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def asks(name: str, schema: Schema, description: str) -> Schema:
+def query_parameter(name: str, schema: Schema, description: str) -> Schema:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
 def number(name: str, most: int, description: str) -> Schema:
     """Return a whole number of the query, from 1 on."""
-    return asks(name, {"type": "integer", "minimum": 1, "maximum": most}, description)
+    return query_parameter(name, {"type": "integer", "minimum": 1, "maximum": most}, description)
 
 
-ALL = asks("all", FLAG, "`1`: everybody's; for administrators")
+ALL = query_parameter("all", FLAG, "`1`: of all users; for administrators")
 IN_PATH: dict[str, Schema] = {
     "id": {"schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}, "example": 1},
     # Addresses cannot contain the parts "." and "..", which browsers resolve.
@@ -130,7 +130,7 @@ def call(
             *parameters,
         ],
         "responses": {
-            status: {"description": "what was asked for", "content": {media: {"schema": answered}}},
+            status: {"description": "the answer", "content": {media: {"schema": answered}}},
             **{
                 code: {"description": MEANINGS[code], "content": FAILED}
                 for code in sorted({*ALWAYS, *errors, *(of_one if own else ())})
@@ -138,7 +138,7 @@ def call(
         },
     }
     if status == "200" and media != "text/event-stream":
-        found["responses"]["304"] = {"description": "it is as `If-None-Match` says"}
+        found["responses"]["304"] = {"description": "unchanged since `If-None-Match`"}
     if body is not None:
         content = {"application/json": {"schema": body}}
         found["requestBody"] = {"required": not may_be_empty, "content": content}
@@ -160,14 +160,13 @@ def described(calls: Sequence[Call]) -> tuple[Schema, Schema]:
     return paths, found["$defs"]
 
 
-NAME_AND_TAG: dict[str, Schema] = {"name": {**TEXT, "example": "torch-more"}, "tag": maybe(TEXT)}
-NAMED = sent("name", **NAME_AND_TAG)
-MESSAGE = sent(message={"type": "string", "maxLength": 500})
+NAME_AND_TAG: dict[str, Schema] = {"name": {**TEXT, "example": "torch-more"}, "tag": nullable(TEXT)}
+MESSAGE = request_body(message={"type": "string", "maxLength": 500})
 TEXTS = {"type": "array", "items": TEXT}
-WHOSE = asks("user", TEXT, "whose; others' for administrators")
-ENDED = asks("ended", FLAG, "`1`: the last 50 ended ones, too")
-GROUP = asks("group", TEXT, "the first of the caller's by default")
-ASKED = {
+WHOSE = query_parameter("user", TEXT, "the user; others for administrators")
+ENDED = query_parameter("ended", FLAG, "`1`: the last 50 ended ones, too")
+GROUP = query_parameter("group", TEXT, "the first of the caller's by default")
+FORECAST_OPTIONS = {
     "group": "resource group",
     "image": "slug of an image",
     "fgpu": "amount of fGPU",
@@ -181,7 +180,7 @@ ASKED = {
     "time_limit_s": "how long it may run",
     "time_limit": "the same, as `2:30`",
     "priority": "a whole number",
-    "instead_of": "a session of the caller's that would have ended first",
+    "instead_of": "a session of the caller that counts as ended",
 }
 LAST_EVENT = {
     "name": "Last-Event-ID",
@@ -190,7 +189,7 @@ LAST_EVENT = {
     "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
     "description": "the event to resume from",
 }
-EVENT = asks("last_event_id", TEXT, "the same, for who cannot set a header")
+EVENT = query_parameter("last_event_id", TEXT, "the same, for clients that cannot set a header")
 
 of_owners = partial(call, scope=scopes.KEEP)
 of_images = partial(call, scope=scopes.IMAGES)
@@ -198,7 +197,7 @@ of_admins = partial(call, scope=scopes.ADMIN)
 
 CALLS = (
     call("GET /openapi.json", "openapi", "This document", dict[str, Any], scope=None),
-    call("GET /me", "me", "Who asks", objects.Me, scope=None),
+    call("GET /me", "me", "The caller", objects.Me, scope=None),
     call("GET /sessions", "sessions", "Live sessions", objects.Sessions, ALL, ENDED),
     call("GET /sessions/{id}", "session", "One session, live or ended", OneSession),
     call(
@@ -216,14 +215,14 @@ CALLS = (
         "resizeSession",
         "Give a running session another amount of its GPU",
         OneSession,
-        body=sent(fgpu=AMOUNT, gpu_memory_mib=COUNT, compute_percent=COUNT),
+        body=request_body(fgpu=AMOUNT, gpu_memory_mib=COUNT, compute_percent=COUNT),
         status="202",
     ),
-    of_owners("POST /sessions/{id}/keep", "keepSession", "Put off the end of an idle session", OneSession),
+    of_owners("POST /sessions/{id}/keep", "keepSession", "Keep an idle session", OneSession),
     of_owners(
         "POST /sessions/{id}/extend",
         "extendSession",
-        "Make the time limit of a session longer",
+        "Extend a session's time limit",
         OneSession,
     ),
     of_images(
@@ -232,22 +231,22 @@ CALLS = (
         "Save a session as a private image",
         OnePrivateImage,
         status="202",
-        body=sent("name", end=YES_NO, **NAME_AND_TAG),
+        body=request_body("name", end=YES_NO, **NAME_AND_TAG),
     ),
     call(
         "GET /sessions/{id}/meter",
         "sessionMeter",
-        "What a session holds and uses of its GPUs",
+        "GPU use of a session",
         objects.SessionMeter,
     ),
     call("GET /sessions/{id}/receipt", "receipt", "A session's receipt", objects.OneReceipt),
-    call("GET /meters", "meters", "What running sessions hold and use of their GPUs", objects.Meters, ALL),
+    call("GET /meters", "meters", "GPU use of running sessions", objects.Meters, ALL),
     call(
         "GET /history",
         "history",
-        "Receipts of what has ended, newest first",
+        "Receipts of ended sessions, newest first",
         objects.History,
-        number("limit", 200, "so many, 50 by default"),
+        number("limit", 200, "number of entries; 50 by default"),
         number("before", 10**15, "the `next` of the page before"),
         WHOSE,
         ALL,
@@ -255,9 +254,9 @@ CALLS = (
     call(
         "GET /history.csv",
         "historyFile",
-        "Receipts of what has ended, as a file",
+        "Receipts of ended sessions, as a file",
         str,
-        number("limit", 10_000, "so many, 10,000 by default"),
+        number("limit", 10_000, "number of entries; 10,000 by default"),
         number("before", 10**15, "sessions with ids below this"),
         WHOSE,
         ALL,
@@ -265,9 +264,9 @@ CALLS = (
     call(
         "GET /advice",
         "advice",
-        "What would have been enough for the caller's last runs",
+        "Smaller amounts that are enough for the caller's last runs",
         objects.AllAdvice,
-        asks("image", TEXT, "of this image only"),
+        query_parameter("image", TEXT, "of this image only"),
     ),
     of_images(
         "GET /private-images", "privateImages", "The caller's private images", objects.PrivateImages, ALL
@@ -281,21 +280,21 @@ CALLS = (
         "renameImage",
         "Rename a private image",
         OnePrivateImage,
-        body=sent("name", **NAME_AND_TAG),
+        body=request_body("name", **NAME_AND_TAG),
     ),
     of_images(
         "PUT /private-images/{id}/shares",
         "shareImage",
-        "Say who may start a private image beside its owner",
+        "Set the users and groups that may start a private image",
         OnePrivateImage,
-        body=sent(users=TEXTS, groups=TEXTS),
+        body=request_body(users=TEXTS, groups=TEXTS),
     ),
     of_images(
         "PUT /private-images/{id}/answer",
         "answerImage",
         "Accept or decline a private image that is offered to the caller",
         OnePrivateImage,
-        body=sent(accepted=YES_NO),
+        body=request_body(accepted=YES_NO),
     ),
     of_images(
         "GET /private-images/{id}/recipe", "recipe", "A private image's Dockerfile", str, media="text/plain"
@@ -304,18 +303,18 @@ CALLS = (
     call(
         "GET /capacity",
         "capacity",
-        "What there is, and what is used of it",
+        "Total, used and free capacity",
         objects.Capacity | objects.CapacityForAdmins,
     ),
     call(
         "GET /forecast",
         "forecast",
-        "What would become of a request",
+        "The forecast of a request",
         objects.Forecast,
-        *(asks(name, TEXT, description) for name, description in ASKED.items()),
+        *(query_parameter(name, TEXT, description) for name, description in FORECAST_OPTIONS.items()),
         errors=("404",),
     ),
-    call("GET /images", "images", "What the caller may start", objects.Images, scope=None),
+    call("GET /images", "images", "Images that the caller may start", objects.Images, scope=None),
     call("GET /events", "events", "Server-sent events", str, LAST_EVENT, EVENT, media="text/event-stream"),
 )
 
@@ -328,85 +327,85 @@ LIMITS: dict[str, Schema] = {
 FOR = dict.fromkeys(("user", "hub_group", "resource_group"), TEXT)
 DAY: Schema = {"type": "string", "pattern": "^(20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))?$"}
 SPAN = (
-    asks("from", DAY, "the first day, UTC"),
-    asks("to", DAY, "the last day; today by default"),
-    asks("by", {"type": "string", "enum": list(By)}, "what there is a line for; day by default"),
+    query_parameter("from", DAY, "the first day, UTC"),
+    query_parameter("to", DAY, "the last day; today by default"),
+    query_parameter("by", {"type": "string", "enum": list(By)}, "what each line is about; day by default"),
 )
 FILTERS = (
-    asks("actor", TEXT, "who did it"),
-    asks("action", TEXT, "what was done; `node` finds all of nodes"),
-    asks("text", TEXT, "in the target or the details"),
-    asks("group", TEXT, "of this resource group; all that you administer by default"),
+    query_parameter("actor", TEXT, "the actor"),
+    query_parameter("action", TEXT, "the action; `node` finds all actions on nodes"),
+    query_parameter("text", TEXT, "in the target or the details"),
+    query_parameter("group", TEXT, "of this resource group; all that you administer by default"),
     number("before", LARGEST_ID + 1, "the `next` of the page before"),
 )
 WORDS: Schema = {"type": "string", "maxLength": 500}
 
 ADMIN_CALLS = (
-    of_admins("GET /admin/overview", "overview", "Use, queues, the idle, and what is wrong", admin.Overview),
-    of_admins("GET /admin/queue", "queues", "Every queue, with who waits too long", admin.Queues),
+    of_admins("GET /admin/overview", "overview", "Use, queues, idle sessions and problems", admin.Overview),
+    of_admins("GET /admin/queue", "queues", "Every queue, with marks for long waits", admin.Queues),
     of_admins(
         "PUT /admin/sessions/{id}/priority",
         "setPriority",
         "Give a waiting session another priority",
         admin.OneWaiting,
-        body=sent("priority", priority={"type": "integer", "minimum": 0, "maximum": 1000}),
+        body=request_body("priority", priority={"type": "integer", "minimum": 0, "maximum": 1000}),
     ),
-    of_admins("GET /admin/nodes", "nodes", "Every node with what is on it", admin.Nodes),
+    of_admins("GET /admin/nodes", "nodes", "Every node with its GPUs and sessions", admin.Nodes),
     of_admins(
         "POST /admin/nodes/{name}",
         "changeNode",
         "Cordon, uncordon or drain a node, or say that it is gone; or cordon or uncordon one of its GPUs",
         admin.NodeChange,
-        body=sent(
+        body=request_body(
             "action",
             action={"type": "string", "enum": ["cordon", "uncordon", "gone", "drain"]},
             message=WORDS,
             gpu=TEXT,
         ),
     ),
-    of_admins("GET /admin/quotas", "quotas", "Every quota, and who has how much of it", admin.Quotas),
+    of_admins("GET /admin/quotas", "quotas", "Every quota with its use", admin.Quotas),
     of_admins(
         "PUT /admin/quotas",
         "setQuota",
-        "Set a quota in place of one for the same",
+        "Set a quota, instead of the one for the same users",
         admin.OneQuota,
-        body=sent(**FOR, **LIMITS),
+        body=request_body(**FOR, **LIMITS),
         errors=("409",),
     ),
     of_admins(
         "DELETE /admin/quotas",
         "removeQuota",
-        "Take a quota out of force",
+        "Remove a quota",
         admin.OneQuota,
-        *(asks(name, TEXT, "whom and what it is for") for name in FOR),
-        asks("back", FLAG, "`1`: it is as in the file again"),
+        *(query_parameter(name, TEXT, "the users or the resource group of the quota") for name in FOR),
+        query_parameter("back", FLAG, "`1`: restore the file's quota"),
         errors=("409",),
     ),
-    of_admins("GET /admin/banner", "banner", "The announcement", admin.OneBanner),
+    of_admins("GET /admin/banner", "banner", "The banner", admin.OneBanner),
     of_admins(
         "PUT /admin/banner",
         "setBanner",
-        "Announce something on every page",
+        "Set the banner of every page",
         admin.OneBanner,
-        body=sent(
+        body=request_body(
             "text",
             text=WORDS,
             level={"type": "string", "enum": list(BannerLevel)},
-            until_at_s=maybe({"type": "integer", "minimum": 0, "maximum": LATEST_S}),
+            until_at_s=nullable({"type": "integer", "minimum": 0, "maximum": LATEST_S}),
         ),
     ),
-    of_admins("DELETE /admin/banner", "clearBanner", "Take the announcement down", admin.OneBanner),
+    of_admins("DELETE /admin/banner", "clearBanner", "Remove the banner", admin.OneBanner),
     of_admins("GET /admin/usage", "usage", "GPU-hours and waits", admin.Usage, *SPAN),
     of_admins("GET /admin/usage.csv", "usageFile", "GPU-hours and waits, as a file", str, *SPAN),
     of_admins(
         "GET /admin/audit",
         "audit",
-        "Who did what, newest first",
+        "The audit log, newest first",
         admin.AuditLines,
         *FILTERS,
-        number("limit", 500, "so many, 50 by default"),
+        number("limit", 500, "number of entries; 50 by default"),
     ),
-    of_admins("GET /admin/audit.csv", "auditFile", "Who did what, as a file", str, *FILTERS),
+    of_admins("GET /admin/audit.csv", "auditFile", "The audit log, as a file", str, *FILTERS),
 )
 
 
@@ -421,7 +420,7 @@ def document(base: str = BASE) -> dict[str, Any]:
         "info": {
             "title": "fgpu",
             "version": fgpuspawner.__version__,
-            "description": "GPU sessions: the queue, what runs, and what has run. docs/rest-api.md says what is meant.",
+            "description": "GPU sessions: the queue, what runs, and what has run. docs/rest-api.md explains it.",
             "license": {"name": "BSD-3-Clause", "identifier": "BSD-3-Clause"},
         },
         "servers": [{"url": base.rstrip("/")}],
