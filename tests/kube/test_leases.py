@@ -1,4 +1,4 @@
-"""The dialect `lease` with a test's device plugin, whose GPUs the kubelet registers and gives to pods.
+"""The dialect `lease` with a device plugin of the tests: the kubelet registers its GPUs and gives them to pods.
 
 libfgpu needs a driver, and is not tested here.
 """
