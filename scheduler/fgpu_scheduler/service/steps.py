@@ -203,23 +203,17 @@ class Steps(Queue):
         if session.state in ENDING_STATES:
             raise SessionEnded(session)
         now_s = self.clock.now_s()
-        async with self._ended_instead(session_id):
-            waits = await self.call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
-        self._log_change(waits, session.state, f"the cluster did not give the place: {why}")
-        self.nudge()
-        self.wake()
-        return waits
-
-    @contextlib.asynccontextmanager
-    async def _ended_instead(self, session_id: int) -> AsyncIterator[None]:
-        """Turn InvalidTransition into SessionEnded if the session has ended."""
         try:
-            yield
+            waits = await self.call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
         except InvalidTransition:
             session = await self.session(session_id)
             if session.state in ENDING_STATES:
                 raise SessionEnded(session) from None
             raise
+        self._log_change(waits, session.state, f"the cluster did not give the place: {why}")
+        self.nudge()
+        self.wake()
+        return waits
 
     @patient
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
