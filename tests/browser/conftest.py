@@ -38,7 +38,7 @@ expect.set_options(timeout=EXPECT_MS)
 
 @pytest.fixture(scope="session")
 def quiet_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Chromium has to be preloaded with while containers come and go."""
+    """The library that Chromium preloads while containers change the network."""
     library = tmp_path_factory.mktemp("chromium") / "quiet_network.so"
     source = Path(__file__).with_name("quiet_network.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)

@@ -74,7 +74,7 @@ _TURNING = """
 
 @dataclass(frozen=True)
 class Planted:
-    """What addresses lead to."""
+    """Ids of planted objects, for their addresses."""
 
     running: int
     waiting: int
@@ -178,5 +178,5 @@ def _write(database: Path) -> tuple[int, int]:
 
 
 def turned(page: Page, within: str = "body") -> list[str]:
-    """Return the elements below the one that ``within`` selects in which a text turns around what follows it."""
+    """Return the elements below ``within`` with text that changes the direction of what follows."""
     return [str(element) for element in page.evaluate(_TURNING, within)]

@@ -1,4 +1,4 @@
-"""What a person does in JupyterLab's notebooks, and with what of ours is there."""
+"""Steps in JupyterLab: notebooks, and our panel and status item."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class MakeRun:
         return self._first("--api-port")
 
     def _first(self, word: str) -> psutil.Process:
-        """Return the oldest process of this command: what it starts is like itself until it is something else."""
+        """Return the oldest process of this command: its children look the same until they run another program."""
         found = []
         for process in self._own():
             with suppress(psutil.NoSuchProcess):
@@ -126,15 +126,15 @@ class MakeRun:
         return min(found, key=lambda process: (process.create_time(), process.pid))
 
     def said(self) -> str:
-        """Return what it has printed."""
+        """Return its output."""
         return self.log.read_text(errors="replace")
 
     def hub_log(self) -> str:
-        """Return what the Hub has said."""
+        """Return the Hub's log."""
         return (self.data / "make-run.log").read_text(errors="replace")
 
     def password(self) -> str:
-        """Return what the banner says that anybody logs in with."""
+        """Return the log-in password of the banner."""
         found = re.search(r"log in with any name and +(\S+)", self.said())
         assert found is not None, self.said()
         assert found[1] == (self.data / "password").read_text()

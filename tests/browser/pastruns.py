@@ -13,7 +13,7 @@ from fgpu_scheduler.store import schema
 
 @dataclass(frozen=True)
 class Run:
-    """One run on the first GPU or on another: what it had, how long it waited and ran, and what was measured of it."""
+    """One run on one GPU: its amount, wait, length and measurements."""
 
     user: str
     image: str

@@ -1,4 +1,4 @@
-"""What a person does in the browser, in their own words, and what they then see."""
+"""Steps of a user in the browser, and what they see."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Amounts:
-    """What one session asks for, or a bar shows: exact numbers, memory in MiB."""
+    """Exact amounts of a session or a bar; memory in MiB."""
 
     fgpu: Decimal
     cpu: Decimal
@@ -84,7 +84,7 @@ class Amounts:
 
 
 def forecast(page: Page) -> Locator:
-    """Return what the form says would become of it."""
+    """Return the form's forecast."""
     return page.locator("#fgpu-forecast")
 
 
@@ -100,12 +100,12 @@ def choose_image(page: Page, slug: str) -> None:
 
 
 def about_image(page: Page, slug: str) -> Locator:
-    """Return what a card says of an image."""
+    """Return the text on an image's card."""
     return page.locator(f'.fgpu-form .about[data-image="{slug}"]')
 
 
 def refused(page: Page, name: str) -> Locator:
-    """Return what is said at a field of why it would be, or was, refused."""
+    """Return the refusal at a field."""
     return page.locator(f"#fgpu-{name}-refused")
 
 
@@ -129,7 +129,7 @@ def start_by(page: Page, link: str) -> None:
 
 
 def asked_for(page: Page) -> Amounts:
-    """Return what the form's fields say."""
+    """Return the values of the form's fields."""
     fgpu, cpu, memory_gib = (
         Decimal(page.locator(f"#fgpu-{name}").input_value()) for name in ("fgpu", "cpu", "memory")
     )
@@ -213,7 +213,7 @@ def _words(name: str, part: Decimal, whole: Decimal) -> str:
 
 
 def fact(page: Page, name: str) -> Locator:
-    """Return what the waiting page says beside this word."""
+    """Return the waiting page's value beside this word."""
     return page.locator(f"dt:text-is('{name}') + dd")
 
 
@@ -235,7 +235,7 @@ def expect_lab(page: Page, user: str, server: str = "") -> None:
 
 
 def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> Locator:
-    """Open a notebook from JupyterLab's launcher, run a cell of code, wait for what it prints, and return that."""
+    """Open a notebook from JupyterLab's launcher, run a cell of code, and return its expected output's element."""
     card = page.locator(".jp-LauncherCard[data-category=Notebook]").first
     expect(card).to_contain_text(kernel)
     card.click()

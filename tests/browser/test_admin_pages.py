@@ -25,7 +25,7 @@ HOSTILE = "<script>alert('x')</script> \u202e" + "long" * 100
 
 
 class World:
-    """A Hub with one GPU of 2 fGPU, and what its administrator's token tells."""
+    """A Hub with one GPU of 2 fGPU, and its administrator's token."""
 
     def __init__(self, folder: Path) -> None:
         self.hub = HubProcess(folder, after=f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n").start()
@@ -81,7 +81,7 @@ def open_page(page: Page, world: World, path: str) -> None:
 
 
 def users(page: Page) -> list[str]:
-    """Return who waits, in the order of the page."""
+    """Return the users of waiting requests, in the page's order."""
     return page.locator("main tbody th > bdi").all_inner_texts()
 
 

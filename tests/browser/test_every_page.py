@@ -44,7 +44,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def routes() -> Iterator[tuple[str, type[PageHandler]]]:
-    """Yield each address pattern below the prefix that answers GET with a page, and who answers."""
+    """Yield each address pattern that answers GET with a page, and its handler."""
     service = SimpleNamespace(prefix=PREFIX)
     for rule in app.make_app(service).wildcard_router.rules:  # type: ignore[arg-type]
         assert isinstance(rule, Rule)
@@ -86,7 +86,7 @@ def test_navigation_entries_are_pages() -> None:
 
 
 def look_at(page: Page, where: str, shown: Iterable[str]) -> list[str]:
-    """Return what is wrong with the page at an address, wide and narrow, light and dark."""
+    """Return the problems of the page at an address, wide and narrow, light and dark."""
     wrong: list[str] = []
     page.goto(where)
     for size, scheme in product((WIDE, NARROW), ("light", "dark")):

@@ -1,4 +1,4 @@
-"""Images in a real browser: the administrators' page without scripts, and what the launch form makes of an image."""
+"""Images in a real browser: the administrators' page without scripts, and the launch form's defaults for an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an open Lab tab costs: requests for us, counted as a browser sends them."""
+"""Requests of an open Lab tab to our service, counted as a browser sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our panel, status item, notifications and section of what runs, in JupyterLab on a real Hub."""
+"""Our panel, status item, notifications and running sessions, in JupyterLab on a real Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does to the session that they are in, from its JupyterLab: prove, extend and end it; and how it ended."""
+"""A session seen from its JupyterLab: prove its slice, extend it, end it, and read why it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU models in order of liking: in the form with and without scripts, by link, and what becomes of them."""
+"""GPU models in order of preference: in the form and by link."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def chosen(page: Page) -> list[str]:
-    """Return what the fields for models say, of those that are shown."""
+    """Return the values of the visible fields for models."""
     return [one.input_value() for one in page.locator("[name=gpu_models]:visible").all()]
 
 

@@ -1,4 +1,4 @@
-"""The cluster map in a real browser: to scale, anonymous or named, kept up to date, and usable by everybody."""
+"""The cluster map in a real browser: to scale, anonymous for users, named for administrators, updated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drawn(page: Page, gpu: str, kind: str) -> list[int]:
 
 
 def busy(service: Standing) -> tuple[int, ...]:
-    """Two GPUs of 2 fGPU that are full, and two who wait; return the ids."""
+    """Fill two GPUs of 2 fGPU and queue two requests; return the ids."""
     found = service.run(
         [
             asked("ann", "mine", 500),

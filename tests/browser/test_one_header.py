@@ -35,7 +35,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def header(page: Page) -> list[str]:
-    """Return what the header has, in its order, and where that leads."""
+    """Return the header's entries in order, with their addresses."""
     found: list[str] = page.locator("header.top").evaluate(
         """(top) => Array.from(top.querySelectorAll("a, nav button, .who"), (one) =>
           [one.textContent.trim() || one.ariaLabel, one.getAttribute("href") || ""].join(" "))"""

@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
 
 
 def environment_of_server(run: MakeRun, user: str, server: str) -> dict[str, str]:
-    """Return what this session's server process was given."""
+    """Return the environment of this session's server process."""
     for process in psutil.process_iter():
         try:
             env = process.environ()

@@ -157,7 +157,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def past() -> Iterator[Run]:
-    """Yield three weeks of ended sessions, with what was measured of them."""
+    """Yield three weeks of ended sessions with measurements."""
     chance, now_s = random.Random(7), int(time.time())
     for n in range(90):
         user = chance.choice(["ana", "ana", "ben", "carla", "dev", "eli", "fay", "gus", "hana"])

@@ -142,7 +142,7 @@ def test_refused_end_is_not_shown_as_done(
 
 
 def bars(page: Page) -> list[tuple[str, str, str]]:
-    """Return of both bars of fGPU, in the group and in all, what is in use, how long mine is, and what is mine."""
+    """Return text, own length and own text of the fGPU bars of the group and of all groups."""
     gauge = page.locator(".gauge").filter(has=page.get_by_role("heading", name="GPU", exact=True))
     # In one step: an element found earlier is gone after a page change.
     found: list[tuple[str, str, str]] = gauge.evaluate(

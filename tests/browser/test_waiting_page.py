@@ -1,4 +1,4 @@
-"""The waiting page: position, notification, announcement, and what is said where a start comes to nothing."""
+"""The waiting page: position, notification, banner, and the messages of a failed start."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_smaller_amount_is_offered_and_place_kept(hub: HubProcess, log_in: Calla
 
 
 def keeping(routes: list[Route]) -> Callable[[Route], None]:
-    """Return what holds requests back, for a test to break them off."""
+    """Return the open requests, for a test to abort them."""
     return lambda route: routes.append(route)
 
 

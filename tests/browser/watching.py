@@ -1,4 +1,4 @@
-"""What goes wrong in a browser without anybody seeing it."""
+"""Browser faults that a user would not see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALLOWED = (
 
 
 class Faults:
-    """What went wrong in the pages of one test: console errors, exceptions, failed and refused requests."""
+    """Faults of one test's pages: console errors, exceptions, failed and refused requests."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

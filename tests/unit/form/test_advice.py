@@ -1,4 +1,4 @@
-"""The fit advisor: what is said, and when nothing is."""
+"""The fit advisor: its advice, and when there is none."""
 
 from __future__ import annotations
 

@@ -40,18 +40,18 @@ def settings(**given: Any) -> FGPU:
 
 
 def offer(groups: tuple[str, ...] = ("default", "class", "none"), **given: Any) -> Offer:
-    """Return what a user may choose: 2 GPUs of 2 fGPU in "default", one in "class", none in "none"."""
+    """Return an offer with 2 GPUs of 2 fGPU in "default", one in "class", none in "none"."""
     own = settings(**given)
     return make_offer(own, own.discover_nodes(), (PYTHON, TORCH), groups)
 
 
 def by_form(raw: Mapping[str, object]) -> dict[str, object]:
-    """Return what a browser's form sends: texts, in lists."""
+    """Return the fields of a browser's form: texts, in lists."""
     return read_fields({name: [str(value)] for name, value in raw.items()})
 
 
 def by_link(raw: Mapping[str, object]) -> dict[str, object]:
-    """Return what the Hub makes of ``?opt-NAME=VALUE``: the same, for the fields that are given."""
+    """Return the Hub's fields for ``?opt-NAME=VALUE``, for the given fields."""
     query = {f"opt-{name}": [str(value)] for name, value in raw.items()}
     return read_fields({name.removeprefix("opt-"): values for name, values in query.items()})
 

@@ -1,4 +1,4 @@
-"""Presets and last launches: what the administrator may write, and what the form then offers for one click."""
+"""Presets and last launches: valid settings, and the form's buttons."""
 
 from __future__ import annotations
 

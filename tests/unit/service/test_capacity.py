@@ -36,7 +36,7 @@ def test_only_administrators_see_the_state_of_each_node() -> None:
 
 
 def levels(found: SessionsView) -> list[tuple[str, str, list[str], str | None]]:
-    """Return of each level of each gauge its label, what is in use, the parts and the viewer's own."""
+    """Return each gauge level's label, use, parts and own part."""
     return [
         (level.label, level.text, [part.words for part in level.parts], level.own)
         for gauge in found.gauges

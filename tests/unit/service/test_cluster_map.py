@@ -70,7 +70,7 @@ def seen(
 def told(
     viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
 ) -> str:
-    """Return all that the map says of the first who waits."""
+    """Return the map's text about the first waiting request."""
     head = seen(viewer, nodes, *sessions, typical_length_s=typical_length_s).head
     assert head is not None
     return f"{head.text}. {head.sooner}".strip()
@@ -243,7 +243,7 @@ def test_map_says_when_no_single_end_is_enough() -> None:
 
 
 def test_map_queue_sessions_and_waiting_page_agree() -> None:
-    """Who has to end, and when, of one state: the same words and the same instant wherever they are shown."""
+    """All pages name the same sessions that must end, and the same time."""
     one, two = gpu(0), gpu(1)
     limited = [
         replace(s, request=replace(s.request, time_limit_s=limit_s))

@@ -1,4 +1,4 @@
-"""CSV files: no cell of anybody's is computed by a spreadsheet that opens one."""
+"""CSV files: a spreadsheet computes no cell."""
 
 from __future__ import annotations
 

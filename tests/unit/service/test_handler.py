@@ -49,7 +49,7 @@ WORKED_ON: list[str] = []
 
 
 class Waits(Handler):
-    """Knows who asks without a Hub."""
+    """Identifies callers without a Hub."""
 
     go_on: asyncio.Event
 

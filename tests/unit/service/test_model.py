@@ -1,4 +1,4 @@
-"""What a viewer may know of others."""
+"""What a viewer may know of other users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes as administrators see them, and what is known of what holds their sessions."""
+"""Nodes as administrators see them, with isolation and sessions."""
 
 from __future__ import annotations
 

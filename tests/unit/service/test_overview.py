@@ -1,4 +1,4 @@
-"""The administrators' first page: what is wrong and where it is mended, who waits, and who is idle."""
+"""The administrators' first page: problems with links, waiting and idle sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service reads of the store, and when it says that it cannot."""
+"""The service's reads of the store, and its errors."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_largest_amount_agrees_between_pages_and_forecast(reader: Reader) 
 
 
 def of(user: str) -> tuple[LaunchRequest, Offer]:
-    """Return a request, and what its user may choose."""
+    """Return a request of this user, and their offer."""
     wanted = LaunchRequest(user, "", ANY_IMAGE.slug, "default", 1000, 1000, 1024)
     return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted)
 

@@ -59,7 +59,7 @@ class SlowHub:
 
 
 class BusyHub(SlowHub):
-    """Has no time while it takes up what it was asked for."""
+    """A Hub that is busy while it handles a start."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An administrator ends sessions of others: what is kept, written and told where the Hub or the database fails."""
+"""An administrator ends other users' sessions: message, audit log and errors if the Hub or the database fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Asking(Handler):
 
 
 def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
-    """Return what asks, for an administrator, with a store that is written."""
+    """Return an administrator's handler with a store that can be written."""
 
     async def change(write: Callable[[Store, int], Any]) -> Any:
         return write(store, 100)
@@ -74,7 +74,7 @@ def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
 
 
 def written(store: Store) -> tuple[list[str], list[str]]:
-    """Return what waits to be told to owners, and the details of the audit log."""
+    """Return the stored messages to owners, and the details of the audit log."""
     with store.reading() as connection:
         words = [str(row.message) for row in connection.execute(select(end_messages))]
     return words, [line.details for line in Audit(store).lines(before_id=None, limit=9)]

@@ -1,4 +1,4 @@
-"""Worlds that the tests of the service build, and who looks at them."""
+"""Worlds and viewers for the service's tests."""
 
 from __future__ import annotations
 
