@@ -32,7 +32,7 @@ LEASED = f'{FILES}\nc.KubernetesFGPUSpawner.lease_image = "registry.example.org/
 
 
 def check(
-    world: World, folder: Path, *, more: str = FILES, gpus: object = None, node: str = ""
+    world: World, folder: Path, *options: str, more: str = FILES, gpus: object = None, node: str = ""
 ) -> tuple[int, list[str]]:
     """Return the status and the lines, asked with the rights of the service account."""
     named = {"name": node or world.cluster.name, **({} if gpus is None else {"gpus": gpus})}
@@ -40,10 +40,10 @@ def check(
     text = CONFIG.format(namespace=world.namespace, more=more, data=str(folder / "data"), nodes=[named])
     path.write_text(text)
     ended = subprocess.run(
-        [str(Path(sys.executable).parent / "fgpu"), "kube", "check", "--config", str(path)],
+        [str(Path(sys.executable).parent / "fgpu"), "kube", "check", "--config", str(path), *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, "KUBECONFIG": str(world.kubeconfig)},
     )
     assert ended.stderr == ""
@@ -75,7 +75,7 @@ def test_correct_cluster_has_no_failing_line(world: World, tmp_path: Path) -> No
 def test_missing_rights_are_named_with_the_command_that_grants_them(world: World, tmp_path: Path) -> None:
     world.give([right for right in RIGHTS if right.resource not in ("secrets", "nodes")])
     try:
-        status, lines = check(world, tmp_path, gpus={"simulated": 1})
+        status, lines = check(world, tmp_path, "--start", gpus={"simulated": 1})
     finally:
         world.give(list(RIGHTS))
     assert status == 1
@@ -86,6 +86,7 @@ def test_missing_rights_are_named_with_the_command_that_grants_them(world: World
     ]
     assert all(f"`fgpu kube manifests --namespace {world.namespace}`" in line for line in failed)
     assert any(line.startswith("FAIL: nodes cannot be seen: ") for line in lines)
+    assert lines[-1].startswith("FAIL: start: no GPU can be leased: nodes is forbidden")
 
 
 def test_gpu_pods_are_checked_by_a_dry_run(

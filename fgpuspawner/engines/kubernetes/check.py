@@ -311,13 +311,13 @@ class _Check:
         """Start a real lease and a real session's pod, and return which GPUs they see."""
         lease, images = str(self._own["lease_image"]), load_catalogue(self._settings.catalogue_path()).images
         image = next((one.reference for one in images if one.enabled and one.reference), "")
-        session = await sample_spec(self._sample_options)
-        nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
-        node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
-        if not isinstance(self._dialect, Lease) or not (lease and image and node):
-            what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
-            return [warn(f"start: not tried: it needs {what}")]
         try:
+            session = await sample_spec(self._sample_options)
+            nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
+            node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
+            if not isinstance(self._dialect, Lease) or not (lease and image and node):
+                what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'
+                return [warn(f"start: not tried: it needs {what}")]
             async with self._leased(self._dialect, node, lease) as pod:
                 answer = await self._api.run(f"{self._path}/pods/{pod}", "lease", ASK, most_bytes=MOST_BYTES)
                 text = answer.output.decode("utf-8", "replace")
