@@ -61,7 +61,7 @@ class Resumer:
 
     async def _round(self) -> None:
         held = await self._reader.read_queue(lambda queue: queue.held_sessions())
-        # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
+        # Includes sessions that the Hub took up before it answered: they are no longer held.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
         # The record of an ended session is kept until its last answer arrives.
