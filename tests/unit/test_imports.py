@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -77,19 +75,8 @@ print(*{{name.partition(".")[0] for name in sys.modules}})
     assert set(found.stdout.split()) & without == set()
 
 
-def test_every_public_name_of_the_scheduler_is_what_it_is_where_it_is_defined() -> None:
-    path = Path(fgpu_scheduler.__file__)
-    statements = [s for s in ast.walk(ast.parse(path.read_text())) if isinstance(s, ast.ImportFrom)]
-    named = [
-        (s.module or "", a.name)
-        for s in statements
-        for a in s.names
-        if s.module not in ("typing", "fgpu_scheduler.public")
-    ]
-    assert len(named) > 100
-    for module, name in named:
-        own = importlib.import_module(module)
-        expected = getattr(own, name, None) or sys.modules[f"{module}.{name}"]
-        assert getattr(fgpu_scheduler, name) is expected, name
+def test_every_public_name_of_the_scheduler_can_be_loaded() -> None:
+    assert len(fgpu_scheduler.__all__) > 100
+    assert [name for name in fgpu_scheduler.__all__ if not hasattr(fgpu_scheduler, name)] == []
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from fgpu_scheduler import Nothing  # type: ignore[attr-defined]  # noqa: F401
