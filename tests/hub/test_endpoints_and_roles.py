@@ -99,7 +99,7 @@ def expected() -> dict[tuple[str, str], list[int]]:
         method, *path = words[: -len(ROLES)]
         found[method, path[0] if path else ""] = [int(word) for word in words[-len(ROLES) :]]
     for path, handler in served():
-        for method in methods_of(handler) if is_admins(path) else ():
+        for method in sorted(methods_of(handler)) if is_admins(path) else ():
             page = method.upper() == "GET" and not path.startswith("api/")
             found[method.upper(), path] = [302 if page else 401, *[403] * 5]
     return found
