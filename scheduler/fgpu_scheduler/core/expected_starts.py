@@ -462,8 +462,8 @@ class _Simulation:
             tuple(placement.untouched(left.node) for left in scheduler.nodes.values()), score=best_fit
         )
         ahead_milli = 0
-        for session, equals in zip(self._queue.sessions, self._queue.set_of, strict=True):
-            if session.id in self.found or equals is None or equals.reason is WaitReason.QUOTA:
+        for session, same in zip(self._queue.sessions, self._queue.set_of, strict=True):
+            if session.id in self.found or same is None or same.reason is WaitReason.QUOTA:
                 continue
             if not empty.fits(session.request):
                 continue

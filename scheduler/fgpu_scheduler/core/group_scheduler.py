@@ -60,7 +60,7 @@ class GroupScheduler:
     ) -> None:
         """Begin with the snapshot's sessions on the group's ``capacity``.
 
-        Without ``reasons`` the pass is faster and does not note for every set why it waits.
+        ``reasons=False`` skips some wait reasons, which makes a pass faster.
         """
         self.now_s = snapshot.now_s
         self._reasons = reasons
@@ -68,8 +68,9 @@ class GroupScheduler:
         self.reservation: Reservation | None = None
         self._policy = policy
         #: Whether the policy backfills behind a reservation; a strict one starts nothing behind a blocked session.
-        self._reserves = not policy.strict
+        self._backfills = not policy.strict
         self._ledger = ledger
+        #: Whether there are quotas: without any, the ledger is not asked.
         self._quotas = bool(snapshot.quotas)
         self._capacity = capacity
         self._snapshot = snapshot
@@ -81,17 +82,17 @@ class GroupScheduler:
         #: The same times in rising order.
         self._ages_s: list[int] = []
         #: How many of these times had passed when the queue was last sorted.
-        self._aged_number = 0
+        self._aged_when_sorted = 0
         #: The session that has the reservation. The ledger counts its request as used.
         self._reserved_for: Session | None = None
-        #: ``_saw_blocked``: a session was blocked in this pass. ``_strict``: nothing behind it may start.
-        self._saw_blocked = self._strict = False
+        #: Whether a session was blocked in this pass, and whether no session behind it may start.
+        self._saw_blocked = self._stopped = False
         self._unschedulable = UnschedulableRequests(capacity.devices)
         #: The nodes on which a session has ended since the last pass.
         self._freed: dict[str, None] = {}
 
     def copy(self, started: Iterable[tuple[Session, Placement]]) -> GroupScheduler:
-        """Return an independent copy; ``started`` are the sessions started since the snapshot."""
+        """Return an independent copy; ``started`` are the sessions that passes started since the snapshot."""
         other = copy(self)
         other._ledger, other._capacity = Ledger(self._snapshot), self._capacity.copy()
         for session, where in started:
@@ -112,7 +113,7 @@ class GroupScheduler:
         # A session that waits alone needs no rank; ranking reads all sessions that hold shares.
         self._queue = queue
         self._ranks = self._policy.order(queue) if len(queue.waiting) > 1 else [0]
-        longest_s = self._policy.longest_wait_s if self._reserves else None
+        longest_s = self._policy.longest_wait_s if self._backfills else None
         if longest_s is not None:
             self._aged_from_s = aged_from_s(queue, longest_s)
             self._ages_s = sorted(self._aged_from_s.values())
@@ -120,13 +121,15 @@ class GroupScheduler:
 
     def resorted(self) -> list[Session] | None:
         """Return the queue sorted for the present time, with its earlier ranks; None if the order is the same."""
-        changed = self._queue is not None and self._aged_number != self._number_aged()
+        changed = self._queue is not None and self._aged_when_sorted != self._number_aged()
         return self._in_order(self._queue) if changed and self._queue else None
 
     def _in_order(self, queue: QueueSnapshot) -> list[Session]:
-        self._aged_number = self._number_aged()
+        self._aged_when_sorted = self._number_aged()
         aged = (
-            [n for n, session in enumerate(queue.waiting) if self._aged(session)] if self._aged_number else ()
+            [n for n, session in enumerate(queue.waiting) if self._aged(session)]
+            if self._aged_when_sorted
+            else ()
         )
         return [queue.waiting[n] for n in in_order(queue, self._ranks, aged)]
 
@@ -146,42 +149,42 @@ class GroupScheduler:
     ) -> int | None:
         """Go through the queue once and add what starts to ``placed``.
 
-        Return the id of the session that had the reservation once that session was tried: the queue must then be tried
-        again, since what was reserved is free for the sessions ahead of it. None where the pass is complete. A promised
-        session in ``done`` gets no reservation ahead of the others again.
+        If the session with the reservation is tried and may fit, stop there and return its id: the reservation is over,
+        so the queue must be tried again from its head. Else return None: the pass is complete. ``done`` are the ids that
+        were returned before; the promised sessions among them get no second reservation ahead of the others.
         """
         self._drop_reservation()
-        self._saw_blocked = self._strict = False
+        self._saw_blocked = self._stopped = False
         self._unschedulable.begin([self._capacity.amounts(node_id) for node_id in self._freed])
         self._freed = {}
         sets, heads, before = queue.sets, queue.heads, len(placed)
-        # The loop inserts the next session of a equals into the list that it walks: few start, so insertions are few.
+        # When a session starts, the loop inserts the next one of its set into ``heads``, the list that it walks.
         unschedulable, skips = self._unschedulable.found, not self._reasons
         promised = self._next_promised(queue, done)
-        for number, n in heads:
-            equals = sets[n]
-            session = queue.sessions[number]
+        for position, n in heads:
+            same = sets[n]
+            session = queue.sessions[position]
             if promised is not None and session.request.priority <= promised.request.priority:
                 self._reserve_promised(promised)
                 promised = None
-            if skips and equals.amounts in unschedulable:
+            if skips and same.amounts in unschedulable:
                 continue
-            is_own = session is self._reserved_for
-            if is_own:
+            has_reservation = session is self._reserved_for
+            if has_reservation:
                 if not self._capacity.placer.fits(session.request):
-                    equals.reason = WaitReason.RESOURCES
+                    same.reason = WaitReason.RESOURCES
                     continue
                 self._drop_reservation()
             refused = [node.node_id for node in session.refusing_nodes(self.now_s)] if session.refused else ()
-            where = self._start(session, equals, refused)
-            if where is None and refused and equals.reason is not WaitReason.QUOTA:
-                equals.reason = WaitReason.CLUSTER
+            where = self._start(session, same, refused)
+            if where is None and refused and same.reason is not WaitReason.QUOTA:
+                same.reason = WaitReason.CLUSTER
             if where is not None:
                 placed.append((session, where))
-                equals.at += 1
-                if equals.waits:
-                    insort(heads, (equals.numbers[equals.at], n))
-            if is_own:
+                same.first += 1
+                if same.waits:
+                    insort(heads, (same.positions[same.first], n))
+            if has_reservation:
                 queue.drop_started()
                 return session.id
         if len(placed) > before:
@@ -194,11 +197,11 @@ class GroupScheduler:
         It may not while a session of higher priority waits, since that session may take the place.
         """
         ranks: dict[int, None] = {}
-        for session, equals in zip(queue.sessions, queue.set_of, strict=True):
+        for session, same in zip(queue.sessions, queue.set_of, strict=True):
             if session.id == session_id:
                 own = session.request.priority
                 return all(rank <= own for rank in ranks)
-            if equals is not None and session.id not in placed:
+            if same is not None and session.id not in placed:
                 ranks[session.request.priority] = None
         return True
 
@@ -214,63 +217,65 @@ class GroupScheduler:
         self._releases.end(session.id, where.node_id)
 
     def _start(
-        self, session: Session, equals: EquivalentRequests, refused: Collection[str]
+        self, session: Session, same: EquivalentRequests, refused: Collection[str]
     ) -> Placement | None:
         """Start a session outside the ``refused`` nodes, or note in its set why it waits.
 
         A session that a node has refused gets no reservation and blocks no other session, since the engine might refuse
         the reserved place too.
         """
-        asked = session.request
-        equals.reason = WaitReason.RESOURCES
+        request = session.request
+        same.reason = WaitReason.RESOURCES
         if self._quotas and not self._ledger.allows(session):
-            equals.reason = WaitReason.QUOTA
+            same.reason = WaitReason.QUOTA
             return None
-        if equals.amounts in self._unschedulable.found:
+        if same.amounts in self._unschedulable.found:
             return None
-        ruled_out = self._unschedulable.rule_out(equals.amounts)
-        if ruled_out or not self._capacity.may_fit(asked) or not self._capacity.placer.fits(asked):
+        ruled_out = self._unschedulable.rule_out(same.amounts)
+        if ruled_out or not self._capacity.may_fit(request) or not self._capacity.placer.fits(request):
             if not refused:
                 # A session with refused nodes does not show that its request fits nowhere; one without them does.
-                self._unschedulable.add(equals.amounts, ruled_out=ruled_out)
+                self._unschedulable.add(same.amounts, ruled_out=ruled_out)
                 self._blocked(session)
             return None
-        if self._strict:
-            equals.reason = WaitReason.PRIORITY
+        if self._stopped:
+            same.reason = WaitReason.PRIORITY
             return None
-        free_again_s = self._free_at_s(session, self.now_s) if self._reserves else None
+        free_again_s = self._free_at_s(session, self.now_s) if self._backfills else None
         reservation = self.reservation
         in_time = reservation is None or reservation.ends_before(free_again_s)
-        where = self._find_placement(session, equals, refused, in_time=in_time)
+        where = self._find_placement(session, same, refused, in_time=in_time)
         if where is None:
             return None
-        self._capacity.put(claimed(self.nodes[where.node_id], asked, where))
+        self._capacity.put(claimed(self.nodes[where.node_id], request, where))
         if refused or (reservation is not None and not in_time):
             self._capacity.placer.update(self.nodes[where.node_id])
         if reservation is not None and not in_time and where.node_id == reservation.placement.node_id:
-            self.reservation = replace(reservation, remaining=claimed(reservation.remaining, asked, where))
+            self.reservation = replace(reservation, remaining=claimed(reservation.remaining, request, where))
         self._ledger.take(session, where)
-        if self._reserves:
+        if self._backfills:
             self._releases.start(session, where, free_again_s)
         return where
 
     def _find_placement(
-        self, session: Session, equals: EquivalentRequests, refused: Collection[str], *, in_time: bool
+        self, session: Session, same: EquivalentRequests, refused: Collection[str], *, in_time: bool
     ) -> Placement | None:
         """Return a placement that the quotas allow, on the first GPU model of its preferences with room."""
         reason = WaitReason.PRIORITY
-        for asked in per_preferred_model(session.request):
+        for request in per_preferred_model(session.request):
             if refused:
-                where = self._outside_refused(asked, refused, in_time=in_time)
+                where = self._outside_refused(request, refused, in_time=in_time)
             else:
-                where = self._capacity.placer.place(asked) if in_time else self._outside_reservation(asked)
+                where = (
+                    self._capacity.placer.place(request) if in_time else self._outside_reservation(request)
+                )
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
                 # The placer counts these shares as taken, but a quota refuses this placement: give them back.
                 self._capacity.placer.update(self.nodes[where.node_id])
                 reason = WaitReason.QUOTA
-        equals.reason = reason
+        same.reason = reason
         return None
 
     def _known_ends(self, node_id: str) -> tuple[Release, ...]:
@@ -289,30 +294,32 @@ class GroupScheduler:
                 self._capacity.ends[node_id] = known
         return known
 
-    def _outside_reservation(self, asked: Request) -> Placement | None:
+    def _outside_reservation(self, request: Request) -> Placement | None:
         """Return a placement that leaves the reservation whole; one on the reserved node only if no other node fits."""
         reservation = self.reservation
         assert reservation is not None
         own = reservation.placement.node_id
-        where = self._capacity.placer.place_elsewhere(asked, own)
+        where = self._capacity.placer.place_elsewhere(request, own)
         if where is None:
-            found = place(asked, (self.nodes[own],), score=self._capacity.score, within=reservation.remaining)
+            found = place(
+                request, (self.nodes[own],), score=self._capacity.score, within=reservation.remaining
+            )
             where = None if found is None else found[0]
         return where
 
     def _outside_refused(
-        self, asked: Request, refused: Collection[str], *, in_time: bool
+        self, request: Request, refused: Collection[str], *, in_time: bool
     ) -> Placement | None:
         """Return a placement outside the refused nodes, and outside the reserved node unless it ends in time."""
         reservation = None if in_time or self.reservation is None else self.reservation.placement.node_id
         offered = (left for node_id, left in self.nodes.items() if node_id not in (*refused, reservation))
-        found = place(asked, tuple(offered), score=self._capacity.score)
+        found = place(request, tuple(offered), score=self._capacity.score)
         return None if found is None else found[0]
 
     def _blocked(self, session: Session) -> None:
         """Reserve a place for a session that does not fit, if it is the first one, aged, or promised a start."""
-        if not self._reserves:
-            self._strict = True
+        if not self._backfills:
+            self._stopped = True
             return
         aged = self._aged(session)
         first, self._saw_blocked = not self._saw_blocked, True
@@ -342,27 +349,27 @@ class GroupScheduler:
 
     def _next_promised(self, queue: PendingQueue, done: Collection[int]) -> Session | None:
         """Return, of the waiting sessions with a promised start, the first by priority and promised time."""
-        if not self._reserves:
+        if not self._backfills:
             return None
         waiting = [
             s
-            for s, equals in queue.promised
-            if equals.waits and s.id not in done and not s.refusing_nodes(self.now_s)
+            for s, same in queue.promised
+            if same.waits and s.id not in done and not s.refusing_nodes(self.now_s)
         ]
         return min(waiting, key=lambda s: (-s.request.priority, s.promised_at_s, s.id), default=None)
 
     def _reserve_promised(self, session: Session) -> None:
         """Reserve a place for a promised session before others of its priority are tried, even if it fits now."""
-        asked = session.request
+        request = session.request
         if self.reservation is not None or (self._quotas and not self._ledger.allows(session)):
             return  # A session of higher priority has the reservation.
-        where = self._capacity.placer.place(asked) if self._capacity.may_fit(asked) else None
+        where = self._capacity.placer.place(request) if self._capacity.may_fit(request) else None
         if where is None:
             self._reserve(session, aged=self._aged(session))
             return
         before = self.nodes[where.node_id]
         self._capacity.placer.update(before)  # The place is reserved, not taken.
-        self._reserve_at(session, Reservation(session.id, where, self.now_s, claimed(before, asked, where)))
+        self._reserve_at(session, Reservation(session.id, where, self.now_s, claimed(before, request, where)))
 
     def _aged(self, session: Session) -> bool:
         aged_from_s = self._aged_from_s.get(session.id)

@@ -16,7 +16,7 @@ Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
 #: The free CPU x 1000 and memory in MiB of a node, and the most free fGPU x 1000 of one of its devices.
 FreeAmounts = tuple[int, int, int]
 
-_, *_MEASURES = AMOUNTS  # All are of one resource group.
+_, *_MEASURES = AMOUNTS  # Without the resource group: a queue has only one.
 
 _AMOUNTS = attrgetter(*_MEASURES)
 _KEY = attrgetter(*_MEASURES, "time_limit_s")
@@ -26,21 +26,21 @@ _KEY_WITH_USER = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
 class EquivalentRequests:
     """The sessions of a queue with identical requests, in queue order. A pass tries only the first that waits."""
 
-    __slots__ = ("amounts", "at", "numbers", "reason")
+    __slots__ = ("amounts", "first", "positions", "reason")
 
     def __init__(self, amounts: Amounts) -> None:
         self.amounts = amounts
         #: The position of each session in the queue.
-        self.numbers: list[int] = []
-        #: The index in ``numbers`` of the first session that waits.
-        self.at = 0
-        #: Why the sessions from there on wait.
+        self.positions: list[int] = []
+        #: The index in ``positions`` of the first session that still waits; those before it have started.
+        self.first = 0
+        #: Why the sessions from ``first`` on wait.
         self.reason = WaitReason.RESOURCES
 
     @property
     def waits(self) -> bool:
         """Whether a session still waits."""
-        return self.at < len(self.numbers)
+        return self.first < len(self.positions)
 
 
 class PendingQueue:
@@ -59,7 +59,7 @@ class PendingQueue:
         self.promised: list[tuple[Session, EquivalentRequests]] = []
         #: The set of each session, by its position in the queue; None where it is held.
         self.set_of = set_of = list[EquivalentRequests | None]()
-        for number, session in enumerate(sessions):
+        for position, session in enumerate(sessions):
             if session.held and not held:
                 set_of.append(None)
                 continue
@@ -67,29 +67,31 @@ class PendingQueue:
             # session with a promised start: its reservation is not for the others.
             alone = session.refused or session.promised_at_s is not None
             key = session.id if alone else key_of(session.request)
-            equals = found.get(key)
-            if equals is None:
-                equals = found[key] = EquivalentRequests(_AMOUNTS(session.request))
+            same = found.get(key)
+            if same is None:
+                same = found[key] = EquivalentRequests(_AMOUNTS(session.request))
             if session.promised_at_s is not None:
-                self.promised.append((session, equals))
-            equals.numbers.append(number)
-            set_of.append(equals)
+                self.promised.append((session, same))
+            same.positions.append(position)
+            set_of.append(same)
         self.sets = list(found.values())
         #: For the first waiting session of each set, its position in the queue and the number of the set.
-        self.heads = sorted((equals.numbers[0], n) for n, equals in enumerate(self.sets))
+        self.heads = sorted((same.positions[0], n) for n, same in enumerate(self.sets))
 
     def copy(self) -> PendingQueue:
         """Return an independent copy."""
         other = copy(self)
-        other.sets, other.heads = [copy(equals) for equals in self.sets], list(self.heads)
-        new = {id(old): equals for old, equals in zip(self.sets, other.sets, strict=True)}
-        other.promised = [(session, new[id(equals)]) for session, equals in self.promised]
+        other.sets, other.heads = [copy(same) for same in self.sets], list(self.heads)
+        new = {id(old): same for old, same in zip(self.sets, other.sets, strict=True)}
+        other.promised = [(session, new[id(same)]) for session, same in self.promised]
         return other
 
     def drop_started(self) -> None:
         """Remove sessions that have started from ``heads``."""
         sets = self.sets
-        self.heads = [(at, n) for at, n in self.heads if sets[n].waits and sets[n].numbers[sets[n].at] == at]
+        self.heads = [
+            (at, n) for at, n in self.heads if sets[n].waits and sets[n].positions[sets[n].first] == at
+        ]
 
 
 class UnschedulableRequests:
@@ -99,17 +101,18 @@ class UnschedulableRequests:
     request, whole devices included, would need such a device.
     """
 
-    __slots__ = ("_devices", "_earlier", "_least", "_rules_out", "found")
+    __slots__ = ("_devices", "_earlier", "_held_when_empty", "_least", "found")
 
     def __init__(self, devices: Iterable[tuple[int, int]]) -> None:
         """Begin with the fGPU x 1000 and the memory in MiB of each kind of device."""
         self._devices = frozenset(devices)
-        self._rules_out: dict[int, bool] = {}
+        #: By fGPU x 1000, whether every device could hold that much when empty.
+        self._held_when_empty: dict[int, bool] = {}
         #: The requests that did not fit in this pass.
         self.found: dict[Amounts, None] = {}
         #: The requests that did not fit in earlier passes, and for which no node has freed enough since.
         self._earlier: dict[Amounts, None] = {}
-        #: The requests of this pass that rule out larger ones.
+        #: Of the requests in ``found``, those that rule out larger ones.
         self._least: list[Amounts] = []
 
     def begin(self, freed: Collection[FreeAmounts]) -> None:
@@ -118,10 +121,11 @@ class UnschedulableRequests:
         if freed:
             least = min((capacity for capacity, _ in self._devices), default=0)
             earlier = {
-                asked: None
-                for asked in earlier
+                amounts: None
+                for amounts in earlier
                 if not any(
-                    f[0] >= asked[1] and f[1] >= asked[2] and f[2] >= min(asked[0], least) for f in freed
+                    f[0] >= amounts[1] and f[1] >= amounts[2] and f[2] >= min(amounts[0], least)
+                    for f in freed
                 )
             }
         self._earlier, self.found, self._least = earlier, {}, []
@@ -132,10 +136,10 @@ class UnschedulableRequests:
         other.found, other._earlier, other._least = dict(self.found), dict(self._earlier), list(self._least)
         return other
 
-    def rule_out(self, asked: Amounts) -> bool:
+    def rule_out(self, amounts: Amounts) -> bool:
         """Return whether a request cannot fit, because one for at most the same amounts did not."""
-        fgpu, cpu, memory, gpu_memory, compute, models = asked
-        if asked in self._earlier:
+        fgpu, cpu, memory, gpu_memory, compute, models = amounts
+        if amounts in self._earlier:
             return True
         if gpu_memory is not None or compute is not None:
             return False
@@ -145,16 +149,16 @@ class UnschedulableRequests:
                 return True
         return False
 
-    def add(self, asked: Amounts, *, ruled_out: bool = False) -> None:
+    def add(self, amounts: Amounts, *, ruled_out: bool = False) -> None:
         """Note a request that did not fit. One that was ``ruled_out`` by a smaller one rules out nothing new."""
-        self.found[asked] = None
-        if not ruled_out and asked[3] is None and asked[4] is None and self._any_could_hold(asked[0]):
-            self._least.append(asked)
+        self.found[amounts] = None
+        if not ruled_out and amounts[3] is None and amounts[4] is None and self._each_could_hold(amounts[0]):
+            self._least.append(amounts)
 
-    def _any_could_hold(self, fgpu_milli: int) -> bool:
-        found = self._rules_out.get(fgpu_milli)
+    def _each_could_hold(self, fgpu_milli: int) -> bool:
+        found = self._held_when_empty.get(fgpu_milli)
         if found is None:
-            found = self._rules_out[fgpu_milli] = fgpu_milli > 0 and all(
+            found = self._held_when_empty[fgpu_milli] = fgpu_milli > 0 and all(
                 fgpu_milli <= capacity
                 and share_memory_mib(fgpu_milli, capacity_milli=capacity, device_memory_mib=memory) > 0
                 for capacity, memory in self._devices

@@ -12,8 +12,8 @@
 
 Quotas span resource groups, so all groups share one `Ledger`.
 
-`committed` checks a plan again before the store writes it. It is the one check of every store, with the fit and the
-quotas of the planner.
+Before a store writes a plan, `committed` checks it again with the planner's own rules for fit and quotas. Every kind of
+store uses this one check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fgpu_scheduler.errors import StaleVersion
 
 @dataclass(frozen=True, slots=True)
 class StartDecision:
-    """The decision to start a session on these shares."""
+    """The decision to start a session on the shares of ``placement``."""
 
     session_id: int
     placement: Placement
@@ -95,9 +95,9 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
     decisions: list[Decision] = []
     cache, ledger = cache or PlanCache(), Ledger(snapshot)
     for group, queue in orders.queue_snapshots(snapshot).items():
-        own = policy.of(group)
-        with cache.free_capacity(snapshot, group, own.placing) as capacity:
-            scheduler = GroupScheduler(snapshot, capacity, own, ledger)
+        group_policy = policy.of(group)
+        with cache.free_capacity(snapshot, group, group_policy.placing) as capacity:
+            scheduler = GroupScheduler(snapshot, capacity, group_policy, ledger)
             decisions += _decided(queue, scheduler, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions))
 
@@ -105,35 +105,37 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
 def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
     pending = PendingQueue(scheduler.in_order(queue), by_user=by_user)
-    special: dict[int, Decision] = {
+    starts_or_reserved: dict[int, Decision] = {
         session.id: StartDecision(session.id, where) for session, where in scheduler.fill(pending)
     }
     reserved = scheduler.reservation
     if reserved is not None:
         uuids = tuple(share.device_uuid for share in reserved.placement.shares)
         session_id, node_id = reserved.session_id, reserved.placement.node_id
-        starts_at_s = reserved.starts_at_s if scheduler.promises(session_id, pending, special) else None
-        special[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
+        starts_at_s = (
+            reserved.starts_at_s if scheduler.promises(session_id, pending, starts_or_reserved) else None
+        )
+        starts_or_reserved[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
     # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
-        special[s.id]
-        if s.id in special
-        else WaitDecision(s.id, WaitReason.HELD if equals is None else equals.reason)
-        for s, equals in zip(pending.sessions, pending.set_of, strict=True)
+        starts_or_reserved[s.id]
+        if s.id in starts_or_reserved
+        else WaitDecision(s.id, WaitReason.HELD if same is None else same.reason)
+        for s, same in zip(pending.sessions, pending.set_of, strict=True)
     ]
 
 
-def applied(snapshot: Snapshot, step: Plan) -> Snapshot:
+def applied(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """Return the snapshot with the sessions that a plan places as SCHEDULED, and nothing else changed."""
-    where = {p.session_id: p.placement for p in step.placed}
-    if not where:
+    placements = {p.session_id: p.placement for p in plan.placed}
+    if not placements:
         return snapshot
     now_s, state = snapshot.now_s, SessionState.SCHEDULED
     return snapshot.changed(
         [
-            (s, replace(s, state=state, placement=where[s.id], scheduled_at_s=now_s))
+            (s, replace(s, state=state, placement=placements[s.id], scheduled_at_s=now_s))
             for s in snapshot.sessions
-            if s.id in where
+            if s.id in placements
         ]
     )
 
@@ -147,14 +149,14 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
         StaleVersion: a decision does not hold.
     """
     waiting = {number: s for queue in world.index.waiting.values() for number, s in queue.items()}
-    left, ledger = _left_on(world, plan), Ledger(world)
-    found = []
+    free, ledger = _free_capacity_for(plan, world), Ledger(world)
+    changes = []
     for decision in plan.decisions:
         session = waiting.pop(decision.session_id, None)
         if session is None:
             raise StaleVersion(f"session {decision.session_id} does not wait")
         if isinstance(decision, StartDecision):
-            new = _started(session, decision.placement, left, ledger, now_s=now_s)
+            new = _started(session, decision.placement, free, ledger, now_s=now_s)
         else:
             promised_at_s = session.promised_at_s
             if promised_at_s is None and isinstance(decision, ReserveDecision):
@@ -163,34 +165,34 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
             if (session.wait_reason, session.promised_at_s) == (decision.reason, promised_at_s):
                 continue
             new = replace(session, wait_reason=decision.reason, promised_at_s=promised_at_s)
-        found.append((session, new))
-    return tuple(found)
+        changes.append((session, new))
+    return tuple(changes)
 
 
 def _started(
-    session: Session, where: Placement, left: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
+    session: Session, where: Placement, free: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
 ) -> Session:
-    node = left.get(where.node_id)
+    node = free.get(where.node_id)
     rest = None if node is None or session.held else placement.claimed_if_fits(node, session.request, where)
     if rest is None:
         raise StaleVersion(f"session {session.id} does not fit where it was placed")
     if not ledger.allows(session, where):
         raise StaleVersion(f"session {session.id} was placed over a quota")
-    left[where.node_id] = rest
+    free[where.node_id] = rest
     ledger.take(session, where)
     return replace(lifecycle.moved(session, SessionState.SCHEDULED, now_s=now_s), placement=where)
 
 
-def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
+def _free_capacity_for(plan: Plan, world: Snapshot) -> dict[str, placement.NodeFree]:
     """Return the free capacity of the nodes and devices on which the plan places; missing nodes are left out."""
     uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
     on_node = world.index.on_node
-    left = {}
+    free = {}
     for node_id in {place.placement.node_id for place in plan.placed}:
         at = bisect_left(world.nodes, node_id, key=attrgetter("id"))
         if at < len(world.nodes) and world.nodes[at].id == node_id:
             node = world.nodes[at]
             # Only the devices that the plan uses: counting the rest of a large node costs time and changes nothing.
             used = replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
-            left[node_id] = placement.free_on_node(used, on_node.get(node_id, {}))
-    return left
+            free[node_id] = placement.free_on_node(used, on_node.get(node_id, {}))
+    return free
