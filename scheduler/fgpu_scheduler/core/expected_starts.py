@@ -1,7 +1,7 @@
 """When each waiting session is expected to start: the planner's passes, run forward from a snapshot.
 
-1. `_SimulationStart` makes the pass of now and notes what is known of the end of each session: a time limit, an announced
-   end, or how long similar sessions ran.
+1. `_SimulationStart` makes a pass at the snapshot's time and notes what is known of the end of each session: a time
+   limit, an announced end, or how long similar sessions ran.
 2. One `_Simulation` runs in which every session ends after the median time. It ends the next sessions, makes a pass, and
    so on, with the same `GroupScheduler` as the planner. A session starts when a pass starts it.
 3. Ends are uncertain, so `WORLDS` more simulations run in which sessions end earlier or later. The range of a start is
@@ -57,13 +57,13 @@ SOON_S = 60
 WORLDS = 9
 #: The number of starts that each world simulates; later ones follow from how fast or slow these are there.
 WORLD_STARTS = 24
-#: Numbers without a common divisor with `WORLDS`: each session ends in each ninth of the cases in exactly one world.
+#: Numbers without a common divisor with `WORLDS`, so that `_part` returns each ninth in exactly one world.
 STRIDES = (1, 2, 4, 5, 7, 8)
 
 #: Bound of the passes of a forecast; later starts follow from how fast the queue moves until then.
 MOST_PASSES = 300
 
-#: The id of no session.
+#: In place of a session's id, in the heap of ends: an event at which no session ends.
 NO_SESSION = 0
 
 
@@ -77,7 +77,8 @@ class BlockingSessions:
     ids: tuple[int, ...] = ()
 
 
-NOT_LOOKED_AT = BlockingSessions(0, 0)
+#: Stands for blocking sessions that were not computed.
+NOT_COMPUTED = BlockingSessions(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class ExpectedStart:
 
     @property
     def planned(self) -> StartRange:
+        """The range before calibration: the instant alone if nothing is uncertain."""
         return self.range or StartRange(self.at_s, self.at_s, self.at_s)
 
 
@@ -113,7 +115,7 @@ class SimulatedPass:
 class SimulatedQueue:
     """The passes over one queue in one world, in order, and the ends after the last of them."""
 
-    moments: Sequence[SimulatedPass]
+    passes: Sequence[SimulatedPass]
     ends: Sequence[tuple[int, bool, Session, Placement]]
     left: Mapping[str, NodeFree]
     queue_is_empty: bool
@@ -125,7 +127,9 @@ class SimulatedQueue:
 class ExpectedStarts:
     """When each waiting session is expected to start."""
 
+    #: By session id.
     found: dict[int, ExpectedStart]
+    #: Whether enough sessions have ended to estimate how long others run.
     typical: bool
     #: The resource groups with a node that takes sessions now.
     open: frozenset[str]
@@ -221,7 +225,7 @@ def start_behind(
     if found is None:
         return None
     at_s, typical, node_id, left = found
-    ends = (end for moment in futures[0].moments if moment.at_s <= at_s for end in moment.ended)
+    ends = (end for one_pass in futures[0].passes if one_pass.at_s <= at_s for end in one_pass.ended)
     later = ((s, where) for end_s, _, s, where in futures[0].ends if end_s <= at_s)
     gone = [
         (s, where) for s, where in (*ends, *later) if where.node_id == node_id and s.placement is not None
@@ -240,16 +244,18 @@ def _first_fit(
     session: Session, ahead: Collection[int], simulated: SimulatedQueue
 ) -> tuple[int, bool, str, NodeFree] | None:
     """Return the first instant with room for a request, whether it is typical, and the node with its free amounts."""
-    asked = session.request
-    for moment in simulated.moments:
+    request = session.request
+    for one_pass in simulated.passes:
         reserved = (
-            moment.reserved if moment.reserved is not None and moment.reserved.session_id in ahead else None
+            one_pass.reserved
+            if one_pass.reserved is not None and one_pass.reserved.session_id in ahead
+            else None
         )
         in_time = reserved is None or reserved.ends_before(
-            free_at_s(session, moment.at_s, limit_s=session.time_limit_s)
+            free_at_s(session, one_pass.at_s, limit_s=session.time_limit_s)
         )
-        for node_id, left in moment.nodes.items():
-            for behind, where in moment.started:
+        for node_id, left in one_pass.nodes.items():
+            for behind, where in one_pass.started:
                 if where.node_id == node_id and behind.id not in ahead:
                     left = placement.released(left, behind.request, where)
             within = (
@@ -257,8 +263,8 @@ def _first_fit(
                 if reserved is None or in_time or reserved.placement.node_id != node_id
                 else reserved.remaining
             )
-            if placement.place(asked, (left,), score=placement.best_fit, within=within) is not None:
-                return moment.at_s, moment.typical, node_id, left
+            if placement.place(request, (left,), score=placement.best_fit, within=within) is not None:
+                return one_pass.at_s, one_pass.typical, node_id, left
     if not simulated.queue_is_empty:
         return None
     nodes: dict[str, NodeFree] = {}
@@ -266,7 +272,7 @@ def _first_fit(
         before = nodes.get(where.node_id) or simulated.left.get(where.node_id)
         if before is not None:
             left = nodes[where.node_id] = placement.released(before, ended.request, where)
-            if placement.place(asked, (left,), score=placement.best_fit) is not None:
+            if placement.place(request, (left,), score=placement.best_fit) is not None:
                 return at_s, typical, where.node_id, left
     return None
 
@@ -274,10 +280,9 @@ def _first_fit(
 def _ahead(
     left: NodeFree, ended: Iterable[tuple[Session, Placement]], without: Session | None = None
 ) -> BlockingSessions:
-    """Return the ends that a start needed, given the free amounts of its node after it. It tries to undo the ends in
-    order.
+    """Return which of the ``ended`` sessions had to end for a start; ``left`` is the free capacity of its node after it.
 
-    With ``without`` that session is not placed there yet.
+    A session did not have to end if it still fits there. ``without`` is the starting session if ``left`` is without it.
     """
     offered = {d.device.uuid for d in left.devices if not d.device.cordoned}
     needed: list[Session] = []
@@ -316,11 +321,12 @@ class _SimulationStart:
     ) -> None:
         self.now_s = world.now_s
         self.by_user = bool(world.quotas)
-        self.is_uncertain = False
         self._policy = policy
         self._lengths = lengths
         self._ledger = Ledger(world)
-        self._fresh: dict[tuple[str, str], RemainingTime | None] = {}
+        #: By user and image, how long a session runs that starts now.
+        self._rest_at_start: dict[tuple[str, str], RemainingTime | None] = {}
+        #: By id, the sessions that hold shares, and where.
         self.holding: dict[int, tuple[Session, Placement]] = {}
         self.ends: dict[int, _End] = {}
         for s in world.sessions:
@@ -329,6 +335,7 @@ class _SimulationStart:
             if matters and s.state in HOLDING and s.placement is not None:
                 self.holding[s.id] = s, s.placement
                 self.ends[s.id] = self.end_of(s, world.now_s)
+        #: Whether an end rests on how long other sessions ran.
         self.is_uncertain = any(end.rest is not None for end in self.ends.values())
         scheduler = GroupScheduler(world, capacity, policy, Ledger(world), reasons=False)
         self.queue = PendingQueue(scheduler.in_order(queue), by_user=self.by_user, held=True)
@@ -343,19 +350,19 @@ class _SimulationStart:
             return _End(max(session.ends_at_s, now_s + 1))
         # The clock may have been set back since.
         started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
-        asked = session.request
-        limits = session.time_limit_s, self._ledger.limit_s(asked), self._policy.max_lifetime_s
+        request = session.request
+        limits = session.time_limit_s, self._ledger.limit_s(request), self._policy.max_lifetime_s
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         ran_s = now_s - started_s
         left_s = None if limit_s is None else limit_s - ran_s
         if left_s is not None and left_s <= 0:
             return _End(now_s + SOON_S)
         if ran_s:
-            return _End(None, left_s, self._lengths.rest(asked.user, asked.image, ran_s))
-        who = asked.user, asked.image
-        if who not in self._fresh:
-            self._fresh[who] = self._lengths.rest(*who, 0)
-        return _End(None, left_s, self._fresh[who])
+            return _End(None, left_s, self._lengths.rest(request.user, request.image, ran_s))
+        key = request.user, request.image
+        if key not in self._rest_at_start:
+            self._rest_at_start[key] = self._lengths.rest(*key, 0)
+        return _End(None, left_s, self._rest_at_start[key])
 
 
 class _Simulation:
@@ -372,7 +379,7 @@ class _Simulation:
         self._scheduler = begin.scheduler.copy(begin.started)
         self._queue = begin.queue.copy()
         self._holding = dict(begin.holding)
-        self._moments: list[SimulatedPass] = []
+        self._passes: list[SimulatedPass] = []
         #: By node, the sessions of the snapshot that have ended, in the order of their ends.
         self._ended_on: dict[str, list[tuple[Session, Placement]]] = {}
         #: A heap of instant, session id, and whether the instant is typical.
@@ -392,7 +399,7 @@ class _Simulation:
         wanted = len(waiting) if only is None else sum(1 for s in waiting if s.id in only)
         placed, ended, by_typical = self._begin.started, list[tuple[Session, Placement]](), False
         for _ in range(most_passes):
-            self._note(placed, ended, by_typical=by_typical)
+            self._record_pass(placed, ended, by_typical=by_typical)
             wanted -= sum(1 for session, _ in placed if only is None or session.id in only)
             if not wanted or not self._ends:
                 self.is_done = True
@@ -415,7 +422,7 @@ class _Simulation:
                 self._queue = PendingQueue(left, by_user=self._begin.by_user, held=True)
             placed = scheduler.fill(self._queue)
 
-    def _note(
+    def _record_pass(
         self,
         placed: list[tuple[Session, Placement]],
         ended: list[tuple[Session, Placement]],
@@ -430,7 +437,7 @@ class _Simulation:
         # The last one first: sessions that start after it in this pass take nothing that it needs.
         for session, where in reversed(placed):
             there = after.get(where.node_id, scheduler.nodes[where.node_id])
-            ahead = NOT_LOOKED_AT
+            ahead = NOT_COMPUTED
             if self._number is None:
                 ahead = _ahead(there, self._ended_on.get(where.node_id, ()))
             self.found[session.id] = ExpectedStart(scheduler.now_s, basis, ahead)
@@ -442,20 +449,20 @@ class _Simulation:
             if self._expect(session.id, self._begin.end_of(session, scheduler.now_s), scheduler.now_s):
                 heappush(self._ends, self._ends.pop())
         changed = {where.node_id for _, where in (*placed, *ended)}
-        for reserved in (scheduler.reservation, self._moments[-1].reserved if self._moments else None):
+        for reserved in (scheduler.reservation, self._passes[-1].reserved if self._passes else None):
             if reserved is not None:
                 changed.add(reserved.placement.node_id)
         nodes = {
             node_id: scheduler.nodes[node_id] for node_id in sorted(changed) if node_id in scheduler.nodes
         }
-        self._moments.append(
+        self._passes.append(
             SimulatedPass(scheduler.now_s, by_typical, placed, scheduler.reservation, nodes, ended)
         )
 
     def estimate_far_starts(self, only: Collection[int] | None) -> None:
         """Estimate the other starts from the fGPU requested ahead of them and how fast fGPU has started."""
         scheduler, began_s = self._scheduler, self._begin.now_s
-        started = sum(s.request.fgpu_milli for m in self._moments[1:] for s, _ in m.started)
+        started = sum(s.request.fgpu_milli for m in self._passes[1:] for s, _ in m.started)
         if not started or scheduler.now_s <= began_s:
             return
         empty = Placer(
@@ -470,7 +477,7 @@ class _Simulation:
             ahead_milli += session.request.fgpu_milli
             if only is None or session.id in only:
                 at_s = scheduler.now_s + ahead_milli * (scheduler.now_s - began_s) // started
-                self.found[session.id] = ExpectedStart(at_s, BASIS_TYPICAL, NOT_LOOKED_AT)
+                self.found[session.id] = ExpectedStart(at_s, BASIS_TYPICAL, NOT_COMPUTED)
         self.is_done = True
 
     def simulated(self) -> SimulatedQueue:
@@ -479,7 +486,7 @@ class _Simulation:
             (at_s, typical, *self._holding[i]) for at_s, i, typical in sorted(self._ends) if i != NO_SESSION
         ]
         is_empty = not self._queue.heads
-        return SimulatedQueue(self._moments, ends if is_empty else (), self._scheduler.nodes, is_empty)
+        return SimulatedQueue(self._passes, ends if is_empty else (), self._scheduler.nodes, is_empty)
 
     def _expect(self, session_id: int, end: _End, now_s: int) -> bool:
         """Append the expected end of a session to the heap's list; return False if its end is not known."""
@@ -499,9 +506,9 @@ class _Simulation:
 
 
 def _part(session_id: int, world: int) -> float:
-    """Return the part of similar sessions that have ended when this one ends in a world: in each world another ninth.
+    """Return which part of similar sessions runs shorter than this one in a world: 0 to 1, in each world another ninth.
 
-    The order of the ninths follows from the id, so that equal worlds give equal forecasts.
+    The session's id determines the order of the ninths, so equal snapshots give equal forecasts.
     """
     mixed = session_id * 2654435761 % 2**32
     ninth = (world * STRIDES[mixed % len(STRIDES)] + mixed // 64) % WORLDS

@@ -10,7 +10,7 @@ from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
     BASIS_NOW,
     BASIS_TYPICAL,
-    NOT_LOOKED_AT,
+    NOT_COMPUTED,
     BlockingSessions,
     ExpectedStart,
     ExpectedStarts,
@@ -112,7 +112,7 @@ def _forecast(
     # Sessions that start in this pass take capacity from the others.
     world = applied(snapshot, now)
     starts = expected_starts(world, policy, history, only, cache)
-    words = _Words(world, cache)
+    texts = _WaitTexts(world, cache)
     sessions = {s.id: s for s in snapshot.sessions}
     length: dict[str, int] = {}
     found = []
@@ -128,7 +128,7 @@ def _forecast(
         if shown:
             start = starts.found.get(session.id)
             basis = starts.why_not(session, decision.reason) if start is None else start.basis
-            waits = words.forecast(session, decision, length[group], start, basis)
+            waits = texts.forecast(session, decision, length[group], start, basis)
             found.append(waits if start is None else _ranged(waits, start, snapshot.now_s, history))
     return tuple(found), starts
 
@@ -147,8 +147,8 @@ def forecast_new(
 ) -> Forecast | None:
     """Return the forecast of a session that was just added to the snapshot, from the ``known`` outlook without it.
 
-    None if that is not enough: the session gets a reservation or waits behind one, a quota may count it, the policy is
-    strict, or nothing is known of the resource group.
+    None if the outlook is not enough: the session gets a reservation or waits behind one, a quota may count it,
+    the policy is strict, or nothing is known of the resource group.
     """
     session = snapshot.session(session_id)
     assert session is not None
@@ -167,16 +167,16 @@ def forecast_new(
         return None
     start = start_behind(session, ahead, futures, snapshot.now_s)
     if start is None:
-        # The simulation ended before: it starts about when the last session ahead of it does.
+        # The simulations end before its start: it starts about when the last session ahead of it does.
         shown = (known.forecasts.get(i) for i in ahead)
         ranges = [one.planned for one in shown if one is not None and one.planned is not None]
         if futures[0].queue_is_empty or not ranges:
             return None
         last = max(ranges, key=lambda one: one.middle_at_s)
-        start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_LOOKED_AT, last)
+        start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_COMPUTED, last)
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
-    words = _Words(snapshot, cache)
-    waits = words.forecast(session, decision, position, start, start.basis)
+    texts = _WaitTexts(snapshot, cache)
+    waits = texts.forecast(session, decision, position, start, start.basis)
     return _ranged(waits, start, snapshot.now_s, history)
 
 
@@ -185,8 +185,8 @@ def _starts_now(session_id: int, now_s: int) -> Forecast:
     return Forecast(session_id, 0, resources, STARTS_NOW, at_s, BASIS_NOW, early_at_s=at_s, late_at_s=at_s)
 
 
-class _Words:
-    """Says why sessions wait, in a world in which every session that starts now has started."""
+class _WaitTexts:
+    """The texts that say why sessions wait. In ``world`` every session that starts now has started."""
 
     def __init__(self, world: Snapshot, cache: PlanCache) -> None:
         self._cache = cache
@@ -202,12 +202,12 @@ class _Words:
         basis: str,
     ) -> Forecast:
         """Return the forecast of a waiting session without its expected start."""
-        # Over a quota it waits for sessions that count there, not for those on the GPU that it gets later.
+        # Over a quota a session waits for others that the quota counts, not for those on the GPU that it gets later.
         ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
         promised_at_s = waits.starts_at_s if isinstance(waits, ReserveDecision) else None
-        words = self.of(session, waits.reason)
+        text = self.of(session, waits.reason)
         return Forecast(
-            session.id, position, waits.reason, words, None, basis, promised_at_s=promised_at_s, ahead=ahead
+            session.id, position, waits.reason, text, None, basis, promised_at_s=promised_at_s, ahead=ahead
         )
 
     def of(self, session: Session, reason: WaitReason) -> str:
@@ -227,18 +227,17 @@ class _Words:
                 last = session.refused[-1]
                 return f"the cluster had no place on {last.node_id} after all, and is asked again soon: {last.words}"
             case WaitReason.RESOURCES:
-                asked = shape(session.request)
-                if asked not in self._shortages:
+                request_shape = shape(session.request)
+                if request_shape not in self._shortages:
                     left = self._cache.nodes_of(session.request.resource_group)
-                    self._shortages[asked] = shortage(session.request, left)
-                return self._shortages[asked]
+                    self._shortages[request_shape] = shortage(session.request, left)
+                return self._shortages[request_shape]
             case _:
                 assert_never(reason)
 
 
 def _ranged(shown: Forecast, start: ExpectedStart, now_s: int, history: ForecastHistory) -> Forecast:
-    """Return a forecast with its range, which begins no sooner than now and ends no later than the promise."""
-    """Return a forecast with the start and its range, which begins no sooner than now and keeps what was promised."""
+    """Return a forecast with its start and range, which begins now at the soonest and ends by the promised start."""
     stretch, found = history.stretch, start.planned
     if stretch is not None:
         found = stretch.of(found, now_s)

@@ -334,7 +334,7 @@ class GroupScheduler:
             self._reserve_at(session, reservation)
 
     def _reserve_at(self, session: Session, reservation: Reservation) -> None:
-        self.reservation = reservation.until(session.promised_at_s)
+        self.reservation = reservation.delayed_to(session.promised_at_s)
         if self._aged(session):
             # Most sessions end before their time limits, so even a session that ends in time could delay this start.
             self.reservation = replace(self.reservation, lent_until_s=self.now_s)

@@ -1,9 +1,9 @@
-"""The place that is reserved for a blocked session, the known ends that free it, and who may start beside it.
+"""The place that is reserved for a blocked session, the known ends that free it, and until when others may use it.
 
-1. If enough sessions on a node have time limits, the instant is known by which they have ended. `ReleaseSchedule.soonest`
-   finds the earliest one. The place is reserved from then on, and sessions that end before may still use it (EASY
-   backfill: Lifka, "The ANL/IBM SP scheduling system", 1995).
-2. If no instant is known, `least_missing_place` reserves the place that lacks least, and no other session gets a part of
+1. If enough sessions on a node have time limits, it is known when the place is free at the latest.
+   `ReleaseSchedule.soonest` finds the place that is free soonest. It is reserved from then on; sessions that end before
+   may still use it (EASY backfill: Lifka, "The ANL/IBM SP scheduling system", 1995).
+2. If that is known of no place, `least_missing_place` reserves the one that lacks least; no other session gets a part of
    it. What it lacks never grows: each end there makes it smaller, and the reservation moves only to a place that lacks
    less still. So the session starts, if sessions end.
 """
@@ -48,6 +48,7 @@ LENT = 4
 #: The ends that an owner was warned of and cannot avert. An end for idleness can be averted.
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
 
+#: Later than every real instant.
 NEVER_S = 1 << 62
 _FREE_AT = itemgetter(0)
 
@@ -56,9 +57,9 @@ _FREE_AT = itemgetter(0)
 class Reservation:
     """The place that is reserved for a session. Instants are in UTC seconds.
 
-    ``starts_at_s`` is the latest start, or None where it is not known. ``remaining`` is what the reservation leaves of
-    the node then, below zero where other sessions still hold what it needs. Until ``lent_until_s`` other sessions may
-    use the place; None stands for ``starts_at_s``.
+    ``starts_at_s`` is the latest start, or None where it is not known. ``remaining`` is the free capacity of the node at
+    that instant, less the reserved shares: below zero where other sessions still hold what is reserved. Until
+    ``lent_until_s`` other sessions may use the place; None stands for ``starts_at_s``.
     """
 
     session_id: int
@@ -72,8 +73,8 @@ class Reservation:
         until_s = self.starts_at_s if self.lent_until_s is None else self.lent_until_s
         return until_s is not None and free_at_s is not None and free_at_s <= until_s
 
-    def until(self, promised_at_s: int | None) -> Reservation:
-        """Return the reservation for a later promised start: part of the time until then is lent to other sessions."""
+    def delayed_to(self, promised_at_s: int | None) -> Reservation:
+        """Return the reservation with a later promised start; other sessions may use part of the time until then."""
         if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
             return self
         lent_until_s = self.starts_at_s + (promised_at_s - self.starts_at_s) // LENT
@@ -102,26 +103,26 @@ def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | Non
 
 def least_missing_place(session: Session, nodes: Mapping[str, NodeFree]) -> Reservation | None:
     """Reserve the place that lacks least, without a known start; None if no node could ever hold the request."""
-    asked = session.request
+    request = session.request
     found: tuple[tuple[int, int, str, tuple[str, ...]], Placement, NodeFree] | None = None
     for node_id, node in nodes.items():
-        if node.node.state is not NodeState.READY or node.node.resource_group != asked.resource_group:
+        if node.node.state is not NodeState.READY or node.node.resource_group != request.resource_group:
             continue
-        if asked.cpu_milli > node.node.cpu_milli or asked.memory_mib > node.node.memory_mib:
+        if request.cpu_milli > node.node.cpu_milli or request.memory_mib > node.node.memory_mib:
             continue
-        for preference, one in enumerate(per_preferred_model(asked)):
+        for preference, one in enumerate(per_preferred_model(request)):
             for shares in _places(node, one):
                 placement = Placement(node_id, shares)
-                remaining, lack = _claim(node, asked, placement)
+                remaining, lack = _claim(node, request, placement)
                 key = lack, preference, node_id, tuple(share.device_uuid for share in shares)
                 if found is None or key < found[0]:
                     found = key, placement, remaining
     return None if found is None else Reservation(session.id, found[1], None, found[2])
 
 
-def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
+def _places(left: NodeFree, request: Request) -> Iterator[tuple[Share, ...]]:
     """Yield the shares of a request on each device, or on the whole devices with the least held."""
-    if asked.fgpu_milli == 0 and not is_explicit(asked):
+    if request.fgpu_milli == 0 and not is_explicit(request):
         yield ()
         return
     whole: dict[int, list[DeviceFree]] = {}
@@ -129,29 +130,29 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
         device = free.device
         if device.cordoned:
             continue
-        needed = devices_needed(asked.fgpu_milli, capacity_milli=device.capacity_milli)
+        needed = devices_needed(request.fgpu_milli, capacity_milli=device.capacity_milli)
         if needed == 1:
-            shares = shares_of(asked, (device,))
+            shares = shares_of(request, (device,))
             if shares is not None:
                 yield shares
-        elif needed is not None and accepts_model(asked, device.model):
+        elif needed is not None and accepts_model(request, device.model):
             whole.setdefault(device.capacity_milli, []).append(free)
     for capacity, devices in sorted(whole.items()):
-        needed = devices_needed(asked.fgpu_milli, capacity_milli=capacity) or 0
+        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity) or 0
         devices.sort(key=lambda d: (_lack_as_whole(d), d.device.uuid))
         chosen: Sequence[Device] = sorted((d.device for d in devices[:needed]), key=lambda d: d.uuid)
-        shares = shares_of(asked, chosen) if len(chosen) == needed else None
+        shares = shares_of(request, chosen) if len(chosen) == needed else None
         if shares is not None:
             yield shares
 
 
-def _claim(left: NodeFree, asked: Request, placement: Placement) -> tuple[NodeFree, int]:
+def _claim(left: NodeFree, request: Request, placement: Placement) -> tuple[NodeFree, int]:
     """Return what a place leaves of its node once the request has it, and how much it lacks now.
 
     The lack is a sum over fGPU, GPU memory, compute, shares, CPU and memory, each in thousandths of the whole.
     """
     modes = {share.device_uuid: share.mode for share in placement.shares}
-    remaining = claimed(left, asked, placement)
+    remaining = claimed(left, request, placement)
     lack = _lack(remaining.cpu_milli, left.node.cpu_milli) + _lack(remaining.memory_mib, left.node.memory_mib)
     devices = []
     for before, device in zip(left.devices, remaining.devices, strict=True):
@@ -191,7 +192,7 @@ def _device_lack(free: DeviceFree) -> int:
 
 
 def _lack(free: int, whole: int) -> int:
-    # Rounded up: a lack is never 0.
+    # Rounded up: even the smallest lack counts.
     return -(-1000 * -free // whole) if free < 0 < whole else 0
 
 
@@ -204,7 +205,7 @@ class Release(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Where a request fits on a node; the best sorts first. Without a ``place`` it does not fit before ``at_s``."""
+    """When and where a request fits on a node; the best sorts first. ``place`` None: it does not fit before ``at_s``."""
 
     at_s: int
     preference: int
@@ -218,15 +219,19 @@ class _Fit(NamedTuple):
 class ReleaseSchedule:
     """The known ends on the nodes of one resource group.
 
-    It keeps the result of each node for the last request shape, until something changes on that node.
+    For the last request shape it keeps the result of each node until a session starts or ends there.
     """
 
-    def __init__(self, at_first: Callable[[str], Iterable[Release]]) -> None:
-        """``at_first`` returns the known ends of the sessions that hold shares of a node in the snapshot."""
-        self._at_first = at_first
+    def __init__(self, in_snapshot: Callable[[str], Iterable[Release]]) -> None:
+        """``in_snapshot`` returns the known ends on a node, by its id, of the sessions that the snapshot has there."""
+        self._in_snapshot = in_snapshot
+        #: By node id, the known ends of the sessions that have started since.
         self._started: dict[str, tuple[Release, ...]] = {}
+        #: The ids of the sessions that have ended since.
         self._ended: dict[int, None] = {}
+        #: By node id, how often a session has started or ended there.
         self._changes: dict[str, int] = {}
+        #: The shape of the requests that ``_fits`` is for.
         self._shape: RequestShape | None = None
         #: A heap; entries of nodes that have changed since are stale.
         self._fits: list[_Fit] = []
@@ -239,7 +244,7 @@ class ReleaseSchedule:
         return other
 
     def start(self, session: Session, where: Placement, free_at_s: int | None) -> None:
-        """Add a session that starts; None: its end is not known."""
+        """Add a session that starts. ``free_at_s`` None: its end is not known."""
         if free_at_s is not None:
             release = Release(free_at_s, session, where)
             self._started[where.node_id] = (*self._started.get(where.node_id, ()), release)
@@ -261,9 +266,9 @@ class ReleaseSchedule:
 
         ``nodes`` are the free capacities of the nodes of its resource group, by id.
         """
-        asked, fits, changes = session.request, self._fits, self._changes
-        if shape(asked) != self._shape:
-            self._shape = shape(asked)
+        request, fits, changes = session.request, self._fits, self._changes
+        if shape(request) != self._shape:
+            self._shape = shape(request)
             ends = ((min((r.free_at_s for r in self._on_node(i)), default=NEVER_S), i) for i in nodes)
             fits[:] = [_Fit(at_s, 0, i, changes.get(i, 0), 0) for at_s, i in ends if at_s < NEVER_S]
             heapify(fits)
@@ -285,7 +290,7 @@ class ReleaseSchedule:
                 heappop(fits)
                 if fits and fits[0].place and is_known(fits[0]):
                     until_s = min(until_s, fits[0].at_s)
-                fit = self._first_fit(asked, nodes[node_id], now_s, max(until_s, least_s), score)
+                fit = self._first_fit(request, nodes[node_id], now_s, max(until_s, least_s), score)
                 if fit is not None:
                     heappush(fits, fit)
                     if fit.place:
@@ -293,7 +298,7 @@ class ReleaseSchedule:
         return None
 
     def _first_fit(
-        self, asked: Request, left: NodeFree, now_s: int, until_s: int, score: Score
+        self, request: Request, left: NodeFree, now_s: int, until_s: int, score: Score
     ) -> _Fit | None:
         """Return when a request first fits on a node, if that is not after ``until_s``; None if it never does."""
         node_id, least_s = left.node.id, now_s + ENDING_S
@@ -305,26 +310,26 @@ class ReleaseSchedule:
                 return _Fit(at_s, 0, node_id, change, now_s)
             left = released(left, release.session.request, release.placement)
             more = number + 1 < len(releases) and max(releases[number + 1].free_at_s, least_s) == at_s
-            if more or not may_hold(left, asked):
+            if more or not may_hold(left, request):
                 continue
-            for preference, one in enumerate(per_preferred_model(asked)):
+            for preference, one in enumerate(per_preferred_model(request)):
                 found = place(one, (left,), score=score)
                 if found is not None:
                     return _Fit(at_s, preference, node_id, change, now_s, (found[0], found[1][0]))
         return None
 
     def _on_node(self, node_id: str) -> list[Release]:
-        there = (*self._at_first(node_id), *self._started.get(node_id, ()))
+        there = (*self._in_snapshot(node_id), *self._started.get(node_id, ()))
         return [release for release in there if release.session.id not in self._ended]
 
 
-def may_hold(left: NodeFree, asked: Request) -> bool:
+def may_hold(left: NodeFree, request: Request) -> bool:
     """Return whether a node has enough CPU, memory and fGPU; whether the request fits takes longer to find out."""
-    if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
+    if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return False
-    wanted, enough = asked.fgpu_milli, 0
+    wanted, available = request.fgpu_milli, 0
     for free in left.devices:
         capacity = free.device.capacity_milli
         if free.fgpu_milli >= min(wanted, capacity):
-            enough += capacity
-    return enough >= wanted
+            available += capacity
+    return available >= wanted
