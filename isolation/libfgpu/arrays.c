@@ -121,7 +121,7 @@ static CUresult create_space(__typeof__(&cuArray3DCreate_v2) real, CUarray *arra
                              const CUDA_ARRAY3D_DESCRIPTOR *description) {
     struct fgpu_holding claim;
     return fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(description, 1))
-               ? end(&claim, array, FGPU_TAKE(real(array, description)))
+               ? end(&claim, array, FGPU_RETRY(real(array, description)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -133,7 +133,7 @@ static CUresult create_space_v1(__typeof__(&cuArray3DCreate) real, CUarray *arra
         wide = (CUDA_ARRAY3D_DESCRIPTOR){narrow->Width,  narrow->Height,      narrow->Depth,
                                          narrow->Format, narrow->NumChannels, narrow->Flags};
     return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&wide, 1))
-               ? end(&claim, array, FGPU_TAKE(real(array, narrow)))
+               ? end(&claim, array, FGPU_RETRY(real(array, narrow)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -147,7 +147,7 @@ static CUresult create_plane(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
                                           .Format = description->Format,
                                           .NumChannels = description->NumChannels};
     return fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(&whole, 1))
-               ? end(&claim, array, FGPU_TAKE(real(array, description)))
+               ? end(&claim, array, FGPU_RETRY(real(array, description)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -161,7 +161,7 @@ static CUresult create_plane_v1(__typeof__(&cuArrayCreate) real, CUarray *array,
                                           .Format = narrow->Format,
                                           .NumChannels = narrow->NumChannels};
     return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&whole, 1))
-               ? end(&claim, array, FGPU_TAKE(real(array, narrow)))
+               ? end(&claim, array, FGPU_RETRY(real(array, narrow)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -170,7 +170,7 @@ static CUresult create_mipmapped(__typeof__(&cuMipmappedArrayCreate) real, CUmip
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(description, levels)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = FGPU_TAKE(real(array, description, levels));
+    CUresult result = FGPU_RETRY(real(array, description, levels));
     if (fgpu_end_claim(&claim, result == CUDA_SUCCESS ? key_of(*array) : 0, &result))
         DRIVER(cuMipmappedArrayDestroy)(*array);
     return result;

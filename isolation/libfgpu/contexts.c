@@ -186,7 +186,7 @@ static CUresult entered(CUresult result) {
         fgpu_see_primary(device); \
         bool claims = becomes_charged(device); \
         bool claimed = claims && fgpu_claim(device, size_on(device)); \
-        CUresult made = !claims || claimed ? FGPU_TAKE(make) : CUDA_ERROR_OUT_OF_MEMORY; \
+        CUresult made = !claims || claimed ? FGPU_RETRY(make) : CUDA_ERROR_OUT_OF_MEMORY; \
         if (claims && made != CUDA_SUCCESS) \
             is_not_charged(device, claimed); \
         pthread_mutex_unlock(&lock); \
@@ -225,7 +225,7 @@ static void after_primary(int device) {
 }
 
 /* A release or a reset: if the context is then gone, so is everything allocated in it. */
-static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice ordinal) {
+static CUresult release_primary(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice ordinal) {
     int device = fgpu_device_of(ordinal);
     pthread_mutex_lock(&lock);
     fgpu_memory_lock();
@@ -316,7 +316,7 @@ static CUresult resize(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t va
     more.bytes = then > first ? then - first : 0;
     uint64_t growth = more.bytes > held.bytes ? more.bytes - held.bytes : 0;
     bool claimed = fgpu_claim(device, growth);
-    result = claimed ? FGPU_TAKE(real(limit, value)) : CUDA_ERROR_OUT_OF_MEMORY;
+    result = claimed ? FGPU_RETRY(real(limit, value)) : CUDA_ERROR_OUT_OF_MEMORY;
     if (claimed) /* the charge without the part that stays */
         fgpu_unclaim(device, held.bytes + growth - (result == CUDA_SUCCESS ? more.bytes : held.bytes));
     const struct fgpu_holding *stays = result == CUDA_SUCCESS ? &more : &held;

@@ -255,7 +255,7 @@ static __attribute__((noinline)) bool claim_after_settling(int device, uint64_t 
     return verdict == FGPU_GRANTED;
 }
 
-bool fgpu_take_again(unsigned tries) {
+bool fgpu_try_again(unsigned tries) {
     static _Atomic(uint64_t) in_vain_at;
     uint64_t now = fgpu_now(), last = atomic_load(&in_vain_at);
     if (tries == 0 && last != 0 && now < last + IN_VAIN_NS)

@@ -320,7 +320,7 @@ static CUresult destroy_executable(__typeof__(&cuGraphExecDestroy) real, CUgraph
     fgpu_pools_lock();
     CUresult result = real(executable);
     struct fgpu_holding gone;
-    if (result == CUDA_SUCCESS && fgpu_take(&executables, (uint64_t)(uintptr_t)executable, &gone)) {
+    if (result == CUDA_SUCCESS && fgpu_remove(&executables, (uint64_t)(uintptr_t)executable, &gone)) {
         end(gone.owner);
         free(gone.owner);
     }

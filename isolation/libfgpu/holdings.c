@@ -8,7 +8,7 @@ static size_t place_of(const struct fgpu_holdings *holdings, uint64_t key) {
 }
 
 /* The place of this key, or the free one for it. */
-static struct fgpu_holding *look(const struct fgpu_holdings *holdings, uint64_t key) {
+static struct fgpu_holding *find_place(const struct fgpu_holdings *holdings, uint64_t key) {
     size_t place = place_of(holdings, key);
     while (holdings->places[place].key != 0 && holdings->places[place].key != key)
         place = (place + 1) & (holdings->capacity - 1);
@@ -22,7 +22,7 @@ static bool grow(struct fgpu_holdings *holdings) {
         return false;
     for (size_t i = 0; i < holdings->capacity; i++)
         if (holdings->places[i].key != 0)
-            *look(&larger, holdings->places[i].key) = holdings->places[i];
+            *find_place(&larger, holdings->places[i].key) = holdings->places[i];
     larger.count = holdings->count;
     free(holdings->places);
     *holdings = larger;
@@ -32,7 +32,7 @@ static bool grow(struct fgpu_holdings *holdings) {
 bool fgpu_put(struct fgpu_holdings *holdings, struct fgpu_holding holding, struct fgpu_holding *before) {
     if (holdings->count * 2 >= holdings->capacity && !grow(holdings))
         return false;
-    struct fgpu_holding *place = look(holdings, holding.key);
+    struct fgpu_holding *place = find_place(holdings, holding.key);
     *before = *place;
     holdings->count += place->key == 0;
     *place = holding;
@@ -40,16 +40,16 @@ bool fgpu_put(struct fgpu_holdings *holdings, struct fgpu_holding holding, struc
 }
 
 struct fgpu_holding *fgpu_get(const struct fgpu_holdings *holdings, uint64_t key) {
-    struct fgpu_holding *place = holdings->capacity == 0 || key == 0 ? NULL : look(holdings, key);
+    struct fgpu_holding *place = holdings->capacity == 0 || key == 0 ? NULL : find_place(holdings, key);
     return place == NULL || place->key == 0 ? NULL : place;
 }
 
-bool fgpu_take(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding *out) {
+bool fgpu_remove(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding *out) {
     struct fgpu_holding *found = fgpu_get(holdings, key);
     if (found == NULL)
         return false;
     *out = *found;
-    /* The ones behind it move up, as a gap would end the search for them. */
+    /* Move up the holdings behind the gap: a search ends at the first free place. */
     size_t gap = (size_t)(found - holdings->places), place = gap, mask = holdings->capacity - 1;
     for (;;) {
         place = (place + 1) & mask;

@@ -182,24 +182,24 @@
 
 #define FGPU_CONTEXT_HOOKS(HOOK) \
     HOOK(CUDA, cuCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v3, \
          (CUcontext *context, CUexecAffinityParam *affinities, int count, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, affinities, count, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, affinities, count, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v4, \
          (CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, parameters, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, parameters, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuGLCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuGLCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+         may_create(device) ? created(context, device, FGPU_RETRY(real(context, flags, device))) \
                             : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuVDPAUCtxCreate, \
          (CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *lookup), \
@@ -216,10 +216,10 @@
     HOOK(CUDA, cuCtxSetCurrent, (CUcontext context), entered(real(context))) \
     HOOK(CUDA, cuCtxSetLimit, (CUlimit limit, size_t value), set_limit(real, limit, value)) \
     HOOK(CUDA, cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), retain(real, context, device)) \
-    HOOK(CUDA, cuDevicePrimaryCtxRelease, (CUdevice device), let_go(real, device)) \
-    HOOK(CUDA, cuDevicePrimaryCtxRelease_v2, (CUdevice device), let_go(real, device)) \
-    HOOK(CUDA, cuDevicePrimaryCtxReset, (CUdevice device), let_go(real, device)) \
-    HOOK(CUDA, cuDevicePrimaryCtxReset_v2, (CUdevice device), let_go(real, device)) \
+    HOOK(CUDA, cuDevicePrimaryCtxRelease, (CUdevice device), release_primary(real, device)) \
+    HOOK(CUDA, cuDevicePrimaryCtxRelease_v2, (CUdevice device), release_primary(real, device)) \
+    HOOK(CUDA, cuDevicePrimaryCtxReset, (CUdevice device), release_primary(real, device)) \
+    HOOK(CUDA, cuDevicePrimaryCtxReset_v2, (CUdevice device), release_primary(real, device)) \
     HOOK(CUDA, cuGreenCtxCreate, \
          (CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags), \
          create_green(real, context, resources, device, flags)) \

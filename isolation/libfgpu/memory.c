@@ -19,7 +19,7 @@ void fgpu_memory_forget(void) {
 
 /* ---- What is held ---- */
 
-static void let_go(const struct fgpu_holding *holding) {
+static void release(const struct fgpu_holding *holding) {
     if (holding->from_pool)
         fgpu_pool_freed(holding->owner, holding->bytes);
     else
@@ -30,23 +30,23 @@ bool fgpu_hold_memory(CUdeviceptr address, struct fgpu_holding holding) {
     struct fgpu_holding before = {0};
     holding.key = address;
     fgpu_memory_lock();
-    bool noted = fgpu_put(&memory, holding, &before);
+    bool recorded = fgpu_put(&memory, holding, &before);
     fgpu_memory_unlock();
-    if (before.key != 0) /* freed by the driver unnoticed */
-        let_go(&before);
-    return noted;
+    if (before.key != 0) /* the driver has freed it, through no hook */
+        release(&before);
+    return recorded;
 }
 
 void fgpu_free_begins(CUdeviceptr address, struct fgpu_holding *holding) {
     *holding = (struct fgpu_holding){0};
     fgpu_memory_lock();
-    fgpu_take(&memory, address, holding);
+    fgpu_remove(&memory, address, holding);
     fgpu_memory_unlock();
 }
 
 CUresult fgpu_free_ends(const struct fgpu_holding *holding, CUresult result) {
     if (holding->key != 0 && result == CUDA_SUCCESS)
-        let_go(holding);
+        release(holding);
     else if (holding->key != 0)
         fgpu_hold_memory(holding->key, *holding);
     return result;
@@ -60,7 +60,7 @@ void fgpu_release_memory_of(fgpu_owner_test is_gone, const void *data) {
             place++;
             continue;
         }
-        fgpu_take(&memory, holding.key, &holding); /* another one may have moved to this place */
+        fgpu_remove(&memory, holding.key, &holding); /* another one may have moved to this place */
         fgpu_unclaim(holding.device, holding.bytes);
     }
 }
@@ -101,7 +101,7 @@ static inline CUresult end(const struct fgpu_holding *claim, const CUdeviceptr *
 
 static inline CUresult allocate(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *address, size_t bytes) {
     struct fgpu_holding claim;
-    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_TAKE(real(address, bytes)))
+    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_RETRY(real(address, bytes)))
                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -109,7 +109,7 @@ static CUresult allocate_v1(__typeof__(&cuMemAlloc) real, CUdeviceptr_v1 *addres
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = FGPU_TAKE(real(address, bytes));
+    CUresult result = FGPU_RETRY(real(address, bytes));
     CUdeviceptr wide = result == CUDA_SUCCESS ? *address : 0;
     return end(&claim, &wide, result);
 }
@@ -123,11 +123,11 @@ static CUresult allocate_managed(__typeof__(&cuMemAllocManaged) real, CUdevicept
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     struct fgpu_holding claim; /* for managed memory attached to the host too, which may move to the device */
-    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_TAKE(real(address, bytes, flags)))
+    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_RETRY(real(address, bytes, flags)))
                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define USUAL_PITCH 512 /* of every known driver */
+#define USUAL_PITCH 512 /* bytes; every known driver rounds rows up to this */
 
 /* The driver chooses the pitch. The expected one is claimed first, so that nothing is taken without a grant; afterwards
  * the excess is given back, or the rest claimed. */
@@ -158,7 +158,7 @@ static CUresult allocate_pitched(__typeof__(&cuMemAllocPitch_v2) real, CUdevicep
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = FGPU_TAKE(real(address, pitch, width, height, element));
+    CUresult result = FGPU_RETRY(real(address, pitch, width, height, element));
     return end_pitched(&claim, address, result == CUDA_SUCCESS ? fgpu_product(*pitch, height) : 0, result);
 }
 
@@ -167,7 +167,7 @@ static CUresult allocate_pitched_v1(__typeof__(&cuMemAllocPitch) real, CUdevicep
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = FGPU_TAKE(real(address, pitch, width, height, element));
+    CUresult result = FGPU_RETRY(real(address, pitch, width, height, element));
     CUdeviceptr wide = result == CUDA_SUCCESS ? *address : 0;
     return end_pitched(&claim, &wide, result == CUDA_SUCCESS ? fgpu_product(*pitch, height) : 0, result);
 }

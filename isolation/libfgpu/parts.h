@@ -44,25 +44,25 @@ void fgpu_devices_forget(void);
 
 /* ---- claims: devices.c ------------------------------------------------------------------------------- */
 
-/* Reserves. Over the limit it first releases what the driver has given back, then makes the driver give up its
- * reserves. False: CUDA_ERROR_OUT_OF_MEMORY. True for FGPU_UNKNOWN. */
+/* Charges an allocation before it is made. Over the limit it first releases what the driver has given back, then makes
+ * the driver give up its reserves. False: CUDA_ERROR_OUT_OF_MEMORY. FGPU_UNKNOWN charges nothing and is true. */
 bool fgpu_claim(int device, uint64_t bytes);
 
 /* Charges what the driver has changed on its own: before a report, and before a refusal. */
 void fgpu_settle(int device);
 
-/* Runs `call`, which takes claimed memory, and repeats it for half a second while the driver has no memory: a killed
- * process leaves its slot when its address space is gone, and the driver's memory a moment later. */
-#define FGPU_TAKE(call) \
+/* Runs `call`, a driver's function that allocates claimed memory, and repeats it for half a second while the driver has
+ * no memory: a killed process leaves its slot when its address space is gone, and the driver's memory a moment later. */
+#define FGPU_RETRY(call) \
     ({ \
-        CUresult taken = (call); \
-        for (unsigned tries = 0; __builtin_expect(taken == CUDA_ERROR_OUT_OF_MEMORY, 0) && fgpu_take_again(tries); tries++) \
-            taken = (call); \
-        taken; \
+        CUresult got = (call); \
+        for (unsigned tries = 0; __builtin_expect(got == CUDA_ERROR_OUT_OF_MEMORY, 0) && fgpu_try_again(tries); tries++) \
+            got = (call); \
+        got; \
     })
 
-/* Waits a little; false after enough tries, or if waiting was in vain recently. */
-bool fgpu_take_again(unsigned tries);
+/* Waits before another try; false after half a second of tries, or within 10 s of tries that all failed. */
+bool fgpu_try_again(unsigned tries);
 
 /* Makes pools and graphs give back their reserves. */
 void fgpu_trim(int device);
@@ -94,10 +94,10 @@ struct fgpu_holdings {
     size_t capacity, count;
 };
 
-/* False without memory. An existing holding under this key is moved to `before`; otherwise its key is 0. */
+/* False without memory for the table. A holding already under this key is moved to `before`; else its key is 0. */
 bool fgpu_put(struct fgpu_holdings *holdings, struct fgpu_holding holding, struct fgpu_holding *before);
 struct fgpu_holding *fgpu_get(const struct fgpu_holdings *holdings, uint64_t key);
-bool fgpu_take(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding *out);
+bool fgpu_remove(struct fgpu_holdings *holdings, uint64_t key, struct fgpu_holding *out);
 
 /* ---- memory.c ------------------------------------------------------------------------------------------ */
 

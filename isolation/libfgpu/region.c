@@ -32,8 +32,9 @@
 #endif
 
 #define PATIENCE_NS INT64_C(100000000) /* how long to wait for other processes' reservations in progress */
-#define CLAIM_PASSES 50
-#define COLLECTS 8
+#define CLAIM_PASSES 50 /* over all slots, for a free one */
+#define COLLECTS 8 /* sums for a report until two are equal */
+/* Instead of a slot. */
 #define ALL_TAKEN (-1)
 #define UNUSABLE (-2)
 
@@ -325,8 +326,8 @@ static inline int this_slot(struct process *process, struct region *region) {
     return __builtin_expect(slot >= 0, 1) ? slot : claim_slot(process, region);
 }
 
-/* Where this process's reservations of a device are counted; NULL if it can have none. */
-struct place {
+/* The cells of one device, one for each slot, and which slot is this process's (-1: not looked for). */
+struct row {
     struct process *process;
     struct region *region;
     struct region_cell *cells; /* of the device */
@@ -334,58 +335,58 @@ struct place {
     int device;
 };
 
-static inline bool find_place(int device, struct place *place) {
+static inline bool find_row(int device, struct row *row) {
     const struct fgpu_limits *limits = fgpu_limits();
     if (__builtin_expect(limits == NULL || device < 0 || (unsigned)device >= limits->device_count, 0))
         return false;
-    place->process = this_process();
-    place->region = place->process ? this_region() : NULL;
-    if (__builtin_expect(place->region == NULL, 0))
+    row->process = this_process();
+    row->region = row->process ? this_region() : NULL;
+    if (__builtin_expect(row->region == NULL, 0))
         return false;
-    place->cells = place->region->cell[device];
-    place->device = device;
-    place->slot = -1;
+    row->cells = row->region->cell[device];
+    row->device = device;
+    row->slot = -1;
     return true;
 }
 
-static inline bool find_own_place(int device, struct place *place) {
-    return find_place(device, place) && (place->slot = this_slot(place->process, place->region)) >= 0;
+static inline bool find_own_row(int device, struct row *row) {
+    return find_row(device, row) && (row->slot = this_slot(row->process, row->region)) >= 0;
 }
 
 /* ---- Sums ---- */
 
 struct sums {
     uint64_t pending, committed;
-    uint64_t print; /* of all committed: equal ones are assumed to be of the same state */
-    bool lower_announced; /* a slot before its own has something pending */
+    uint64_t fingerprint; /* of all `committed`: if equal, the state is assumed to be the same */
+    bool lower_announced; /* a slot before this process's has something pending */
 };
 
-static inline struct sums sum(const struct place *place) {
+static inline struct sums sum(const struct row *row) {
     struct sums sums = {0};
-    int slots = (int)high_water(place->region);
+    int slots = (int)high_water(row->region);
     for (int slot = 0; slot < slots; slot++) {
-        uint64_t pending = atomic_load(&place->cells[slot].pending); /* before committed: see the top of the file */
-        uint64_t committed = atomic_load(&place->cells[slot].committed);
+        uint64_t pending = atomic_load(&row->cells[slot].pending); /* before committed: see the top of the file */
+        uint64_t committed = atomic_load(&row->cells[slot].committed);
         sums.pending += pending;
         sums.committed += committed;
-        sums.print = sums.print * UINT64_C(0x9e3779b97f4a7c15) + committed;
-        sums.lower_announced |= pending != 0 && slot < place->slot;
+        sums.fingerprint = sums.fingerprint * UINT64_C(0x9e3779b97f4a7c15) + committed;
+        sums.lower_announced |= pending != 0 && slot < row->slot;
     }
     return sums;
 }
 
-static inline void raise_peak(const struct place *place, uint64_t bytes) {
-    _Atomic(uint64_t) *peak = &place->region->peak[place->device];
+static inline void raise_peak(const struct row *row, uint64_t bytes) {
+    _Atomic(uint64_t) *peak = &row->region->peak[row->device];
     uint64_t before = atomic_load_explicit(peak, memory_order_relaxed);
     while (before < bytes && !atomic_compare_exchange_weak(peak, &before, bytes))
         ;
 }
 
-static inline enum fgpu_verdict commit(const struct place *place, uint64_t bytes, struct sums sums) {
-    struct region_cell *own = &place->cells[place->slot];
+static inline enum fgpu_verdict commit(const struct row *row, uint64_t bytes, struct sums sums) {
+    struct region_cell *own = &row->cells[row->slot];
     atomic_fetch_add(&own->committed, bytes);
     atomic_fetch_sub(&own->pending, bytes);
-    raise_peak(place, sums.committed + bytes);
+    raise_peak(row, sums.committed + bytes);
     return FGPU_GRANTED;
 }
 
@@ -395,30 +396,30 @@ static inline enum fgpu_verdict commit(const struct place *place, uint64_t bytes
  * processes' announcements are in the way, it waits for their decision: the lowest slot stays announced, the others
  * step back, so it gets through, and then the next one. It ends after PATIENCE_NS, as an announced process may be
  * stopped. "Over" is returned if two consecutive sums saw the same state and were both over. */
-static enum fgpu_verdict reserve_patiently(const struct place *place, uint64_t bytes, uint64_t limit,
+static enum fgpu_verdict reserve_patiently(const struct row *row, uint64_t bytes, uint64_t limit,
                                            int64_t deadline) {
-    struct region_cell *own = &place->cells[place->slot];
+    struct region_cell *own = &row->cells[row->slot];
     bool announced = false, over_before = false;
-    uint64_t print_before = 0;
+    uint64_t fingerprint_before = 0;
     for (unsigned tries = 0; tries == 0 || now_ns() < deadline; tries++) {
         if (tries % 16 == 0)
-            clear_dead(place->process, place->region);
-        struct sums sums = sum(place);
+            clear_dead(row->process, row->region);
+        struct sums sums = sum(row);
         if (announced == sums.lower_announced) {
             if (announced)
                 atomic_fetch_sub(&own->pending, bytes);
             else
                 atomic_fetch_add(&own->pending, bytes);
             announced = !announced;
-            sums = sum(place);
+            sums = sum(row);
         }
         if (announced && sums.pending + sums.committed <= limit)
-            return commit(place, bytes, sums);
+            return commit(row, bytes, sums);
         bool over = sums.committed + bytes > limit;
-        if (over && over_before && sums.print == print_before)
+        if (over && over_before && sums.fingerprint == fingerprint_before)
             break;
         over_before = over;
-        print_before = sums.print;
+        fingerprint_before = sums.fingerprint;
         if (!over && tries < 16)
             syscall(SYS_sched_yield);
         else if (!over)
@@ -429,51 +430,51 @@ static enum fgpu_verdict reserve_patiently(const struct place *place, uint64_t b
     return FGPU_OVER;
 }
 
-static __attribute__((noinline)) enum fgpu_verdict reserve_contended(const struct place *place, uint64_t bytes,
+static __attribute__((noinline)) enum fgpu_verdict reserve_contended(const struct row *row, uint64_t bytes,
                                                                      uint64_t limit) {
     int64_t deadline = now_ns() + PATIENCE_NS;
-    while (atomic_exchange(&place->process->contender, 1) != 0) {
+    while (atomic_exchange(&row->process->contender, 1) != 0) {
         if (now_ns() >= deadline)
             return FGPU_OVER;
         pause_for(20000);
     }
-    enum fgpu_verdict verdict = reserve_patiently(place, bytes, limit, deadline);
-    atomic_store(&place->process->contender, 0);
+    enum fgpu_verdict verdict = reserve_patiently(row, bytes, limit, deadline);
+    atomic_store(&row->process->contender, 0);
     return verdict;
 }
 
 enum fgpu_verdict fgpu_reserve(int device, uint64_t bytes, uint64_t limit) {
-    struct place place;
-    if (!find_own_place(device, &place))
+    struct row row;
+    if (!find_own_row(device, &row))
         return FGPU_REFUSED;
     if (bytes > limit)
         return FGPU_OVER; /* not announced: that would only make others wait */
-    struct region_cell *own = &place.cells[place.slot];
+    struct region_cell *own = &row.cells[row.slot];
     atomic_fetch_add(&own->pending, bytes);
-    struct sums sums = sum(&place);
+    struct sums sums = sum(&row);
     if (__builtin_expect(sums.pending + sums.committed <= limit, 1))
-        return commit(&place, bytes, sums);
+        return commit(&row, bytes, sums);
     atomic_fetch_sub(&own->pending, bytes);
-    return reserve_contended(&place, bytes, limit);
+    return reserve_contended(&row, bytes, limit);
 }
 
 void fgpu_charge_anyway(int device, uint64_t bytes) {
-    struct place place;
-    if (!find_own_place(device, &place))
+    struct row row;
+    if (!find_own_row(device, &row))
         return;
-    atomic_fetch_add(&place.cells[place.slot].committed, bytes);
-    raise_peak(&place, sum(&place).committed);
+    atomic_fetch_add(&row.cells[row.slot].committed, bytes);
+    raise_peak(&row, sum(&row).committed);
 }
 
 void fgpu_release(int device, uint64_t bytes) {
-    struct place place;
-    if (!find_place(device, &place))
+    struct row row;
+    if (!find_row(device, &row))
         return;
-    int slot = (int)atomic_load_explicit(&place.process->slot_plus_one, memory_order_acquire) - 1;
-    uint64_t held = slot < 0 ? 0 : atomic_load_explicit(&place.cells[slot].committed, memory_order_relaxed);
+    int slot = (int)atomic_load_explicit(&row.process->slot_plus_one, memory_order_acquire) - 1;
+    uint64_t held = slot < 0 ? 0 : atomic_load_explicit(&row.cells[slot].committed, memory_order_relaxed);
     while (held > 0) {
         uint64_t left = held > bytes ? held - bytes : 0;
-        if (atomic_compare_exchange_weak(&place.cells[slot].committed, &held, left))
+        if (atomic_compare_exchange_weak(&row.cells[slot].committed, &held, left))
             break;
     }
     if (held < bytes)
@@ -484,25 +485,25 @@ void fgpu_release(int device, uint64_t bytes) {
 /* ---- Questions ---- */
 
 uint64_t fgpu_used(int device) {
-    struct place place;
-    if (!find_place(device, &place))
+    struct row row;
+    if (!find_row(device, &row))
         return 0;
-    clear_dead(place.process, place.region);
-    struct sums sums = sum(&place), before;
+    clear_dead(row.process, row.region);
+    struct sums sums = sum(&row), before;
     int collects = 0;
     do {
         before = sums;
-        sums = sum(&place);
-    } while (sums.print != before.print && ++collects < COLLECTS);
+        sums = sum(&row);
+    } while (sums.fingerprint != before.fingerprint && ++collects < COLLECTS);
     return sums.committed;
 }
 
 uint64_t fgpu_used_by_this_process(int device) {
-    struct place place;
-    if (!find_place(device, &place))
+    struct row row;
+    if (!find_row(device, &row))
         return 0;
-    uint32_t slot_plus_one = atomic_load(&place.process->slot_plus_one);
-    return slot_plus_one == 0 ? 0 : atomic_load(&place.cells[slot_plus_one - 1].committed);
+    uint32_t slot_plus_one = atomic_load(&row.process->slot_plus_one);
+    return slot_plus_one == 0 ? 0 : atomic_load(&row.cells[slot_plus_one - 1].committed);
 }
 
 static bool is_write_locked(int descriptor, unsigned slot) {
@@ -512,25 +513,25 @@ static bool is_write_locked(int descriptor, unsigned slot) {
 
 /* The living processes in this PID namespace: all (`pid` 0), or the one with this id. */
 static unsigned list_living(int device, uint32_t pid, struct fgpu_process *out, unsigned room) {
-    struct place place;
-    if (!find_place(device, &place) || !begin_opening(place.process))
+    struct row row;
+    if (!find_row(device, &row) || !begin_opening(row.process))
         return 0;
-    unsigned count = 0, slots = high_water(place.region);
+    unsigned count = 0, slots = high_water(row.region);
     uint64_t namespace = pid_namespace();
     int descriptor = open_region();
     for (unsigned slot = 0; descriptor >= 0 && slot < slots; slot++) {
-        struct region_owner *owner = &place.region->owner[slot];
+        struct region_owner *owner = &row.region->owner[slot];
         uint32_t its = atomic_load(&owner->pid);
         if (its == 0 || (pid != 0 && its != pid) || atomic_load(&owner->namespace) != namespace ||
             !is_write_locked(descriptor, slot))
             continue;
         if (count < room)
-            out[count] = (struct fgpu_process){its, atomic_load(&place.cells[slot].committed)};
+            out[count] = (struct fgpu_process){its, atomic_load(&row.cells[slot].committed)};
         count++;
     }
     if (descriptor >= 0)
         fgpu_close(descriptor);
-    end_opening(place.process);
+    end_opening(row.process);
     return count;
 }
 
@@ -545,11 +546,11 @@ bool fgpu_is_ours(uint32_t pid) {
 /* A process that computes has a slot, even if its context is free: the watchdog treats processes without one as running
  * without libfgpu. */
 struct fgpu_time_account *fgpu_time_account(int device) {
-    struct place place;
-    if (!find_place(device, &place))
+    struct row row;
+    if (!find_row(device, &row))
         return NULL;
-    this_slot(place.process, place.region);
-    return &place.region->time[device];
+    this_slot(row.process, row.region);
+    return &row.region->time[device];
 }
 
 /* Does not ask for the limits, as it is called while they are read. */

@@ -68,7 +68,7 @@ static CUresult create_claimed(__typeof__(&cuMemCreate) real, CUmemGenericAlloca
         return CUDA_ERROR_OUT_OF_MEMORY;
     *allocation = (struct allocation){.bytes = bytes, .device = device};
     pthread_mutex_lock(&lock);
-    CUresult result = FGPU_TAKE(real(handle, bytes, properties, flags));
+    CUresult result = FGPU_RETRY(real(handle, bytes, properties, flags));
     if (result == CUDA_SUCCESS && (device < 0 || !add_handle(*handle, allocation))) {
         DRIVER(cuMemRelease)(*handle);
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -103,7 +103,7 @@ static CUresult release(__typeof__(&cuMemRelease) real, CUmemGenericAllocationHa
         struct allocation *allocation = known->owner;
         struct fgpu_holding gone;
         if (--known->bytes == 0)
-            fgpu_take(&handles, handle, &gone);
+            fgpu_remove(&handles, handle, &gone);
         allocation->handles--;
         drop_if_unused(allocation);
     }
@@ -156,7 +156,7 @@ static CUresult map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t byte
 static void forget_mappings(CUdeviceptr address, size_t bytes) {
     CUdeviceptr at = address, end = address + bytes;
     struct fgpu_holding gone;
-    while (at < end && fgpu_take(&mappings, at, &gone)) {
+    while (at < end && fgpu_remove(&mappings, at, &gone)) {
         drop_mapping(gone.owner);
         at += gone.bytes;
     }
@@ -164,7 +164,7 @@ static void forget_mappings(CUdeviceptr address, size_t bytes) {
         return;
     for (size_t i = 0; i < mappings.capacity;) {
         uint64_t key = mappings.places[i].key;
-        if (key >= at && key < end && fgpu_take(&mappings, key, &gone))
+        if (key >= at && key < end && fgpu_remove(&mappings, key, &gone))
             drop_mapping(gone.owner); /* another one may have moved to this place */
         else
             i++;
