@@ -64,17 +64,17 @@ log = logging.getLogger("fgpu")
 T = TypeVar("T")
 
 START_AGAIN_S = 1.0
-FIRST_LOOK_S = 5.0
+FIRST_OBSERVATION_S = 5.0
 """How long a start waits for the engine's first answer."""
 WATCHDOG = "the watchdog"
-FILERS = 4
-"""Own threads for files of launches and ends, so that both continue while other work hangs."""
-FORM_READERS = 4
-"""Own threads for the launch form: when the database hangs, only they hang."""
+FILE_THREADS = 4
+"""Threads only for files of launches and ends, so that both continue while other work hangs."""
+FORM_THREADS = 4
+"""Threads only for the launch form's reads: when the database hangs, only these hang."""
 
 
 class LaunchingSpawner(Servers, Protocol):
-    """What the runtime uses of the Hub's spawner class."""
+    """The part of the Hub's spawner class that the runtime uses."""
 
     capabilities: ClassVar[Capabilities]
 
@@ -86,7 +86,7 @@ class LaunchingSpawner(Servers, Protocol):
 
 
 class Runtime:
-    """Everything that the Hub has one of. Opened before the Hub looks at its servers, started in its event loop."""
+    """The Hub's single instances. Opened before the Hub looks at its servers, started in its event loop."""
 
     _current: Runtime | None = None
 
@@ -96,8 +96,8 @@ class Runtime:
         self._spawner_class = spawner_class
         self._started: asyncio.Future[None] | None = None
         self._preparing = asyncio.Lock()
-        self._filers = ThreadPoolExecutor(FILERS, thread_name_prefix="fgpu-files")
-        self._form_readers = ThreadPoolExecutor(FORM_READERS, thread_name_prefix="fgpu-form")
+        self._file_threads = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="fgpu-files")
+        self._form_threads = ThreadPoolExecutor(FORM_THREADS, thread_name_prefix="fgpu-form")
         self.background = Background(log)
         #: Whether the Hub stops: sessions that end now were not ended by their owner.
         self.hub_stops = False
@@ -183,7 +183,7 @@ class Runtime:
         self.image_watch = ImageWatch(
             self.engine, lambda: self.catalogue, lambda: self.nodes, self.background, data=data
         )
-        # Close the database however the Hub ends: threads may still be in a transaction.
+        # Also when the Hub ends by an error: threads may still be in a transaction.
         atexit.register(self.store.close)
         Runtime._current = self
 
@@ -247,7 +247,7 @@ class Runtime:
         # runs once, so no temporary error may end it.
         nodes = self.nodes
         if self.checked is not None:
-            await self._look_first(self.checked)
+            await self._observe_first(self.checked)
             # A silent node may run unknown sessions: place nothing there before it has answered.
             fitting = self.checked.fitting
             nodes = tuple(n if n.id in fitting else replace(n, state=NodeState.LOST) for n in nodes)
@@ -281,11 +281,11 @@ class Runtime:
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
 
-    async def _look_first(self, engine: CheckedEngine) -> None:
+    async def _observe_first(self, engine: CheckedEngine) -> None:
         """Observe the engine until no answer contradicts the database. Silent nodes are checked when they answer."""
         while True:
-            look = self.background.run(engine.observe(), failed="The engine could not be looked at")
-            await asyncio.wait([look], timeout=FIRST_LOOK_S)
+            observing = self.background.run(engine.observe(), failed="The engine could not be looked at")
+            await asyncio.wait([observing], timeout=FIRST_OBSERVATION_S)
             if not engine.wrong:
                 return
             await asyncio.sleep(START_AGAIN_S)
@@ -347,11 +347,13 @@ class Runtime:
         async with self._preparing:
             live = [s.id for s in await self.queue.live()]
             loop = asyncio.get_running_loop()
-            return await to_the_end(loop.run_in_executor(self._filers, self.isolation.prepare, session, live))
+            return await to_the_end(
+                loop.run_in_executor(self._file_threads, self.isolation.prepare, session, live)
+            )
 
     async def clear(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
+        await loop.run_in_executor(self._file_threads, self.isolation.remove, session.id)
 
     async def accept_image(self, engines_id: str, user: str) -> None:
         """Store that a user accepts another user's image, and reload the images."""
@@ -364,7 +366,7 @@ class Runtime:
 
     async def read_for_form(self, read: Callable[..., T], *args: Any) -> T:
         """Run a database read of the launch form in the form's own threads, as it may hang."""
-        return await asyncio.get_running_loop().run_in_executor(self._form_readers, read, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._form_threads, read, *args)
 
     @property
     def catalogue(self) -> Catalogue:

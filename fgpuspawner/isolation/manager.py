@@ -25,13 +25,14 @@ log = logging.getLogger("fgpu.isolation")
 
 BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Backend)
 """The last one enforces nothing."""
-LOG_KEPT_BYTES = 1 << 20
-_SMALLEST_FILE_BYTES = 4096
+LOG_MOST_BYTES = 1 << 20
+_SMALLEST_FILE_BYTES = 4096  # One block of the file system.
 LEDGER_BYTES = 26_406_912
 """Size of ``struct ledger`` in isolation/simulated/machine.h."""
 
 
 def make_backends(host: Host) -> dict[str, Backend]:
+    """Return every kind of backend for a host, by its name."""
     return {kind.name: kind(host) for kind in BACKENDS}
 
 
@@ -89,6 +90,7 @@ class Isolation:
         self._folder = settings.data_path() / "limits"
         # Held while slots are assigned: each assignment must see the limits files that the one before it wrote.
         self._preparing = threading.Lock()
+        #: By node id.
         self.choices: Mapping[str, Choice] = {}
 
     def open(self, *, own_root: bool, installation: str) -> None:
@@ -101,7 +103,7 @@ class Isolation:
         host = find_host(self._settings, self._nodes.values(), own_root=own_root, installation=installation)
         if host.native is not None:
             host = replace(host, native=native.readable_by_all(host.native, host.data))
-        self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
+        self._choose_backends(replace(host, commands=native.install_commands(host.data)), self._nodes)
 
     def add_node(self, node: Node) -> None:
         """Choose the backend of a node on another machine that is new or has other devices.
@@ -110,7 +112,7 @@ class Isolation:
             BadSettings: no backend works for it; nothing has changed.
         """
         with self._preparing:
-            self._use(self.host, {**self._nodes, node.id: node}, only=node.id)
+            self._choose_backends(self.host, {**self._nodes, node.id: node}, only=node.id)
 
     def forget_nodes(self, node_ids: Collection[str]) -> None:
         """Forget removed nodes. Sessions that still run there can only be ended."""
@@ -119,7 +121,7 @@ class Isolation:
             self.choices = {name: one for name, one in self.choices.items() if name not in node_ids}
             write_choices(self.host.data, self.choices.values())
 
-    def _use(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
+    def _choose_backends(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
         """Choose the backend of all nodes, or of one new node, and write the files that their sessions share."""
         new = [n for n in nodes.values() if only in (None, n.id)]
         chosen = {n.id: choose(self._settings.isolation, n, self._backends_of(n.id, host)) for n in new}
@@ -131,7 +133,7 @@ class Isolation:
                 memory = None if self.is_elsewhere(node.id) else host.accounting
                 native.write_machine(host.data, node, host.native, memory)
         self._nodes, self.choices = nodes, {**self.choices, **chosen}
-        self.host = replace(host, context_mib=self._contexts(host))
+        self.host = replace(host, context_mib=self._context_mib(host))
         self._backends = make_backends(self.host)
         self.choices = {
             node_id: replace(c, backend=self._backends_of(node_id, self.host)[c.backend.name])
@@ -145,18 +147,19 @@ class Isolation:
     def _backends_of(self, node_id: str, host: Host) -> dict[str, Backend]:
         return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)
 
-    def _contexts(self, host: Host) -> dict[str, int]:
-        held = [
+    def _context_mib(self, host: Host) -> dict[str, int]:
+        """Return the memory to charge for a CUDA context, by device UUID, for the devices that a backend limits."""
+        limited = [
             d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
         ]
-        real = [d for d in held if not d.simulated and not self.is_elsewhere(d.node_id)]
+        real = [d for d in limited if not d.simulated and not self.is_elsewhere(d.node_id)]
         if self._settings.context_mib != AUTO:
-            return {d.uuid: int(self._settings.context_mib) for d in held}
+            return {d.uuid: int(self._settings.context_mib) for d in limited}
         found = {
-            d.uuid: native.SIMULATED_CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in held
+            d.uuid: native.SIMULATED_CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in limited
         }
         if real:
-            found |= facts.measure_contexts(real, driver=host.driver, data=host.data)
+            found |= facts.measure_context_mib(real, driver=host.driver, data=host.data)
         return found
 
     def backend_of(self, session: Session) -> Backend:
@@ -219,7 +222,7 @@ class Isolation:
             own, neighbours = self.folder(session.id), self._neighbours(session.id)
             before = limits.read(own)
             after = limits.resized(before, session, neighbours)
-            # Write equal limits too: a Hub may have died after it wrote them and before it counted the change.
+            # Write equal limits too: a Hub may have died after it wrote them and before it raised their revision.
             limits.change(own, after)
             self._publish_lenders([*neighbours, after])
             return after
@@ -257,7 +260,7 @@ class Isolation:
 
     def remove(self, session_id: int) -> None:
         """Remove the files of a session that is gone; idempotent."""
-        # The setting may have been another at its start, so every backend removes its own.
+        # The setting may have changed since the session's start, so every backend removes its files.
         for backend in self._backends.values():
             backend.teardown(session_id)
 
@@ -280,7 +283,7 @@ class Isolation:
     def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]], *, words: int = 0) -> Path:
         """Write the files of a container that no session has yet: these ``files``, and limits that allow nothing.
 
-        With ``words`` for that number of devices, if its session may lend. Returns its folder.
+        ``words`` is the number of devices to make lending words for, 0 if its session may not lend. Returns its folder.
         """
         if words:
             lending.make_words(self.host.memory, name, words)
@@ -326,7 +329,7 @@ class Isolation:
         logs = [path / "log" for path in self._folders()]
         logs += [native.machine_folder(self.host.data, node_id) / "log" for node_id in self._nodes]
         for path in logs:
-            _trim(path, most=LOG_KEPT_BYTES, to=0)
+            _trim(path, most=LOG_MOST_BYTES, to=0)
         for node_id in self._nodes:
             ledger = (native.machine_folder(self.host.data, node_id) / native.LEDGER).resolve()
             if _trim(ledger, most=LEDGER_BYTES, to=LEDGER_BYTES):

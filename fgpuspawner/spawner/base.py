@@ -1,15 +1,15 @@
 """The Hub's contract for a spawn that waits.
 
-`start` stays pending in the queue and returns when the server answers; only what can never run is refused
-there. The rules that the Hub imposes, each with a test in tests/hub/test_contract.py:
+`start` waits in the queue and returns when the server answers. It refuses at once only a request that can never
+run. The rules that the Hub imposes, each with a test in tests/hub/test_contract.py:
 
-- `poll` says "running" from the first hook before `start` until `stop` has been called, so that a cancelled
-  spawn reaches `stop`, which releases. A cancelled task releases nothing: the Hub cancels its tasks when it
-  shuts down, too.
-- After a restart a mere ticket polls as stopped. It keeps its place in the store, and the next `start` of
-  the same server takes it up again.
-- `ready` is false while a start is pending, or the Hub routes to a server that is not there.
-- Every start validates its options again: they may be old, or forged.
+- `poll` says "running" from the first hook before `start` until `stop` has been called. So a cancelled spawn reaches
+  `stop`, which frees the shares. A cancelled task frees nothing, because the Hub also cancels its tasks when it shuts
+  down.
+- After a restart, `poll` says "stopped" for a request that still waits. The store keeps its place in the queue, and
+  the next `start` of the same server takes it up again.
+- `ready` is false while a start is pending: otherwise the Hub would route to a server that is not there.
+- Every start validates its options again: they may be old or forged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
 from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, show_refusals
 
 STOP_AGAIN_S = 2.0
+"""How long to wait before an end that could not be committed is tried again."""
 LONGEST_CHECK_S = 2.0
+"""How long the Hub's check at its start waits for a server's answer."""
 OWN_TOKEN_S = 3600
 LOOPBACK = "127.0.0.1"
 MOST_WAITING_PAGES = 20
@@ -268,7 +270,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self._session = None
         self._failure = None
         await self.runtime.ready()
-        # A start that was cancelled an instant ago may have left one: a server has one launch at a time.
+        # A start that was cancelled just now may have left a launch: a server has one at a time.
         await self._cancel_launch()
         try:
             waiting = await self.runtime.queue.patiently(self._waiting_request)
@@ -279,7 +281,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
         except (Refused, TooManyPending, SessionExists) as e:
             why = str(e)
-            await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
+            await self.runtime.queue.patiently(lambda: self._keep_or_end_waiting_request(why))
             if isinstance(e, Refused):
                 show_refusals(e.refusals)
                 raise refusal(e) from None
@@ -290,7 +292,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
         self.orm_spawner.state = self.get_state()
-        # At once: the Hub's next query would begin the change, and lock its database until something is committed.
+        # Commit at once: the Hub's next query would flush the change and lock its database until the next commit.
         self.user.db.commit()
         try:
             url = await self._placed_and_launched(session)
@@ -306,7 +308,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 step = SHOW_IT
             self._failure = cause, words
             raise NotStarted(words, reason=e.code, html=failed_html(words, step), status_code=500) from None
-        self._is_up(self.session)
+        self._note_up(self.session)
         return url
 
     async def _placed_and_launched(self, session: Session) -> str:
@@ -335,7 +337,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         """Run a coroutine in the background; a failure is logged."""
         self.runtime.background.run(coroutine, failed=f"A task for {self._log_name} failed")
 
-    def _is_up(self, session: Session) -> None:
+    def _note_up(self, session: Session) -> None:
         self._session, self._phase = session, self.UP
         self._by_session[session.id] = self
 
@@ -343,7 +345,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     """The spawners of servers that are up, by their sessions."""
 
     _launches: ClassVar[dict[tuple[str, str], tuple[Launch, asyncio.Future[Session]]]] = {}
-    """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
+    """The launches in flight, by server and not by spawner: the Hub may replace a spawner before its launch ends."""
 
     @property
     def _server_key(self) -> tuple[str, str]:
@@ -365,7 +367,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def _accept_image(self, engines_id: str) -> None:
         """Store that the user accepts this image, so that they are not asked again."""
         await self.runtime.accept_image(engines_id, self.user.name)
-        # Else a later start with the same options would accept again what was declined since.
+        # Otherwise a later start with these options would accept the image again, even if the user declined it since.
         self.user_options = {k: v for k, v in self.user_options.items() if k != ACCEPT_IMAGE}
         self.orm_spawner.user_options = self.user_options
         self.user.db.commit()
@@ -388,7 +390,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         further = FurtherSessions(self)
         names = [self.name, *await further.names(wanted.count - 1)]
         requests = [wanted.for_server(name) for name in names]
-        # In one step: if a request is refused, none loses its place.
+        # Submit and replace in one step: if a request is refused, the current one keeps its place.
         replacing = None if current is None else current.id
         submitting = asyncio.ensure_future(scheduler.submit(requests, replacing=replacing))
         try:
@@ -431,11 +433,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return None
         if self._phase == self.IDLE:
             scheduler = self.runtime.queue
-            # A database that is away must not look like a server that is gone.
+            # Retry: a database that does not answer must not look like a server that is gone.
             current = await scheduler.patiently(lambda: scheduler.serving(self.user.name, self.name))
             if current is None or current.state is not SessionState.RUNNING:
                 return 0
-            self._is_up(current)
+            self._note_up(current)
             await self._wait_until_reachable(current)
             if self._phase != self.UP:
                 return 0  # Ended by its owner during the wait.
@@ -482,7 +484,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         Spawner.server.fset(self, server)
 
     async def _is_out_of_reach(self, session: Session) -> bool:
-        # If its owner is ending it, the check must stop, or it would end the server once more.
+        # While the owner ends the server the check must wait, or it would end the server once more.
         if self._stop_pending or self._phase != self.UP:
             return self._stop_pending
         return self.runtime.engine.is_away(session) and not await self._answers_now(session)
@@ -575,8 +577,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     ) -> None:
         session = session or await self.runtime.queue.serving(self.user.name, self.name)
         if session is not None:
-            asked = EndCause.HUB_STOPPED if self.runtime.hub_stops else EndCause.USER
-            cause, message = failure or (asked, None)
+            usual = EndCause.HUB_STOPPED if self.runtime.hub_stops else EndCause.USER
+            cause, message = failure or (usual, None)
             by = None if failure else ended_by(self.user.name)
             await self._end(session, cause, message, now=now, by=by)
 
@@ -587,7 +589,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             # If the Hub could not record the end either, it still counts this server as running.
             is_not_noted = current is self and self._phase == self.IDLE
             if current is not None and current.active and not is_not_noted:
-                return  # The server was asked for again: that start takes the session up, or ends it.
+                return  # The server was started again: that start takes the session up, or ends it.
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
                 break
@@ -602,22 +604,22 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             await asyncio.sleep(STOP_AGAIN_S)
             try:
                 if self.user.spawners.get(self.name) is not self or self._phase != self.IDLE:
-                    return  # Noted, or asked for again.
-                # The Hub's own, which has none before the first stop.
+                    return  # The Hub has recorded the end, or the server was started again.
+                # `_stop_future` is the Hub's; it does not exist before the first stop.
                 if getattr(self, "_stop_future", None) is not None or self._notifying.locked():
                     continue  # The Hub is still stopping it.
                 if self.pending not in (None, "stop") or not (self._stop_pending or self.orm_spawner.server):
                     return
                 await self.user.stop(self.name)
             except (DBAPIError, PendingRollbackError) as e:
-                # First of all: until then nothing can be read either, not even the server's name.
+                # First of all: until the rollback nothing can be read either, not even the server's name.
                 self.user.db.rollback()
                 self.log.warning("The end of %s is not in the Hub's database yet: %s", self._log_name, e)
 
     async def _end(
         self, session: Session, cause: EndCause, message: str | None, *, now: bool, by: str | None = None
     ) -> None:
-        """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares.
+        """End ``session``: commit its end, wait for a launch in flight, remove what it started, free the shares.
 
         ``by`` names the user who ended it, if not its owner; the owner is told.
         """
@@ -626,14 +628,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         with scheduler.ending(session.id):
             session = await scheduler.end(session.id, cause, words)
             if by is not None and session.message == words:
-                # Otherwise an administrator said why, and the service has written it.
+                # Another message is an administrator's: the service has written that end to the audit log.
                 self._in_background(self.runtime.audit(session, "session.end", actor=by))
             await self._cancel_launch()
             if session.state is SessionState.TERMINATING:
                 with self.runtime.metrics.engine.labels("stop").time():
                     is_gone = await self.runtime.engine.stop(session, now=now)
                 if not is_gone:
-                    # Its folder stays as well: the next launch removes those of sessions that are gone.
+                    # Its files stay too; the next launch removes the files of sessions that are gone.
                     self.log.warning(
                         "Session %d could not be removed yet; it keeps its share until it is", session.id
                     )
@@ -642,7 +644,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         await self.runtime.clear(session)
 
     async def run_post_stop_hook(self) -> None:
-        """Take back also a token that an earlier Hub process gave this server: JupyterHub knows only its own."""
+        """Also delete tokens of earlier Hub processes for this server: JupyterHub deletes only those of this one."""
         await maybe_future(super().run_post_stop_hook())
         db = self.user.db
         note = f"Server at {url_path_join(self.user.base_url, url_escape_path(self.name), '/')}"
@@ -650,7 +652,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             db.delete(token)
         db.commit()
 
-    async def _leave_or_drop_ticket(self, why: str) -> None:
+    async def _keep_or_end_waiting_request(self, why: str) -> None:
         """Keep this server's pending request after another one was refused; end it if it would be refused, too.
 
         A kept request keeps its position and is resumed; `stop` then has nothing to end.
@@ -659,8 +661,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if current is None:
             return
         try:
-            asked = current.own_request
-            parse_to_start(LaunchRequest.of(asked).as_options(), self.offer(), asked)
+            request = current.own_request
+            parse_to_start(LaunchRequest.of(request).as_options(), self.offer(), request)
         except Refused as e:
             if any(refusal.code != CANNOT_START for refusal in e.refusals):
                 await self._end(current, EndCause.USER, why, now=True)

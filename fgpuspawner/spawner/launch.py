@@ -28,14 +28,15 @@ from fgpuspawner.isolation.base import Prepared
 log = logging.getLogger("fgpu")
 
 LOOK_EVERY_S = 0.5
+"""How often to ask whether a server has ended or is within reach."""
 ENDING_KNOWN_S = 2.0
-"""How long after a server's end its engine may still say that it runs."""
+"""For this long after a server's end its engine may still say that it runs."""
 
 Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
 
 class Launch:
-    """The launch of one session. ``describe`` returns its launch spec, ``path`` is its server's, ``token`` its own.
+    """The launch of one session. ``describe`` returns its launch spec; ``path`` and ``token`` are those of its server.
 
     1. The state PREPARING is committed, before anything has an effect outside of the database.
     2. Remains of an earlier attempt are removed, the session's files are written, a missing image is pulled.
@@ -57,12 +58,12 @@ class Launch:
         self._describe = describe
         self._path = path
         self._token = token
-        #: As last committed.
+        #: The session as last committed.
         self.session = session
         #: The image that is being pulled, if any.
         self.fetching: Image | None = None
-        #: For the metrics: "cold", "warm" (from the pool) or "fetched" (the image first).
-        self._way = "cold"
+        #: For the metrics: "cold", "warm" (a container of the pool) or "fetched" (after a pull of the image).
+        self._start_kind = "cold"
 
     async def run(self) -> Session:
         """Return the session, RUNNING, when its server answers and its limits are proved.
@@ -71,18 +72,18 @@ class Launch:
 
         Raises:
             LaunchFailed: it failed; the message is for the owner.
-            Requeued: it has lost its place since it was placed, or was not given it; it waits again.
+            Requeued: the session has lost its shares, or the engine did not give it them; it waits again.
         """
         with self._runtime.queue.launching(self.session.id):
-            return await self._in_steps()
+            return await self._launch_and_commit()
 
-    async def _in_steps(self) -> Session:
+    async def _launch_and_commit(self) -> Session:
         queue, limit_s = self._runtime.queue, self._runtime.settings.launch_timeout_s
         began_s = time.monotonic()
         try:
             self.session = await queue.prepare(self.session.id)
             async with asyncio.timeout(limit_s):
-                launched = await self._launched()
+                launched = await self._start_server()
         except TimeoutError:
             within = f"within the launch limit of {duration(limit_s)}"
             if self.fetching is not None:
@@ -100,19 +101,19 @@ class Launch:
             raise
         except Exception as e:
             log.exception("Launching session %d failed", self.session.id)
-            # Its text may come from an administrator's function and hold secrets.
+            # The error's text may come from an administrator's function and hold secrets.
             raise LaunchFailed(f"{UNFORESEEN} ({type(e).__name__}); {LOG_SAYS_WHY}") from e
         running = await queue.running(self.session.id, self.session.attempt, launched.to_json())
-        self._runtime.metrics.started(running, way=self._way, took_s=time.monotonic() - began_s)
+        self._runtime.metrics.started(running, way=self._start_kind, took_s=time.monotonic() - began_s)
         return running
 
-    async def _launched(self) -> Launched:
+    async def _start_server(self) -> Launched:
         session = self.session
         if session.attempt > 1 and not await self._engine.stop(session, now=True):
             raise LaunchFailed("what an earlier launch of this session left could not be removed")
         assert session.placement is not None
         if len(self._runtime.isolation.devices_of(session)) < len(session.placement.shares):
-            # It was removed between placement and launch.
+            # A GPU was removed between placement and launch.
             raise NotBound("the GPU is gone")
         prepared = await self._runtime.prepare(session)
         image = self._runtime.catalogue.of(session.request)
@@ -123,8 +124,8 @@ class Launch:
         with self._runtime.metrics.engine.labels("start").time():
             endpoint = await self._engine.start(spec)
         if endpoint.warm:
-            self._way = "warm"
-        await self._answers_and_holds(spec, endpoint)
+            self._start_kind = "warm"
+        await self._wait_until_ready(spec, endpoint)
         return Launched(endpoint.ip, endpoint.port, prepared.backend, self._token)
 
     async def _fetch(self, image: Image) -> None:
@@ -133,7 +134,7 @@ class Launch:
         assert placement is not None
         if await self._engine.has_image(image, placement.node_id):
             return
-        self.fetching, self._way = image, "fetched"
+        self.fetching, self._start_kind = image, "fetched"
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
             # A cancelled session cancels its pull, which touches no GPU.
@@ -144,9 +145,9 @@ class Launch:
             raise LaunchFailed(str(e), EndCause.PULL_FAILED) from e
         self.fetching = None
 
-    # -- until it answers, with its limits in force ---------------------------------------------------
+    # -- until the server answers, with its limits in force ---------------------------------------------------
 
-    async def _answers_and_holds(self, spec: LaunchSpec, endpoint: Endpoint) -> None:
+    async def _wait_until_ready(self, spec: LaunchSpec, endpoint: Endpoint) -> None:
         """Wait until the server answers and its limits are proved, concurrently if possible; raise the first failure."""
         settings = self._runtime.settings
         verification = Verification(
@@ -169,7 +170,7 @@ class Launch:
         try:
             await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
             if not answering.done():
-                # A server that has ended cannot be verified, and its end says more. The engine knows it a moment later.
+                # The probe fails where the server has ended, and the server's end says more: wait until it is known.
                 await asyncio.wait((answering,), timeout=ENDING_KNOWN_S)
             if not answering.done() and await self._engine.ended(spec.session) is not None:
                 await answering
