@@ -159,7 +159,7 @@ class Isolation:
             d.uuid: native.SIMULATED_CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in limited
         }
         if real:
-            found |= facts.measure_context_mib(real, driver=host.driver, data=host.data)
+            found |= facts.measure_contexts(real, driver=host.driver, data=host.data)
         return found
 
     def backend_of(self, session: Session) -> Backend:
