@@ -64,8 +64,9 @@ log = logging.getLogger("fgpu")
 T = TypeVar("T")
 
 START_AGAIN_S = 1.0
+"""The pause before the scheduler's start, or the first observation, is tried again."""
 FIRST_OBSERVATION_S = 5.0
-"""How long a start waits for the engine's first answer."""
+"""How long the Hub's start waits for each observation of the engine."""
 WATCHDOG = "the watchdog"
 FILE_THREADS = 4
 """Threads only for files of launches and ends, so that both continue while other work hangs."""
@@ -94,12 +95,14 @@ class Runtime:
         self.settings = settings.checked()
         self._config = config
         self._spawner_class = spawner_class
+        #: Done when the last run's state is read and repaired; None before `start`.
         self._started: asyncio.Future[None] | None = None
+        #: Held while a session's files are written.
         self._preparing = asyncio.Lock()
         self._file_threads = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="fgpu-files")
         self._form_threads = ThreadPoolExecutor(FORM_THREADS, thread_name_prefix="fgpu-form")
         self.background = Background(log)
-        #: Whether the Hub stops: sessions that end now were not ended by their owner.
+        #: Whether the Hub is stopping: then it, and not the owner, ends sessions.
         self.hub_stops = False
 
     @classmethod
@@ -243,8 +246,8 @@ class Runtime:
         self._pull_progress.begin(self.background)
 
     async def _start(self) -> None:
-        # Polls wait until this is done: a database that does not answer must not look like servers that are gone. It
-        # runs once, so no temporary error may end it.
+        # Polls wait for this method: a database that does not answer must not look like servers that are gone. It runs
+        # once, so no temporary error may end it.
         nodes = self.nodes
         if self.checked is not None:
             await self._observe_first(self.checked)

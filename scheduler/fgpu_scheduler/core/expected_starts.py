@@ -52,8 +52,7 @@ BASIS_FAR = "no estimate: too many wait ahead of it"
 #: A session that has outlived its time limit is expected to end after this time.
 SOON_S = 60
 
-#: The number of worlds for a range: of ten equally likely starts, eight lie between the least and the most of nine
-#: others.
+#: The number of worlds for a range. A start is expected to lie between the least and the most of nine in 8 of 10 cases.
 WORLDS = 9
 #: The number of starts that each world simulates; later ones follow from how fast or slow these are there.
 WORLD_STARTS = 24
@@ -100,7 +99,7 @@ class ExpectedStart:
 class SimulatedPass:
     """One simulated pass: what ended before it, what it started, its reservation, and the nodes that changed.
 
-    ``nodes`` are as the pass left them. ``typical``: the instant rests on how long other sessions ran.
+    ``nodes`` are as the pass left them. ``typical``: ``at_s`` rests on how long other sessions ran.
     """
 
     at_s: int
@@ -116,10 +115,12 @@ class SimulatedQueue:
     """The passes over one queue in one world, in order, and the ends after the last of them."""
 
     passes: Sequence[SimulatedPass]
+    #: Instant, whether it rests on how long other sessions ran, session and placement.
     ends: Sequence[tuple[int, bool, Session, Placement]]
-    left: Mapping[str, NodeFree]
+    #: By node id, after the last pass.
+    free: Mapping[str, NodeFree]
     queue_is_empty: bool
-    #: The waits in this world as a part of those in the first one.
+    #: The waits in this world, as a factor of those in the median simulation.
     pace: float = 1.0
 
 
@@ -269,7 +270,7 @@ def _first_fit(
         return None
     nodes: dict[str, NodeFree] = {}
     for at_s, typical, ended, where in simulated.ends:
-        before = nodes.get(where.node_id) or simulated.left.get(where.node_id)
+        before = nodes.get(where.node_id) or simulated.free.get(where.node_id)
         if before is not None:
             left = nodes[where.node_id] = placement.released(before, ended.request, where)
             if placement.place(request, (left,), score=placement.best_fit) is not None:
