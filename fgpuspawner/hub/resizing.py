@@ -75,7 +75,7 @@ class Resizer:
         held: HeldBytes,
         problems: ProveLimits,
         step_milli: int,
-        told: Callable[[str], None] = lambda outcome: None,
+        on_outcome: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         self._requests = Resizes(store)
         self._queue = queue
@@ -84,7 +84,7 @@ class Resizer:
         self._held = held
         self._problems = problems
         self._step_milli = step_milli
-        self._told = told
+        self._on_outcome = on_outcome
         self._busy: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, background: Background) -> None:
@@ -121,7 +121,7 @@ class Resizer:
         answer = self._requests.answer
         await asyncio.to_thread(answer, request.session_id, state, message, now_s=self._clock.now_s())
         self._queue.nudge()
-        self._told(state.value.lower())
+        self._on_outcome(state.value.lower())
         why = f": {message}" if message else ""
         log.info("Session %d: its resize request is %s%s", request.session_id, state, why)
 
@@ -266,7 +266,7 @@ def resizer_of(
     settings: FGPU,
     *,
     simulated: Callable[[Session], bool],
-    told: Callable[[str], None],
+    on_outcome: Callable[[str], None],
 ) -> Resizer:
     """Return a resizer that asks sessions through their engine."""
 
@@ -285,5 +285,12 @@ def resizer_of(
 
     step_milli, clock = settings.caps().fgpu_step_milli, SystemClock()
     return Resizer(
-        store, queue, isolation, clock, held=held, problems=problems, step_milli=step_milli, told=told
+        store,
+        queue,
+        isolation,
+        clock,
+        held=held,
+        problems=problems,
+        step_milli=step_milli,
+        on_outcome=on_outcome,
     )

@@ -270,7 +270,7 @@ class Runtime:
             self.isolation,
             self.settings,
             simulated=self.is_simulated,
-            told=lambda outcome: self.metrics.resizes.labels(outcome).inc(),
+            on_outcome=lambda outcome: self.metrics.resizes.labels(outcome).inc(),
         )
         await self.resizer.heal(live)
         for session in live:

@@ -129,24 +129,24 @@ static CUresult detach(__typeof__(&cuCtxDetach) real, CUcontext context) {
 
 /* ---- Primary contexts ---- */
 
-enum presence { ABSENT, PRESENT, UNTOLD };
+enum presence { ABSENT, PRESENT, UNKNOWN_PRESENCE };
 
 static enum presence presence_of(CUdevice ordinal) {
     unsigned int flags;
     int active;
     __typeof__(&cuDevicePrimaryCtxGetState) get = DRIVER(cuDevicePrimaryCtxGetState);
     if (get == NULL || get(ordinal, &flags, &active) != CUDA_SUCCESS)
-        return UNTOLD;
+        return UNKNOWN_PRESENCE;
     return active ? PRESENT : ABSENT;
 }
 
-/* The driver has made it, so it is charged whatever the limit: if it does not fit, all allocations are refused until
+/* The driver has made the primary context: charge it whatever the limit. If it does not fit, all allocations are refused until
  * there is room. */
 void fgpu_look_for_primary(int device) {
     CUcontext current = NULL;
     if (DRIVER(cuCtxGetCurrent) != NULL && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != NULL &&
         current == atomic_load_explicit(&latest_created[device], memory_order_relaxed))
-        return; /* it is in use; the other is looked for when it is used */
+        return; /* the newest context that the program created is in use: look when the primary one is */
     pthread_mutex_lock(&primary_lock);
     if (!atomic_load(&fgpu_primary_charged[device]) &&
         presence_of(fgpu_ordinal_of(device)) == PRESENT) {
@@ -156,15 +156,15 @@ void fgpu_look_for_primary(int device) {
     pthread_mutex_unlock(&primary_lock);
 }
 
-/* Whether this call made it charged. */
-static bool becomes_charged(int device) {
+/* Marks the primary context as charged; whether it was not before. The caller then claims the bytes. */
+static bool mark_charged(int device) {
     pthread_mutex_lock(&primary_lock);
     bool before = atomic_exchange(&fgpu_primary_charged[device], true);
     pthread_mutex_unlock(&primary_lock);
     return !before;
 }
 
-static void is_not_charged(int device, bool release) {
+static void mark_uncharged(int device, bool release) {
     pthread_mutex_lock(&primary_lock);
     bool before = atomic_exchange(&fgpu_primary_charged[device], false);
     if (before && release)
@@ -179,21 +179,21 @@ static CUresult entered(CUresult result) {
     return result;
 }
 
-/* Runs `make`, by which the driver makes the device's primary context if it does not exist: it is charged once. */
+/* Runs `make`, which makes the device's primary context if there is none; charges it before, if not yet charged. */
 #define WITH_PRIMARY(device, make) \
     ({ \
         pthread_mutex_lock(&lock); \
         fgpu_see_primary(device); \
-        bool claims = becomes_charged(device); \
+        bool claims = mark_charged(device); \
         bool claimed = claims && fgpu_claim(device, size_on(device)); \
         CUresult made = !claims || claimed ? FGPU_RETRY(make) : CUDA_ERROR_OUT_OF_MEMORY; \
         if (claims && made != CUDA_SUCCESS) \
-            is_not_charged(device, claimed); \
+            mark_uncharged(device, claimed); \
         pthread_mutex_unlock(&lock); \
         made; \
     })
 
-/* Undoes what the driver has made on a device without a grant. */
+/* On a device without a limit nothing is made. For FGPU_UNKNOWN the driver tries, for its error; a success is undone. */
 #define UNGRANTED(device, make, undo) \
     ({ \
         CUresult answer = (device) == FGPU_UNKNOWN ? (make) : CUDA_ERROR_OUT_OF_MEMORY; \
@@ -208,15 +208,15 @@ static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *co
                       : WITH_PRIMARY(device, real(context, ordinal));
 }
 
-/* Everything outside contexts that the program created; a green context's belongs to the primary one. */
+/* Whether an allocation is the primary context's: of no context that the program created, or of a green one. */
 static bool is_of_primary(void *context, int device, const void *data) {
     return device == *(const int *)data && *find(context) == NULL;
 }
 
-/* With both locks held, and without. */
+/* Called with `lock` and the memory lock held; after_primary() without them. */
 static void primary_ended(int device) {
     fgpu_release_memory_of(is_of_primary, &device);
-    is_not_charged(device, true);
+    mark_uncharged(device, true);
 }
 
 static void after_primary(int device) {

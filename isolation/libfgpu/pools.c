@@ -1,6 +1,6 @@
 /* Memory allocated in stream order. It comes from pools, which the driver enlarges when they have nothing that fits,
- * and shrinks when a program waits for the device. What a pool holds is charged (its attribute RESERVED_MEM_CURRENT),
- * not what was asked of it. */
+ * and shrinks when a program waits for the device. What is charged is what a pool holds (its attribute
+ * RESERVED_MEM_CURRENT), not what the program allocated from it. */
 #include "parts.h"
 
 #include <stdlib.h>
@@ -9,14 +9,14 @@ struct pool {
     CUmemoryPool handle; /* NULL: destroyed, with allocations that are not freed */
     int device;
     bool charges;     /* false: host memory, or another process's */
-    uint64_t charged; /* what it held at the last check */
-    uint64_t used; /* allocated from it and not freed */
+    uint64_t charged; /* bytes charged for it: what it held at the last check */
+    uint64_t used;    /* bytes allocated from it and not freed */
     struct pool *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct pool *pools;
-static _Atomic(bool) any;
+static _Atomic(bool) any; /* whether there may be pools: checked without the lock */
 
 void fgpu_pools_lock(void) {
     pthread_mutex_lock(&lock);
@@ -42,7 +42,7 @@ void fgpu_recharge(int device, uint64_t *charged, uint64_t held) {
     *charged = held;
 }
 
-/* What it holds by the driver; if unknown, what it held before. */
+/* The bytes that the pool holds, as the driver says; if it says nothing, as charged. */
 static uint64_t held_by(const struct pool *pool) {
     cuuint64_t held = 0;
     __typeof__(&cuMemPoolGetAttribute) get = DRIVER(cuMemPoolGetAttribute);
