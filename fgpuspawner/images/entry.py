@@ -108,6 +108,13 @@ class _Table(BaseModel):
         return value
 
 
+def _not_empty(value: object) -> object:
+    # An empty table limits nothing, so its meaning would be a guess.
+    if value == {}:
+        raise ValueError
+    return value
+
+
 class Amounts(_Table):
     """The tables ``minimum`` and ``recommended``; fGPU and CPU in thousandths, 0 for none."""
 
@@ -115,6 +122,9 @@ class Amounts(_Table):
     gpu_memory_mib: Mib = 0
     cpu: Milli = 0
     memory_mib: Mib = 0
+
+
+AmountsTable = Annotated[Amounts, BeforeValidator(_not_empty)]
 
 
 class ImageEntry(_Table):
@@ -129,7 +139,9 @@ class ImageEntry(_Table):
     icon: str = _text(f"({'|'.join(ICONS)})?", f"one of {', '.join(ICONS)}", "")
     kernels: Annotated[
         list[Annotated[str, Field(pattern=r"\A[A-Za-z0-9._-]{1,100}\Z")]], AfterValidator(_each_once)
-    ] = Field([], min_length=1, description='different names of kernels, such as ["python3"]')
+    ] = Field(
+        [], min_length=1, max_length=1000, description='different names of kernels, such as ["python3"]'
+    )
     reference: str = _text(
         REFERENCE.pattern, 'a Docker image reference such as "fgpuspawner/base:0.1"', longest=400
     )
@@ -139,10 +151,15 @@ class ImageEntry(_Table):
     )
     gpu_architectures: Annotated[
         list[Annotated[str, Field(pattern=rf"\A{CUDA_VERSION}\Z")]], AfterValidator(_each_once)
-    ] = Field([], min_length=1, description='different compute capabilities, such as ["7.0", "8.6"]')
+    ] = Field(
+        [],
+        min_length=1,
+        max_length=1000,
+        description='different compute capabilities, such as ["7.0", "8.6"]',
+    )
     cuda: str = _text(f"({CUDA_VERSION})?", 'a version such as "12.4"', "")
-    minimum: Amounts = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
-    recommended: Amounts = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
+    minimum: AmountsTable = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
+    recommended: AmountsTable = Field(Amounts(), description='a table such as { fgpu = "0.5" }')
     sudo: Flag = False
     default: Flag = False
     enabled: Flag = True

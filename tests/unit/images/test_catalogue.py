@@ -247,6 +247,8 @@ REFUSED_LINES = {
     'groups = [" "]': 'groups: " " cannot be used; write a list of names',
     'groups = ["a\\nb"]': 'groups: ["a\\nb"] cannot be used; write a list of names',
     "groups = []": 'groups: [] cannot be used; write a list of names such as ["lab"], or leave the key out for all users',
+    "minimum = {}": 'minimum: {} cannot be used; write a table such as { fgpu = "0.5" }',
+    f"kernels = {[f'k{n}' for n in range(1001)]}": "write different names of kernels",
     "minimum = 1": 'minimum: 1 cannot be used; write a table such as { fgpu = "0.5" }',
     'minimum = { gpu = "0.5" }': "minimum.gpu: unknown key; did you mean fgpu?",
     'minimum = { cpu = "1", fgpu = "half" }': 'minimum.fgpu: "half" cannot be used; write a number above 0',
