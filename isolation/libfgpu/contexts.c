@@ -140,8 +140,8 @@ static enum presence presence_of(CUdevice ordinal) {
     return active ? PRESENT : ABSENT;
 }
 
-/* The driver has made the primary context: charge it whatever the limit. If it does not fit, all allocations are refused until
- * there is room. */
+/* The driver has made the primary context: charge it whatever the limit. If it does not fit, all allocations are refused
+ * until there is room. */
 void fgpu_look_for_primary(int device) {
     CUcontext current = NULL;
     if (DRIVER(cuCtxGetCurrent) != NULL && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != NULL &&

@@ -64,7 +64,6 @@ class GroupScheduler:
         """
         self.now_s = snapshot.now_s
         self._reasons = reasons
-        #: The reservation; None where no session has one.
         self.reservation: Reservation | None = None
         self._policy = policy
         #: Whether the policy backfills behind a reservation; a strict one starts nothing behind a blocked session.
@@ -75,11 +74,12 @@ class GroupScheduler:
         self._capacity = capacity
         self._snapshot = snapshot
         self._releases = ReleaseSchedule(self._known_ends)
+        #: The queue of the last `in_order`, and the policy's rank of each of its sessions.
         self._queue: QueueSnapshot | None = None
         self._ranks: Sequence[float] = ()
         #: By session id, the time from which a request for several GPUs comes first within its priority.
         self._aged_from_s: dict[int, int] = {}
-        #: The same times in rising order.
+        #: These times in rising order.
         self._ages_s: list[int] = []
         #: How many of these times had passed when the queue was last sorted.
         self._aged_when_sorted = 0

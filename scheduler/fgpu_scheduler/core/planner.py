@@ -105,21 +105,19 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
 def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
     pending = PendingQueue(scheduler.in_order(queue), by_user=by_user)
-    starts_or_reserved: dict[int, Decision] = {
+    chosen: dict[int, Decision] = {
         session.id: StartDecision(session.id, where) for session, where in scheduler.fill(pending)
     }
     reserved = scheduler.reservation
     if reserved is not None:
         uuids = tuple(share.device_uuid for share in reserved.placement.shares)
         session_id, node_id = reserved.session_id, reserved.placement.node_id
-        starts_at_s = (
-            reserved.starts_at_s if scheduler.promises(session_id, pending, starts_or_reserved) else None
-        )
-        starts_or_reserved[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
+        starts_at_s = reserved.starts_at_s if scheduler.promises(session_id, pending, chosen) else None
+        chosen[session_id] = ReserveDecision(session_id, starts_at_s, node_id, uuids)
     # In a long queue almost every session waits: this loop is most of the work of a pass.
     return [
-        starts_or_reserved[s.id]
-        if s.id in starts_or_reserved
+        chosen[s.id]
+        if s.id in chosen
         else WaitDecision(s.id, WaitReason.HELD if same is None else same.reason)
         for s, same in zip(pending.sessions, pending.set_of, strict=True)
     ]
