@@ -408,6 +408,6 @@ def test_a_user_has_a_limit_of_tokens(shared_hub: HubProcess) -> None:
         made += 1
         assert made <= MOST_TOKENS
     assert (made, answer.status_code) == (MOST_TOKENS, 429)
-    assert "revoke some" in answer.json()["message"]
+    assert "revoke tokens" in answer.json()["message"]
     # Other users are not held to that number together.
     shared_hub.add_user("other")

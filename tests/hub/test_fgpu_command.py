@@ -180,7 +180,7 @@ def test_a_waiting_request_says_why_and_when_it_runs_and_ctrl_c_leaves_it_its_pl
     (session,) = bob.json("list")["sessions"]
     number = session["id"]
     assert (waiting.returncode, session["state"]) == (130, "PENDING")
-    assert err == f"fgpu: no longer waiting; what was asked for stays: fgpu end {number} ends it\n"
+    assert err == f"fgpu: no longer waiting; the request stays: fgpu end {number} ends it\n"
     assert out.splitlines()[1].startswith(str(number))
 
     # Another one waits, and sees its end: cancelled by its owner, on the pages or by this command.

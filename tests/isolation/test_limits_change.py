@@ -142,7 +142,7 @@ def test_what_a_process_is_shown_changes_at_once(changing: MakePath) -> None:
 
 def test_limits_of_a_session_that_was_launched_without_revisions_stay(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 1024)])
-    with pytest.raises(limits.BadLimits, match="limits that stay"):
+    with pytest.raises(limits.BadLimits, match="limits that cannot change"):
         set_limit(folder, 2048)
     assert limits.read(folder).devices[0].memory_mib == 1024
 
