@@ -10,7 +10,6 @@ the ends of sessions, which free space.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -315,10 +314,12 @@ class HubDisk:
         app, usual = self._app, self._app.cleanup
 
         async def cleanup() -> None:
-            with contextlib.suppress(OSError):
+            try:
                 # What the ending Hub writes needs the reserve.
                 if room_of(self._data).short:
                     self._free_reserve()
+            except OSError as e:
+                log.warning("The reserve of room could not be given up: %s", e)
             try:
                 await usual()
             except SQLAlchemyError as e:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,8 @@ from fgpu_scheduler import (
     Store,
 )
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.hub.disks import SessionDisks, close_machine
+from fgpuspawner.hub import disks
+from fgpuspawner.hub.disks import HubDisk, SessionDisks, close_machine
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import DISK, MIB, DiskLimit, DiskLimits, DiskUse, FolderUse
 from fgpuspawner.meter.file_system import ASKED, answer
@@ -197,3 +199,23 @@ def test_a_closed_machine_starts_no_session_and_an_administrators_cordon_stays(t
             "GPU-lab0": why, "GPU-lab1": "a fan is broken", "GPU-away0": None, "GPU-away1": None
         }  # fmt: skip
     store.close()
+
+
+async def test_ending_hub_logs_that_its_reserve_could_not_be_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[str] = []
+
+    async def cleanup() -> None:
+        ended.append("cleanup")
+
+    app = SimpleNamespace(cleanup=cleanup)
+    HubDisk(app, tmp_path).exit_on_full_disk()
+
+    def unreadable(data: Path) -> None:
+        raise OSError(f"{data} cannot be read")
+
+    monkeypatch.setattr(disks, "room_of", unreadable)
+    await app.cleanup()
+    assert ended == ["cleanup"]
+    assert f"could not be given up: {tmp_path} cannot be read" in caplog.text
