@@ -91,6 +91,11 @@ def test_pages_are_easy_to_read() -> None:
     assert hard == {}
 
 
+def test_every_module_says_what_it_is_for() -> None:
+    texts = {path: ast.get_docstring(parsed(source)) for path in PYTHON if (source := path.read_text())}
+    assert [str(path) for path, text in texts.items() if len((text or "").split()) < 3] == []
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_docstrings_and_comments_are_easy_to_read(folder: str) -> None:
     texts = {path: list(prose(path.read_text())) for path in (ROOT / folder).rglob("*.py")}

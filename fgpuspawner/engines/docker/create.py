@@ -1,4 +1,7 @@
-"""Create."""
+"""The arguments with which a container is created. Pure.
+
+The session's limits override the administrator's settings, and those override the defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Pull."""
+"""The progress of a pull, and the reason why it failed, from the engine's output. Pure.
+
+An engine reports a layer's size only when it begins to fetch it, and fetches a few at a time: until it has begun all
+layers, the total is unknown. It gives the reason only as text, which differs between versions and registries.
+"""
 
 from __future__ import annotations
 
