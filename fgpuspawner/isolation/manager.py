@@ -41,11 +41,12 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
     real = [d for n in nodes for d in n.devices if not d.simulated and not settings.is_elsewhere(n.id)]
     driver = facts.driver_facts() if real else {}
     pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
+    accounting = facts.memory_place(installation, settings.accounting_dir) if installation else None
     return Host(
         data=settings.data_path(),
         own_root=own_root,
         native=native.find(),
-        accounting=facts.memory_place(installation, settings.accounting_dir) if installation else None,
+        accounting=accounting,
         driver=str(driver.get("driver", "")),
         memory_limits=bool(driver.get("memory_limits")),
         cgroup_v2=facts.CGROUP_V2.exists(),
@@ -56,7 +57,8 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         code=CodeMemory(
             settings.data_path(), fixed_mib=None if settings.code_mib == AUTO else int(settings.code_mib)
         ),
-        lends=settings.compute == "elastic",
+        # Only through memory: on the Hub's disk a session could make the file of its word grow until it is cut back.
+        lends=settings.compute == "elastic" and (accounting is not None or not installation),
         most_percent=settings.max_percent,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, ShareMode
-from fgpuspawner.isolation import lending, limits, native
+from fgpuspawner.isolation import facts, lending, limits, native
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
@@ -40,6 +40,14 @@ def opened(tmp_path: Path, *, own_root: bool = True, **given: Any) -> Isolation:
     found = Isolation(settings, (LAB,))
     found.open(own_root=own_root, installation="abc")
     return found
+
+
+def test_nothing_is_lent_without_a_place_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    assert opened(tmp_path / "with").lending == {"lab"}
+    monkeypatch.setattr(facts, "memory_place", lambda *_: None)
+    assert opened(tmp_path / "without").lending == set()
 
 
 def session(session_id: int, *devices: Device, milli: int = 500, mode: ShareMode | None = None) -> Session:
