@@ -13,7 +13,7 @@ import pytest
 from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImage, PrivateImages, Store
-from fgpuspawner.engines.base import CannotSave
+from fgpuspawner.engines.base import CannotSave, SaveSpec
 from fgpuspawner.engines.docker.images.saver import commit
 
 SECRET = "secret-of-the-lab-0123456789"
@@ -269,20 +269,13 @@ def test_saved_bytes_are_the_checked_bytes(
         told.append((size, engine.client.inspect_container(alice.id)["State"]["Paused"]))
         raise CannotSave("too large")
 
+    session = hub.store.session(image.session_id)
+    assert session is not None
+    spec = SaveSpec(session, image, None, None, None, check, lambda message: None, False)
     grows = "while :; do truncate -s 300M /opt/env/grows; truncate -s 0 /opt/env/grows; done"
     engine.run_in(alice.id, "bash", "-c", f"({grows}) > /dev/null 2>&1 & echo $! > /tmp/grows")
     with pytest.raises(CannotSave, match="too large"):
-        commit(
-            engine.client,
-            alice.id,
-            image,
-            installation=hub.installation,
-            recipe="",
-            check=check,
-            note=lambda message: None,
-            again=False,
-            made_at_s=1,
-        )
+        commit(engine.client, alice.id, spec, installation=hub.installation, recipe="")
     ((_, paused),) = told
     assert paused
     assert not engine.client.inspect_container(alice.id)["State"]["Paused"], "it goes on"

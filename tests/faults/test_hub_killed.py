@@ -227,7 +227,7 @@ dies_after(Scheduler, "running", "acknowledged")
 dies_after(Scheduler, "end", "ending")
 dies_after(Scheduler, "gone", "gone")
 dies_after(DockerEngine, "_made", "created")
-dies_before(DockerEngine, "_tell", "started")
+dies_before(DockerEngine, "_send", "started")
 dies_after(LocalEngine, "start", "started")
 dies_after(Launch, "_answers", "answered")
 for engine in (DockerEngine, LocalEngine):

@@ -100,8 +100,8 @@ async def test_first_forecasts_are_stored_once() -> None:
     await lab.end(first)
     await lab.run(waits)
     (found,) = FirstForecasts(store).newest()
-    assert (found.told_at_s, found.told, found.at_s) == (BEGAN_S, told.told, BEGAN_S + 600)
-    assert found.told.late_at_s == BEGAN_S + HOUR_S
+    assert (found.told_at_s, found.shown, found.at_s) == (BEGAN_S, told.shown, BEGAN_S + 600)
+    assert found.shown.late_at_s == BEGAN_S + HOUR_S
     for task in lab.waiting.values():
         task.cancel()
     await lab.scheduler.stop()

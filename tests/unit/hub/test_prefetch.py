@@ -228,6 +228,7 @@ async def test_ended_request_stops_its_pre_pull(
     world, (a, b) = lab(), stand_ins
     await world.look(waits(1, "i1"), waits(2, "i1"))
     await eventually(lambda: a.asked["lab/i1:1"] and b.asked["lab/i1:1"])
+    await eventually(lambda: set(world.states()) == {1, 2})
     await world.look(waits(2, "i1"))
     await eventually(lambda: set(world.states()) == {2})
     assert not a.cut.is_set()
