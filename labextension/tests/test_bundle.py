@@ -29,7 +29,7 @@ def test_the_browser_is_sent_nowhere_else(files: list[Path]) -> None:
     scripts = [path.read_text() for path in files if path.suffix == ".js"]
     assert scripts
     found = {url for text in scripts for url in re.findall(r"https?://[\w.-]+", text)}
-    # A namespace's name, which nobody asks for.
+    # A namespace's name: no page requests it.
     assert found <= {"http://www.w3.org"}
 
 

@@ -1,4 +1,4 @@
-"""fgpu-smi and fgpu-verify as far as no driver is needed: files for any Python from 3.6 on."""
+"""The parts of fgpu-smi and fgpu-verify that need no driver; both run on any Python from 3.6 on."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_an_allocation_that_is_granted_or_fails_otherwise_is_no_proof(code: int)
 
 
 class FailingNvml:
-    """NVML of a device that is lost: names can be had, everything else fails or is not there."""
+    """NVML of a lost device: it reports names; all other calls fail or are missing."""
 
     def has(self, name: str) -> bool:
         return True

@@ -110,7 +110,7 @@ def test_hostile_names_are_text_in_the_table_and_in_a_terminal() -> None:
 
 
 class ClosedNvml:
-    """NVML, of which nothing is asked but to be closed."""
+    """NVML with `close` only."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -251,7 +251,7 @@ async def test_a_kernel_that_outlives_its_server_says_so(extension: FGPUStatus) 
 def test_a_display_has_a_table_without_scripts_beside_what_is_live() -> None:
     days = [time.strftime("%Y-%m-%d", time.gmtime())]
     bundle = GPUWidget()._repr_mimebundle_()
-    # It may have become midnight meanwhile.
+    # Midnight may have passed since then.
     days.append(time.strftime("%Y-%m-%d", time.gmtime()))
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.fgpu.share+json"}
     assert bundle["application/vnd.fgpu.share+json"]["text"] == bundle["text/plain"]

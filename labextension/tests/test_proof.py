@@ -81,7 +81,7 @@ async def test_a_run_without_an_end_is_ended_with_all_that_it_began(tmp_path: Pa
     told = await over(Proof(program=program(tmp_path, code), within_s=1.5))
     assert (told["state"], told["problem"]) == ("unknown", "fgpu-verify gave no answer in 1.5 s.")
     for number in pid.read_text().split():
-        # A zombie that nobody waits for is no program any more.
+        # A zombie without a waiting parent runs no program.
         stat = Path(f"/proc/{number}/stat")
         assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -64,7 +64,7 @@ async def test_a_service_that_went_down_leaves_stale_data_with_its_age(
     status = await caller.status()
     assert status["hub"] == "unreachable"
     assert status["hub_message"] == "The fGPU service cannot be reached."
-    # In whole seconds, of which some may pass in the test itself.
+    # In whole seconds; some may pass in the test itself.
     assert 90 <= status["as_of_s"] < 120
     assert status["session"]["id"] == 12
     assert [other["id"] for other in status["others"]] == [13]

@@ -126,7 +126,7 @@ def sampler(nvml: Any, proc: Path = Path("/nowhere"), timeout_s: float = 5) -> G
 
 @pytest.fixture
 def host_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc of the host: 41 is of session 12, 42 of session 120, 43 of somebody else."""
+    """A host's /proc: process 41 belongs to session 12, 42 to session 120, 43 to none."""
     for pid, environ in ((41, "A=b\0FGPU_SESSION_ID=12\0"), (42, "FGPU_SESSION_ID=120\0")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "environ").write_text(environ)

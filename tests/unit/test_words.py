@@ -22,7 +22,16 @@ PYTHON = (
 )
 PAGES = (*ROOT.glob("fgpuspawner/**/templates/**/*.html"), *ROOT.glob("fgpuspawner/**/*.js"))
 KNOWN = tomllib.loads((ROOT / "docs/words.toml").read_text())
-RIDDLES, FOLDERS = re.compile(KNOWN["prose"]["words"], re.I), KNOWN["prose"]["folders"]
+RIDDLES = re.compile(KNOWN["prose"]["words"], re.I)
+CODE = re.compile("`[^`]*`")
+FOLDERS = sorted(
+    {
+        path.parent.relative_to(ROOT).as_posix()
+        for folder in ("bench", "fgpuspawner", "images", "labextension", "scheduler", "scripts", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if "node_modules" not in path.parts
+    }
+)
 WORDS = {re.compile(rf"\b{word}\b", re.I): better for word, better in KNOWN.items() if word != "prose"}
 NOT_READ = re.compile(r"<!--.*?-->|\{#.*?#\}|/\*.*?\*/|^\s*//.*?$", re.S | re.M)
 
@@ -98,10 +107,11 @@ def test_every_module_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_docstrings_and_comments_are_easy_to_read(folder: str) -> None:
-    texts = {path: list(prose(path.read_text())) for path in (ROOT / folder).rglob("*.py")}
+    texts = {path: list(prose(path.read_text())) for path in (ROOT / folder).glob("*.py")}
     assert texts
     words = sum(len(text.split()) for of_path in texts.values() for text in of_path)
-    hard = [f"{path}: {text}" for path, of_path in texts.items() for text in of_path if RIDDLES.search(text)]
+    read = [(path, CODE.sub("", text)) for path, of_path in texts.items() for text in of_path]
+    hard = [f"{path}: {text}" for path, text in read if RIDDLES.search(text)]
     assert len(hard) <= words / 1000, hard
 
 
