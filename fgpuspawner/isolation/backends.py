@@ -96,14 +96,16 @@ class Interposer(Backend):
 
         Made even if the session lends nothing, so that a warm container can become any session's.
         """
-        if not self.host.lends:
+        if not self.host.lends and not self.host.parks:
             return []
-        folder = lending.make_words(self.host.memory, str(session_id), devices)
+        count = devices if self.host.lends else 0
+        folder = lending.make_words(self.host.memory, str(session_id), count, parks=self.host.parks)
         if not self.host.own_root:
             link(own / lending.FOLDER, folder)
             return []
         place = make_folder(own / lending.FOLDER, mode=0o755).name
-        words = [lending.own_word(folder, index) for index in range(devices)]
+        words = [lending.own_word(folder, index) for index in range(count)]
+        words += [folder / lending.WANTED] if self.host.parks else []
         return [
             Mount(folder, f"{IN_CONTAINER}/{place}"),
             *(Mount(word, f"{IN_CONTAINER}/{place}/{word.name}", read_only=False) for word in words),

@@ -89,6 +89,7 @@ class Host:
     the memory of a cgroup. ``context_mib`` is the size of a CUDA context by UUID; ``code`` knows what kernel code takes
     beside it. ``elsewhere``: this is another machine, known only from its engine. ``opencl``: sessions may use NVIDIA's
     OpenCL. ``lends``: idle sessions lend their compute; with it a session gets at most ``most_percent``.
+    ``parks``: idle sessions may be parked, so each gets the word by which it asks for its GPU again.
     """
 
     data: Path
@@ -104,6 +105,7 @@ class Host:
     managed: str = "charge"
     opencl: bool = False
     lends: bool = False
+    parks: bool = False
     most_percent: int = 100
     context_mib: Mapping[str, int] = field(default_factory=dict)
     code: CodeMemory | None = None

@@ -1,4 +1,6 @@
-"""The files through which sessions on one GPU lend each other compute. isolation/README.md has their format.
+"""The words of sessions: by them sessions on one GPU lend each other compute, and a parked one asks for its GPU.
+
+isolation/README.md has their format.
 
 1. Each session has a folder in memory with one word (8 bytes) for each of its devices. Only the session writes it, and
    it says only whether the session has work: nothing else that it writes is believed.
@@ -13,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fgpuspawner.isolation.files import make_empty, make_folder, remove_folder
+from fgpuspawner.isolation.files import make_empty, make_folder, read_bounded, remove_folder
 from fgpuspawner.isolation.limits import HUNDREDTHS, Limits
 
 log = logging.getLogger("fgpu.isolation")
@@ -25,6 +28,9 @@ FOLDER = "lending"
 OWNERS = "owners"
 OWN = "own-"
 """Prefix of a session's own word, before the device's index."""
+WANTED = "wanted"
+"""The word by which a parked session asks for its GPU: when a CUDA call waited last, in CLOCK_MONOTONIC milliseconds."""
+WANTED_FOR_S = 5
 WORD_BYTES = 8
 UNOWNED = 0
 NOT_LENT = 255
@@ -39,10 +45,11 @@ def own_word(folder: Path, index: int) -> Path:
     return folder / f"{OWN}{index}"
 
 
-def make_words(memory: Path, name: str, count: int) -> Path:
-    """Make the folder of a session with ``count`` devices, with empty words; return it.
+def make_words(memory: Path, name: str, count: int, *, parks: bool = False) -> Path:
+    """Make the folder of a session that may lend on ``count`` devices, with empty words; return it.
 
-    The files are new: a process that still has an old one open writes to a file without readers.
+    With ``parks`` it also has the word by which a parked session asks for its GPU. The files are new: a process that
+    still has an old one open writes to a file without readers.
     """
     make_folder(memory, mode=0o700)
     remove_folder(folder_of(memory, name))
@@ -51,7 +58,19 @@ def make_words(memory: Path, name: str, count: int) -> Path:
         make_folder(folder / str(index), mode=0o755)
         # Write it now, to allocate its block: on a full file system the session could not write it later.
         make_empty(own_word(folder, index), mode=0o666).write_bytes(bytes(WORD_BYTES))
+    if parks:
+        make_empty(folder / WANTED, mode=0o666).write_bytes(bytes(WORD_BYTES))
     return folder
+
+
+def is_wanted(memory: Path, name: str) -> bool:
+    """Return whether a CUDA call of a parked session waits now. The session writes the word, so it may lie."""
+    try:
+        word = read_bounded(folder_of(memory, name) / WANTED, WORD_BYTES)
+    except OSError:
+        return False
+    age_ms = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 10**6 - int.from_bytes(word, "little")
+    return len(word) == WORD_BYTES and 0 <= age_ms <= WANTED_FOR_S * 1000
 
 
 def take_over(memory: Path, name: str, session_id: int) -> None:
@@ -141,4 +160,4 @@ def names(memory: Path) -> list[str]:
 
 
 def words(memory: Path) -> list[Path]:
-    return list((memory / FOLDER).glob(f"*/{OWN}*"))
+    return [word for name in (f"{OWN}*", WANTED) for word in (memory / FOLDER).glob(f"*/{name}")]

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,10 +20,14 @@ from fgpuspawner.settings.isolation import MANAGED
 from fgpuspawner.text.sessions import fgpu_of
 
 VERSION = 1
-REVISION_BYTES = 8
+REVISION_BYTES = 16
+WORD_BYTES = 8
 NAME = "limits"
 REVISION = "revision"
-"""File beside it, where a slice can change: 8 bytes that count the changes. libfgpu reads it before each allocation."""
+"""File beside it, where a slice can change: a word that counts the changes, and the gate: 1 while it is closed.
+
+libfgpu reads both before each call that needs the GPU. Sessions from before there was a gate have the first word only.
+"""
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Limits without a device: libfgpu refuses every allocation."""
@@ -218,7 +222,7 @@ def write(folder: Path, limits: Limits) -> Path:
 
 
 def begin_revisions(folder: Path) -> Path:
-    """Write the file that counts the changes of the limits, and return its path."""
+    """Write the file that counts the changes of the limits, with an open gate, and return its path."""
     return write_whole(folder / REVISION, bytes(REVISION_BYTES), mode=0o444)
 
 
@@ -231,18 +235,49 @@ def change(folder: Path, limits: Limits) -> None:
     Raises:
         BadLimits: the session was launched with limits that cannot change.
     """
-    path = folder / REVISION
-    if not path.is_file():
-        raise BadLimits(f"{path} is not there: the session was launched with limits that cannot change")
+    if not (folder / REVISION).is_file():
+        raise BadLimits(
+            f"{folder} has no {REVISION}: the session was launched with limits that cannot change"
+        )
     write(folder, limits)
+    _set_word(folder, 0, lambda before: before + 1)
+
+
+def close_gate(folder: Path) -> None:
+    """Make a session's CUDA calls wait, from their next one on, until `open_gate`; idempotent.
+
+    Raises:
+        BadLimits: the session was launched by a version without a gate.
+    """
+    _set_word(folder, 1, lambda _: 1)
+
+
+def open_gate(folder: Path) -> None:
+    """Let a session's CUDA calls go on; idempotent, also for a session without a gate."""
+    if gate_closed(folder):
+        _set_word(folder, 1, lambda _: 0)
+
+
+def gate_closed(folder: Path) -> bool:
+    """Return whether a session's CUDA calls wait; they never do in a session without a gate."""
+    try:
+        return read_bounded(folder / REVISION, REVISION_BYTES)[WORD_BYTES:] not in (b"", bytes(WORD_BYTES))
+    except FileNotFoundError:
+        return False
+
+
+def _set_word(folder: Path, index: int, new: Callable[[int], int]) -> None:
+    """Change a word of the file ``revision`` by one store, so that a reader sees the old value or the new one."""
+    path = folder / REVISION
+    if not path.is_file() or path.stat().st_size < (index + 1) * WORD_BYTES:
+        raise BadLimits(f"{path} has no gate: the session was launched by an older version")
     path.chmod(0o644)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            with mmap.mmap(descriptor, REVISION_BYTES) as page:
-                # One store of an aligned word: a reader sees the old count or the new one.
-                word = ctypes.c_uint64.from_buffer(page)
-                word.value += 1
+            with mmap.mmap(descriptor, (index + 1) * WORD_BYTES) as page:
+                word = ctypes.c_uint64.from_buffer(page, index * WORD_BYTES)
+                word.value = new(word.value)
                 del word
                 page.flush()
         finally:

@@ -76,7 +76,14 @@ def choices_for(settings: FGPU, nodes: Collection[Node], *, own_root: bool) -> t
 def host_elsewhere(host: Host) -> Host:
     """Return what another machine offers: containers, files copied there, and nothing that needs its driver."""
     return replace(
-        host, own_root=True, elsewhere=True, lends=False, driver="", memory_limits=False, mps_pipe=None
+        host,
+        own_root=True,
+        elsewhere=True,
+        lends=False,
+        parks=False,
+        driver="",
+        memory_limits=False,
+        mps_pipe=None,
     )
 
 
@@ -287,8 +294,8 @@ class Isolation:
 
         ``words`` is the number of devices to make lending words for, 0 if its session may not lend. Returns its folder.
         """
-        if words:
-            lending.make_words(self.host.memory, name, words)
+        if words or self.host.parks:
+            lending.make_words(self.host.memory, name, words, parks=self.host.parks)
         folder = make_folder(self._folder / name, mode=0o755)
         for path, mode, content in sorted(files):
             if content is None:

@@ -17,6 +17,7 @@ from fgpuspawner.isolation.limits import DeviceLimit, Limits
 
 LARGEST_BYTES = 64 * 1024
 MOST_DEVICES = 64
+MOST_PROCESSES = 1024
 LARGEST_NUMBER = 2**63
 MIB = 2**20
 ACCOUNTING = "--accounting"
@@ -130,9 +131,35 @@ class SlotReport:
     nonce: object = None
 
 
-ReportT = TypeVar("ReportT", ProbeReport, SlotReport)
+@dataclass(frozen=True, slots=True)
+class CheckpointedProcess:
+    """What the driver did with one process: the state that it is left in, or the driver's error."""
+
+    pid: Number
+    state: Text
+    error: Text | None
+    ms: Number
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What the driver did with the GPU memory of a session's processes.
+
+    Unless it is ``done``, ``why`` has words for the log, and all processes are as before, except where their ``state``
+    says otherwise.
+    """
+
+    probe: Literal[1]
+    done: Flag
+    processes: Annotated[tuple[CheckpointedProcess, ...], Field(max_length=MOST_PROCESSES)]
+    why: Text | None = None
+    nonce: object = None
+
+
+ReportT = TypeVar("ReportT", ProbeReport, SlotReport, CheckpointReport)
 _REPORT = TypeAdapter(ProbeReport)
 _SLOTS = TypeAdapter(SlotReport)
+_CHECKPOINT = TypeAdapter(CheckpointReport)
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -154,6 +181,15 @@ def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]
     return ["probe-static", "--nonce", nonce, ACCOUNTING, accounting, "--processes", asked]
 
 
+def checkpoint_command(nonce: str, accounting: str, what: str, *, timeout_s: int) -> list[str]:
+    """Return the probe's command that moves the GPU memory of all processes of a session.
+
+    ``what`` is ``park`` (to the host's memory), ``resume`` (back) or ``state`` (moves nothing). It has to run as the user
+    of the session's processes.
+    """
+    return ["probe", "--nonce", nonce, "--timeout", str(timeout_s), f"--{what}", accounting]
+
+
 # --- Reading ---
 
 
@@ -173,6 +209,15 @@ def read_slots(answer: Answer, nonce: str) -> SlotReport:
         BadReport: as in `read_report`, or the accounting file could not be read.
     """
     return _read(_SLOTS, answer, nonce)
+
+
+def read_checkpoint(answer: Answer, nonce: str) -> CheckpointReport:
+    """Return the report with this nonce.
+
+    Raises:
+        BadReport: as in `read_report`; it is then unknown what was done.
+    """
+    return _read(_CHECKPOINT, answer, nonce)
 
 
 def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:

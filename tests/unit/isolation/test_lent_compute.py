@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,3 +233,50 @@ def test_warm_container_sees_no_words_and_leaves_none(tmp_path: Path) -> None:
     assert not words_of(tmp_path, "warm-1").exists()
     found.forget_warm()
     assert sorted(path.name for path in words_of(tmp_path, 6).parent.iterdir()) == ["6", "7"]
+
+
+def now_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 10**6
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_session_that_can_be_parked_has_a_word_to_ask_for_its_gpu(tmp_path: Path, lends: bool) -> None:
+    found = opened(tmp_path)
+    found.host = replace(found.host, parks=True, lends=lends)
+    prepared = type(found.backend_of(session(7)))(found.host).prepare(session(7), (FIRST,), ())
+    writable = [m.target for m in prepared.mounts if not m.read_only and "lending" in m.target]
+    assert writable == [*["/run/fgpu/lending/own-0"][:lends], "/run/fgpu/lending/wanted"]
+    word = words_of(tmp_path, 7) / "wanted"
+    assert stat.S_IMODE(word.stat().st_mode) == 0o666
+    assert not lending.is_wanted(word.parents[2], "7")
+    assert word in lending.words(word.parents[2])
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        (lambda: now_ms().to_bytes(8, "little"), True),
+        (lambda: (now_ms() - 4000).to_bytes(8, "little"), True),
+        (lambda: (now_ms() - 6000).to_bytes(8, "little"), False),
+        (lambda: (now_ms() + 60000).to_bytes(8, "little"), False),
+        (lambda: b"\xff" * 8, False),
+        (lambda: now_ms().to_bytes(9, "little"), False),
+        (lambda: b"", False),
+    ],
+)
+def test_gpu_is_wanted_while_the_word_is_recent(tmp_path: Path, word: Any, wanted: bool) -> None:
+    folder = lending.make_words(tmp_path, "7", 0, parks=True)
+    (folder / "wanted").write_bytes(word())
+    assert lending.is_wanted(tmp_path, "7") is wanted
+
+
+def test_word_that_a_session_replaced_is_not_followed(tmp_path: Path) -> None:
+    folder = lending.make_words(tmp_path, "7", 0, parks=True)
+    (tmp_path / "other").write_bytes(now_ms().to_bytes(8, "little"))
+    (folder / "wanted").unlink()
+    assert not lending.is_wanted(tmp_path, "7")
+    (folder / "wanted").symlink_to(tmp_path / "other")
+    assert not lending.is_wanted(tmp_path, "7")
+    (folder / "wanted").unlink()
+    os.mkfifo(folder / "wanted")
+    assert not lending.is_wanted(tmp_path, "7")

@@ -241,6 +241,31 @@ def test_more_than_libfgpu_would_read_is_not_written(tmp_path: Path) -> None:
     assert list((tmp_path / "12").iterdir()) == []
 
 
+# --- The gate ---
+
+
+def test_gate_closes_and_opens_beside_the_count_of_changes(tmp_path: Path) -> None:
+    path = limits.begin_revisions(tmp_path)
+    limits.change(tmp_path, of(HALF))
+    for close, change in ((True, False), (True, True), (False, True), (False, False)):
+        (limits.close_gate if close else limits.open_gate)(tmp_path)
+        assert limits.gate_closed(tmp_path) is close
+        if change:
+            limits.change(tmp_path, of(MEMORY_ONLY))
+    assert path.read_bytes() == (3).to_bytes(8, "little") + bytes(8)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_session_of_an_older_version_has_no_gate_and_its_limits_still_change(tmp_path: Path) -> None:
+    (tmp_path / "revision").write_bytes(bytes(8))
+    with pytest.raises(BadLimits, match="launched by an older version"):
+        limits.close_gate(tmp_path)
+    limits.open_gate(tmp_path)
+    limits.change(tmp_path, of(HALF))
+    assert not limits.gate_closed(tmp_path)
+    assert (tmp_path / "revision").read_bytes() == (1).to_bytes(8, "little")
+
+
 # --- What the session is told ---
 
 

@@ -311,7 +311,7 @@ def test_a_slice_that_changes_has_other_limits_and_another_revision(tmp_path: Pa
     taken = {h for first, end in after.slots for h in range(first, end)}
     assert len(taken) == 50
     assert not taken & {h for first, end in beside for h in range(first, end)}
-    assert (isolation.folder(1) / "revision").read_bytes() == (1).to_bytes(8, "little")
+    assert (isolation.folder(1) / "revision").read_bytes() == (1).to_bytes(16, "little")
     modes = [stat.S_IMODE((isolation.folder(1) / name).stat().st_mode) for name in ("limits", "revision")]
     assert modes == [0o444, 0o444]
 

@@ -19,10 +19,12 @@ from fgpuspawner.isolation.report import (
     LARGEST_BYTES,
     Answer,
     BadReport,
+    checkpoint_command,
     missing_library,
     not_in_force,
     probe_command,
     problems,
+    read_checkpoint,
     read_report,
     static_command,
     uuid_bytes,
@@ -352,3 +354,40 @@ def test_the_owner_is_told_limit_finding_and_what_to_do() -> None:
     assert "not in force (NVML could not be asked: crashed); this is" in not_in_force(
         PART, crashed, image="torch"
     )
+
+
+PARKED = {
+    "probe": 1,
+    "nonce": NONCE,
+    "done": True,
+    "processes": [{"pid": 17, "state": "checkpointed", "error": None, "ms": 12}],
+    "why": None,
+}
+
+
+def test_report_of_a_parked_session_is_read() -> None:
+    assert checkpoint_command(NONCE, "/a", "park", timeout_s=60)[-2:] == ["--park", "/a"]
+    found = read_checkpoint(Answer(json.dumps(PARKED).encode(), 0), NONCE)
+    assert (found.done, found.why) == (True, None)
+    assert [(p.pid, p.state, p.error, p.ms) for p in found.processes] == [(17, "checkpointed", None, 12)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nonce": "other"},
+        {"probe": 2},
+        {"processes": [{"pid": -1, "state": "locked", "error": None, "ms": 0}]},
+        {"processes": [PARKED["processes"][0]] * 1025},  # type: ignore[index]
+        {"processes": None},
+        {"why": 7},
+    ],
+)
+def test_other_text_is_no_report_of_a_parked_session(wrong: Json) -> None:
+    with pytest.raises(BadReport):
+        read_checkpoint(Answer(json.dumps({**PARKED, **wrong}).encode(), 0), NONCE)
+
+
+def test_only_true_means_done() -> None:
+    for done in (1, "true", None, [True]):
+        assert not read_checkpoint(Answer(json.dumps({**PARKED, "done": done}).encode(), 0), NONCE).done
