@@ -92,7 +92,7 @@ def recipe(image: str, config: str) -> list[str]:
 def commit(session: str, name: str, tag: str | None, later: bool, config: str) -> list[str]:
     """Save a running session as a private image of its owner.
 
-    SESSION is its number, or USER/SERVER; USER/ is the default server.
+    SESSION is its number, or USER/SERVER; USER/ is the unnamed one.
     """
     with opened(config) as own:
         images = PrivateImages(own.store)

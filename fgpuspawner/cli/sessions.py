@@ -52,6 +52,7 @@ FIELDS = {
     "time_limit": ("H:MM", "how long it may run, such as 2:30"),
     "time_limit_s": ("SECONDS", "the same in seconds"),
     "priority": ("NUMBER", "higher ones go first"),
+    "name": ("NAME", "the session's name; default: the image and a number"),
 }
 """The fields of a request that have an option, with its value and its help."""
 
@@ -163,10 +164,12 @@ def end_command(api: Api, session: int) -> list[str]:
 @users_command("run")
 @fields
 @click.option("--accept-image", metavar="DIGEST", help="accept somebody else's image, by its digest")
-@click.option("--name", metavar="NAME", help="the server's name; default: the first free one")
+@click.option(
+    "--server", metavar="SERVER", help="the server's name, in its address; default: the first free one"
+)
 @click.option("--wait", is_flag=True, help="wait until all run; 1 if one does not")
 def run_command(
-    api: Api, accept_image: str | None, name: str | None, wait: bool, **fields: str | None
+    api: Api, accept_image: str | None, server: str | None, wait: bool, **fields: str | None
 ) -> list[str]:
     """Start sessions, or queue them."""
     # Without any option the Hub would take those of the last start.
@@ -179,12 +182,12 @@ def run_command(
     with _one_at_a_time():
         before = _mine(api)
         taken = {s["server_name"] for s in before.values() if s["state"] not in ENDED}
-        name = _free_name(taken) if name is None else name
-        if name in taken:
-            message = f"server {printable(name)!r} has a session; choose another --name, or leave it out"
+        server = _free_name(taken) if server is None else server
+        if server in taken:
+            message = f"server {printable(server)!r} has a session; choose another --server, or leave it out"
             raise CallFailed("session_exists", message)
-        api.start_server(user, name, asked | accepted)
-        found = _new(api, name, max(before, default=0), int(asked["count"]))
+        api.start_server(user, server, asked | accepted)
+        found = _new(api, server, max(before, default=0), int(asked["count"]))
     status = _wait(found, api) if wait else 0
     sessions = list(found.values())
     return Report(_table(sessions), {"sessions": sessions}, status=status)
@@ -364,10 +367,10 @@ def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
     rows = []
     for s in sessions:
         at_s = s["ended_at_s"] or s["started_at_s"] or s["submitted_at_s"]
-        server = f"{s['user']}/{s['server_name']}" if users else s["display_name"]
-        cells = (str(s["id"]), server, s["image"], s["amount"], instant(at_s), _words(s))
+        name = f"{s['user']}: {s['display_name']}" if users else s["display_name"]
+        cells = (str(s["id"]), name, s["image"], s["amount"], instant(at_s), _words(s))
         rows.append([printable(cell) for cell in cells])
-    return table(["session", "user/server" if users else "server", "image", "amount", "since", "state"], rows)
+    return table(["session", "user: name" if users else "name", "image", "amount", "since", "state"], rows)
 
 
 def _texts(name: str, value: object) -> list[str]:

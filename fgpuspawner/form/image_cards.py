@@ -20,6 +20,7 @@ from fgpuspawner.images.icons import icon_name, icon_svg
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli, least_words
 from fgpuspawner.text.fields import in_gib
+from fgpuspawner.text.sessions import TITLES
 
 FINEST = 20
 """Parts of a GPU with a larger denominator are written in percent."""
@@ -59,9 +60,6 @@ def _of(fgpu_milli: int, device: Device, *, lends: bool) -> str:
     return f"{name}: {memory_words(share_mib)} GPU memory, {'at least ' if lends else ''}{percent} % compute"
 
 
-WRITTEN = ("JAX", "Julia", "MXNet", "Python", "PyTorch", "R", "RAPIDS", "TensorFlow")
-TITLES = {title.casefold(): title for title in WRITTEN}
-"""How frameworks write their names; others are shown as the catalogue has them."""
 PRIVATE = "Private images"
 PRIVATE_ABOUT = "Saved from sessions: your own, and those that were shared with you."
 SEARCH_FROM = 6

@@ -22,7 +22,8 @@ from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import beside_for, fgpu_for, never_held, nodes_for, refusals
 from fgpuspawner.settings import FGPU
-from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S, MOST_NAME
+from fgpuspawner.text.sessions import default_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,16 @@ class LaunchRequest(Request):
         """Return the launch request for one session of ``request``."""
         return cls(**{field.name: getattr(request, field.name) for field in fields(Request)})
 
-    def for_server(self, server_name: str) -> Request:
-        """Return the scheduler's request for one server of the user."""
+    def for_server(self, server_name: str, name: str = "") -> Request:
+        """Return the scheduler's request for one server of the user; ``name`` replaces the session's name."""
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Request)}
-        return Request(**{**given, "server_name": server_name})
+        return Request(**{**given, "server_name": server_name, "name": name or self.name})
+
+    def names(self, server_names: Sequence[str], framework: str) -> list[str]:
+        """Return the names of this request's sessions: the given name with numbers, or the image's and the server's."""
+        if not self.name:
+            return [default_name(framework or self.image, server) for server in server_names]
+        return [self.name, *(f"{self.name[: MOST_NAME - 4]} {n}" for n in range(2, len(server_names) + 1))]
 
     def as_options(self) -> dict[str, object]:
         """Return the user options that `parse` reads as the same request."""
@@ -55,6 +62,7 @@ class LaunchRequest(Request):
             "memory_mib": self.memory_mib,
             "count": self.count,
             "priority": self.priority or None,
+            "name": self.name or None,
             # An option that is left out takes the default, which need not be "no limit".
             "time_limit_s": self.time_limit_s or 0,
         }
@@ -64,10 +72,10 @@ class LaunchRequest(Request):
 def asks_the_same(before: Request, again: Request) -> bool:
     """Return whether a repeated request equals the waiting one, which then keeps its place in the queue.
 
-    Hub groups do not count, as they may have changed, nor a default time limit that was set since.
+    Hub groups and the name do not count, as they may have changed, nor a default time limit that was set since.
     """
     limit_s = before.time_limit_s or again.time_limit_s
-    return replace(before, groups=(), time_limit_s=limit_s) == replace(again, groups=())
+    return replace(before, groups=(), name="", time_limit_s=limit_s) == replace(again, groups=(), name="")
 
 
 class Refused(FGPUError):

@@ -111,6 +111,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         gpu_models=given.models(models),
         time_limit_s=given.time_limit(default.time_limit_s, offer.max_time_limit_s),
         priority=given.whole("priority", 0),
+        name=given.name(),
     )
     usable = models_for(image, models)
     if not wanted.gpu_models and len(usable) == 1 != len(models):

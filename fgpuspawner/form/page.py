@@ -25,7 +25,7 @@ from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.presets import fields_of, in_form, one_click
 from fgpuspawner.images.model import Image
-from fgpuspawner.text.fields import FIELDS, joined
+from fgpuspawner.text.fields import FIELDS, MOST_NAME, joined
 from fgpuspawner.text.times import hours_minutes
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -41,6 +41,7 @@ MORE = (
     "count",
     "time_limit",
     "priority",
+    "name",
     "gpu_models",
     "gpu_memory_mib",
     "compute_percent",
@@ -126,6 +127,7 @@ def render(
         simulated=offer.simulated,
         ticket=ticket,
         field_max_length=FIELD_MAX_LENGTH,
+        most_name=MOST_NAME,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
 

@@ -42,7 +42,7 @@ def one_click(
     asked: dict[Request, Request] = {}
     for session in sorted(sessions, key=lambda s: s.id, reverse=True):
         own = session.request
-        asked.setdefault(replace(own, user="", server_name="", priority=0, groups=()), own)
+        asked.setdefault(replace(own, user="", server_name="", priority=0, groups=(), name=""), own)
     launches = (
         _launch(own, offer) for own in asked.values() if _parsed(LaunchRequest.of(own).as_options(), offer)
     )
@@ -87,7 +87,8 @@ def _preset(preset: Mapping[str, object], wanted: LaunchRequest, offer: Offer) -
 
 
 def _launch(asked: Request, offer: Offer) -> dict[str, Any]:
-    options = LaunchRequest.of(asked).as_options()
+    # Not its name: the next session gets one of its own.
+    options = LaunchRequest.of(replace(asked, name="")).as_options()
     words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
     if asked.time_limit_s:
         words.append(hours_minutes(asked.time_limit_s))

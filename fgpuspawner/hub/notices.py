@@ -18,7 +18,7 @@ from pathlib import Path
 from fgpu_scheduler import Clock, EndCause, Event, FGPUError, Session, SessionState, Store
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.isolation.files import write_whole
-from fgpuspawner.text.sessions import amount_words, end_words, server_words, warning_words
+from fgpuspawner.text.sessions import amount_words, end_words, session_name, warning_words
 from fgpuspawner.text.times import hours_minutes, instant
 
 log = logging.getLogger("fgpu.notices")
@@ -51,7 +51,7 @@ def notice_of(event: Event, session: Session, *, site_name: str) -> NoticeFields
     The values are text, numbers or None: docs/operations.md describes them.
     """
     cause, ends_at_s = None, None
-    name = server_words(session)
+    name = session_name(session.request)
     match event.kind, event.to_state:
         case "moved", SessionState.RUNNING:
             waited_s = _waited_s(session)

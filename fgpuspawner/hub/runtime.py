@@ -57,7 +57,7 @@ from fgpuspawner.isolation.gpu_poller import Drivers
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
-from fgpuspawner.text.sessions import server_words
+from fgpuspawner.text.sessions import session_name
 
 log = logging.getLogger("fgpu")
 
@@ -301,7 +301,7 @@ class Runtime:
         """
         if actor == WATCHDOG:
             self.metrics.actions.labels(action).inc()
-        target = f"session {session.id} ({server_words(session)}) of {session.request.user}"
+        target = f"session {session.id} ({session_name(session.request)}) of {session.request.user}"
         await asyncio.to_thread(
             Audit(self.store).add,
             actor=actor,

@@ -46,6 +46,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"keep/{ID}", sessions.KeepPage),
     (f"extend/{ID}", sessions.ExtendPage),
     (f"resize/{ID}", sessions.ResizePage),
+    (f"rename/{ID}", sessions.RenameSessionPage),
     ("map", cluster_map.MapPage),
     ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),

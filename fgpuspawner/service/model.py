@@ -40,7 +40,7 @@ from fgpuspawner.meter.gpu_health import GpuHealthState
 from fgpuspawner.meter.model import Live, MeterState
 from fgpuspawner.service import objects
 from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
-from fgpuspawner.text.sessions import amount_words, isolated, server_words
+from fgpuspawner.text.sessions import amount_words, isolated, session_name
 
 Json = dict[str, Any]
 
@@ -207,11 +207,11 @@ def administered(world: World, viewer: Viewer) -> World:
 
 
 def session_label(session: Session, viewer: Viewer) -> str:
-    """Return a session's name within a sentence: "your gpu-2"; of other users' only what the viewer may know."""
+    """Return a session's name within a sentence: "your PyTorch 2"; of other users' only what the viewer may know."""
     if is_mine(session, viewer):
-        return f"your {server_words(session)}"
+        return f"your {isolated(session_name(session.request))}"
     if is_visible(session, viewer):
-        return f"{server_words(session)} of {isolated(session.request.user)}"
+        return f"{isolated(session_name(session.request))} of {isolated(session.request.user)}"
     return "another user's"
 
 

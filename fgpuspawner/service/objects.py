@@ -188,6 +188,7 @@ class RequestFields(Object):
     ended_at_s: AtS | None
     end_cause: EndCause | None
     message: str | None
+    display_name: str
     mine: bool
     simulated: bool
 

@@ -180,6 +180,7 @@ FORECAST_OPTIONS = {
     "time_limit_s": "how long it may run",
     "time_limit": "the same, as `2:30`",
     "priority": "a whole number",
+    "name": "the session's name",
     "instead_of": "a session of the caller that counts as ended",
 }
 LAST_EVENT = {
@@ -212,10 +213,10 @@ CALLS = (
     ),
     of_owners(
         "PATCH /sessions/{id}",
-        "resizeSession",
-        "Give a running session another amount of its GPU",
+        "changeSession",
+        "Give a running session another amount of its GPU, or a live one another name",
         OneSession,
-        body=request_body(fgpu=AMOUNT, gpu_memory_mib=COUNT, compute_percent=COUNT),
+        body=request_body(fgpu=AMOUNT, gpu_memory_mib=COUNT, compute_percent=COUNT, name=TEXT),
         status="202",
     ),
     of_owners("POST /sessions/{id}/keep", "keepSession", "Keep an idle session", OneSession),

@@ -44,8 +44,9 @@ from fgpuspawner.service.problems import (
     hub_unavailable,
     no_such_session,
 )
+from fgpuspawner.text.fields import BAD_NAME, clean_name
 from fgpuspawner.text.resizing import not_resized_words
-from fgpuspawner.text.sessions import amount_words, server_words
+from fgpuspawner.text.sessions import amount_words, session_name
 from fgpuspawner.text.times import duration
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,21 @@ async def extend_session(handler: Handler, session_id: str) -> Session:
     return found
 
 
+async def rename_session(handler: Handler, session_id: str, name: object) -> Session:
+    """Give the caller's own session another name, and return it as it is then."""
+    session = await handler.visible_session(session_id)
+    if not is_mine(session, handler.viewer):
+        raise forbidden("only its owner can rename a session")
+    found = clean_name(name) if isinstance(name, str) else None
+    if not found:
+        raise bad_argument("name", BAD_NAME)
+    if session.state in ENDED:
+        raise already_ended(session_id)
+    return await handler.service.reader.change(
+        lambda store, now_s: store.rename(session.id, found, now_s=now_s)
+    )
+
+
 def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:
     """Return why a time limit stays, for the session's owner."""
     extended, longest = duration(session.extended_s), duration(allowed.longest_s or 0)
@@ -213,7 +229,10 @@ async def audit_action(handler: Handler, session: Session, action: str, details:
     """
     if not _is_others(session, handler.viewer):
         return
-    by, where = handler.actor, f"session {session.id} ({server_words(session)}) of {session.request.user}"
+    by, where = (
+        handler.actor,
+        f"session {session.id} ({session_name(session.request)}) of {session.request.user}",
+    )
     try:
         await write_audit(handler, action, where, group=session.request.resource_group, details=details)
     except StoreUnavailable as e:

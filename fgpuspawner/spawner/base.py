@@ -389,7 +389,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             return current
         further = FurtherSessions(self)
         names = [self.name, *await further.names(wanted.count - 1)]
-        requests = [wanted.for_server(name) for name in names]
+        image = self.runtime.catalogue.entry(wanted.image)
+        titles = wanted.names(names, "" if image is None else image.framework)
+        requests = [wanted.for_server(*one) for one in zip(names, titles, strict=True)]
         # Submit and replace in one step: if a request is refused, the current one keeps its place.
         replacing = None if current is None else current.id
         submitting = asyncio.ensure_future(scheduler.submit(requests, replacing=replacing))

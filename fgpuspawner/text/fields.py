@@ -6,6 +6,7 @@ Pure. An invalid value is refused with a line that names the field and what woul
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,6 +15,8 @@ from fgpu_scheduler import BadAmount, Refusal, parse_milli
 from fgpuspawner.text.times import seconds_of
 
 LONGEST_TIME_LIMIT_S = 10_000 * 3600
+MOST_NAME = 60
+"""Characters of a session's name."""
 GIB = r"[0-9]{1,6}(\.[0-9]{1,4})?"
 """A number of GiB: four decimals are exact to a MiB."""
 
@@ -48,9 +51,10 @@ FIELDS = {
         Field("time_limit", "Time limit", "{} hours", is_optional=True),
         Field("time_limit_s", "Time limit", "", 3600),
         Field("priority", "Priority", is_optional=True),
+        Field("name", "Name", is_optional=True),
     )
 }
-PRESET_FIELDS = tuple(name for name in FIELDS if name not in ("time_limit_s", "memory_gib", "priority"))
+PRESET_FIELDS = tuple(n for n in FIELDS if n not in ("time_limit_s", "memory_gib", "priority", "name"))
 """Fields that a preset may set."""
 
 
@@ -107,6 +111,13 @@ class Given:
         else:
             return models
         return ()
+
+    def name(self) -> str:
+        """Return a session's name; "" for a default one."""
+        found = clean_name(value) if isinstance(value := self.raw.get("name", ""), str) else None
+        if found is None:
+            self.refuse("name", "bad_name", BAD_NAME, limit=str(MOST_NAME))
+        return found or ""
 
     def amount(self, name: str, default: int) -> int:
         """Return an amount in thousandths."""
@@ -177,6 +188,17 @@ class Given:
             problem = f"{short(self.raw['time_limit'])} is not hours:minutes such as 2:30"
             self.refuse("time_limit", "bad_time", problem)
         return default_s if found_s is None else found_s or longest_s
+
+
+BAD_NAME = f"give a text of at most {MOST_NAME} characters, without control characters"
+
+
+def clean_name(text: str) -> str | None:
+    """Return a name without needless spaces; None if it is too long, or has invisible or control characters."""
+    found = " ".join(unicodedata.normalize("NFC", text).split())
+    # Category C: control and format characters, which could hide or reorder the text beside the name.
+    bad = len(found) > MOST_NAME or any(unicodedata.category(c).startswith("C") for c in found)
+    return None if bad else found
 
 
 def joined(values: Iterable[str]) -> str:

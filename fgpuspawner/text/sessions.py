@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -27,9 +28,21 @@ def isolated(text: str) -> str:
     return f"\u2068{text.translate(ISOLATES)}\u2069"
 
 
-def server_words(session: Session) -> str:
-    """Return a session's name for people: its server's name."""
-    return session.request.server_name or "default session"
+WRITTEN = ("JAX", "Julia", "MXNet", "Python", "PyTorch", "R", "RAPIDS", "TensorFlow")
+TITLES = {title.casefold(): title for title in WRITTEN}
+"""How frameworks write their names; others are shown as the catalogue has them."""
+
+
+def session_name(asked: Request) -> str:
+    """Return a session's name for people."""
+    return asked.name or default_name(asked.image, asked.server_name)
+
+
+def default_name(framework: str, server_name: str) -> str:
+    """Return the name of a session that was given none: "PyTorch 2" for an unnamed or numbered server, else its name."""
+    numbered = re.fullmatch(r"(?:gpu-([0-9-]+))?", server_name)
+    title = TITLES.get(framework.casefold(), framework)
+    return f"{title} {numbered[1] or 1}" if numbered else server_name
 
 
 def amount_words(asked: Request) -> str:

@@ -266,7 +266,7 @@ async function stopSession(
       trans.__('fgpu:stop-session needs the id of one of my other sessions.')
     );
   }
-  const name = session.display_name || trans.__('(default session)');
+  const name = session.display_name || trans.__('the session');
   const isWaiting = session.state === 'PENDING';
   const title = isWaiting
     ? trans.__('Cancel the request %1?', name)

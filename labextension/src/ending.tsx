@@ -19,7 +19,7 @@ export function Ending(props: {
   if (session.warning === null) {
     return <div className="jp-fgpu-Minor">{text}</div>;
   }
-  const name = session.display_name || trans.__('(default session)');
+  const name = session.display_name || trans.__('the session');
   return (
     <div className="jp-fgpu-Warning" role="alert">
       <div>{text}.</div>

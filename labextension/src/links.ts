@@ -37,6 +37,18 @@ export function saveHref(
     : `${page}save/${session.id}${end ? '?end=1' : ''}`;
 }
 
+/** Return the address of a page about a session of the user, such as "rename" or "log"; null without a Hub. */
+export function sessionHref(
+  hub: IHubLocation,
+  session: ISession,
+  what: 'log' | 'rename'
+): string | null {
+  const page = servicePageHref(hub);
+  return page === null || session.id === null
+    ? null
+    : `${page}${what}/${session.id}`;
+}
+
 /** Return the address of the form for this session's server, filled in as the session was; null without a Hub. */
 export function againHref(hub: IHubLocation, status: IStatus | null): string | null {
   if (status === null || status.user === null || status.session === null) {

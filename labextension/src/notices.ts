@@ -38,7 +38,7 @@ export function addNotices(
   const shown = new Map<number | null, { id: string; ends: number | null }>();
 
   const text = ({ kind, session }: INews): string => {
-    const name = session.display_name || trans.__('(default session)');
+    const name = session.display_name || trans.__('the session');
     const end = endText(session, Date.now(), trans) ?? '';
     switch (kind) {
       case 'ready':

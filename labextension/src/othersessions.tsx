@@ -37,7 +37,7 @@ function OtherSession(props: {
 }): JSX.Element {
   const { session, context } = props;
   const { trans, hub, actions } = context;
-  const name = session.display_name || trans.__('(default session)');
+  const name = session.display_name || trans.__('the session');
   const queue = queueText(session, Date.now(), trans);
   const isRunning = session.state === 'RUNNING';
   const isWaiting = session.state === 'PENDING';

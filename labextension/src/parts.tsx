@@ -97,7 +97,7 @@ export function Extend(props: {
     return null;
   }
   const by = roundText(session.extend_by_s, trans);
-  const name = session.display_name || trans.__('(default session)');
+  const name = session.display_name || trans.__('the session');
   return (
     <button
       type="button"

@@ -18,7 +18,7 @@ export function Queue(props: {
         <p key={other.id}>
           {trans.__(
             '%1: %2',
-            other.display_name || trans.__('(default session)'),
+            other.display_name || trans.__('the session'),
             queueText(other, Date.now(), trans) ?? ''
           )}
         </p>

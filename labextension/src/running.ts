@@ -24,7 +24,7 @@ export function addRunningSection(
       queueText(session, Date.now(), trans) ?? stateText(session.state, trans);
     const item: IRunningSessions.IRunningItem = {
       icon: () => sliceIcon,
-      label: () => session.display_name || trans.__('(default session)'),
+      label: () => session.display_name || trans.__('the session'),
       labelTitle: () =>
         [amountText(session, trans), session.image_name, state]
           .filter(part => part !== null)

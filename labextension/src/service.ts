@@ -165,10 +165,10 @@ export interface Session {
   ended_at_s: number | null;
   end_cause: EndCause | null;
   message: string | null;
+  display_name: string;
   mine: boolean;
   simulated: boolean;
   id: number;
-  display_name: string;
   gpu_models: string[];
   priority: number;
   wait_reason: WaitReason | null;

@@ -14,7 +14,7 @@ import {
   memoryText,
   usedMib
 } from './format';
-import { saveHref } from './links';
+import { saveHref, sessionHref } from './links';
 import { Away, Bar, Extend, type IContext, Section, SimulatedMark } from './parts';
 import { Proof } from './proof';
 import { Resize } from './resize';
@@ -45,6 +45,14 @@ export function ThisSession(props: {
         <p>
           <Away href={saveHref(hub, session, true)}>
             {trans.__('Save as an image and end…')}
+          </Away>
+        </p>
+      )}
+      {session.display_name !== '' && (
+        <p>
+          <bdi>{session.display_name}</bdi>{' '}
+          <Away href={sessionHref(hub, session, 'rename')}>
+            {trans.__('Rename…')}
           </Away>
         </p>
       )}

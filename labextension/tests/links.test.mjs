@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { againHref, formHref, saveHref } from '../lib/links.js';
+import { againHref, formHref, saveHref, sessionHref } from '../lib/links.js';
 
 const hub = { host: '', prefix: '/hub/' };
 const status = (user, ...servers) => ({
@@ -33,6 +33,7 @@ test('a session is saved on the page of the service, and ended there if that is 
   const session = { id: 12 };
   assert.equal(saveHref(hub, session), '/services/fgpu/save/12');
   assert.equal(saveHref(hub, session, true), '/services/fgpu/save/12?end=1');
+  assert.equal(sessionHref(hub, session, 'rename'), '/services/fgpu/rename/12');
   assert.equal(saveHref({ host: '', prefix: '' }, session), null);
   assert.equal(saveHref(hub, { id: null }), null);
 });

@@ -164,7 +164,7 @@ def test_pages_escape_user_text_and_are_accessible(
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize("server", ["", "later"], ids=["default session", "named server"])
+@pytest.mark.parametrize("server", ["", "later"], ids=["unnamed server", "named server"])
 def test_cancelled_owner_reads_the_message_as_text(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults, server: str
 ) -> None:

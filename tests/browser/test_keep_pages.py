@@ -38,12 +38,12 @@ def test_idle_session_is_warned_and_kept(hub: HubProcess, log_in: Callable[..., 
     # Both sessions are idle from here on.
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
-    first, second = sessions.row("default session"), sessions.row("gpu-2")
+    first, second = sessions.row("Python 1"), sessions.row("Python 2")
     expect(first).to_contain_text("It is idle: use it or keep it running; it ends at", timeout=WARNED_MS)
     expect(second).to_contain_text("idle", timeout=WARNED_MS)
 
     with sessions.without_reload():
-        first.get_by_role("button", name="Keep running default session").click()
+        first.get_by_role("button", name="Keep running Python 1").click()
         expect(first.get_by_role("button", name="Keep")).to_have_count(0)
         expect(first).not_to_contain_text("idle")
     expect(second).to_contain_text("idle")
@@ -54,9 +54,9 @@ def test_idle_session_is_warned_and_kept(hub: HubProcess, log_in: Callable[..., 
     status_item(page).click(timeout=START_MS)
     other = page.get_by_role("region", name="Your other sessions").get_by_role("listitem")
     expect(other.get_by_role("alert")).to_contain_text("It is idle", timeout=60_000)
-    notice = page.locator(".Toastify").get_by_text("gpu-2 ends soon unless you use it. It is idle")
+    notice = page.locator(".Toastify").get_by_text("Python 2 ends soon unless you use it. It is idle")
     expect(notice).to_be_visible(timeout=60_000)
-    other.get_by_role("button", name="Keep running gpu-2").click()
+    other.get_by_role("button", name="Keep running Python 2").click()
     expect(other.get_by_role("alert")).to_have_count(0, timeout=60_000)
     # What the notification says is no longer so.
     expect(notice).to_have_count(0, timeout=60_000)

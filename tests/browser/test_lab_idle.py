@@ -92,11 +92,11 @@ def test_hidden_tab_notifies_if_allowed(
         page.wait_for_timeout(5000)
         assert asked == []
     # Who comes back finds it in Lab, too.
-    told = page.locator(".Toastify").get_by_text("Your session gpu-2 is ready")
+    told = page.locator(".Toastify").get_by_text("Your session Python 2 is ready")
     expect(told).to_have_count(0)
     hide(page, False)
     expect(told).to_be_visible(timeout=60_000)
-    expected = ["Your session gpu-2 is ready"] if permission == "granted" else []
+    expected = ["Your session Python 2 is ready"] if permission == "granted" else []
     assert page.evaluate("window.notified") == expected
     for user, server in ((name, "gpu-2"), (name, "")):
         hub.stop(user, server)

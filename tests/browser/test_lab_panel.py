@@ -63,7 +63,7 @@ def test_panel_shows_slice_queue_and_changes(hub: HubProcess, log_in: Callable[.
 
     # It starts, which is told once: not again in a tab that is opened, or loaded again.
     hub.stop("hog")
-    told = page.locator(".Toastify").get_by_text("Your session gpu-2 is ready")
+    told = page.locator(".Toastify").get_by_text("Your session Python 2 is ready")
     expect(told).to_be_visible(timeout=START_MS)
     expect(bars.get_by_role("meter", name="GPU")).to_have_attribute("aria-valuetext", "1.5 of 2 fGPU")
     page.reload()
@@ -76,7 +76,7 @@ def test_panel_shows_slice_queue_and_changes(hub: HubProcess, log_in: Callable[.
     # It is in the panel of what runs too, and is ended there, after a question.
     page.get_by_role("tab", name=re.compile("Running Terminals and Kernels")).click()
     expect(page.get_by_role("heading", name="GPU Sessions")).to_be_visible()
-    item = page.locator(".jp-RunningSessions-item").filter(has_text="gpu-2")
+    item = page.locator(".jp-RunningSessions-item").filter(has_text="Python 2")
     item.hover()
     item.locator("[title='End the Session']").click()
     page.get_by_role("dialog").get_by_role("button", name="End", exact=True).click()

@@ -84,7 +84,7 @@ def test_form_works_without_scripts(run: MakeRun, log_in: Callable[..., Person])
     def runs() -> bool:
         page.goto(f"{run.url}/services/fgpu/")
         # Nothing comes by itself on a page without scripts.
-        return Sessions(page).state("default session").all_inner_texts() == ["RUNNING"]
+        return Sessions(page).state("Python 1").all_inner_texts() == ["RUNNING"]
 
     until(runs, within_s=START_MS / 1000, what="the session runs")
-    expect(Sessions(page).row("default session")).to_contain_text("0.3 fGPU")
+    expect(Sessions(page).row("Python 1")).to_contain_text("0.3 fGPU")

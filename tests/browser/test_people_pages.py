@@ -52,20 +52,20 @@ def test_session_from_start_to_receipt(hub: HubProcess, log_in: Callable[..., Pe
     with sessions.without_reload():
         # Both bars rise by exactly what starts, and the meter tells what it holds of the GPU.
         hub.spawn("ivy", "", options=OPTIONS)
-        expect(sessions.state("default session")).to_have_text("RUNNING", timeout=START_MS)
+        expect(sessions.state("Python 1")).to_have_text("RUNNING", timeout=START_MS)
         sessions.expect_bars(EACH, all_of_it)
         hub.spawn("ivy", "second", options=OPTIONS)
         expect(sessions.state("second")).to_have_text("RUNNING", timeout=START_MS)
         sessions.expect_bars(EACH * 2, all_of_it)
         hub.spawn("ivy", "third", options=OPTIONS)
         expect(sessions.state("third")).to_have_text("PENDING", timeout=START_MS)
-        expect(sessions.row("default session").locator(".use")).to_contain_text("of 2.75 GiB", timeout=60_000)
+        expect(sessions.row("Python 1").locator(".use")).to_contain_text("of 2.75 GiB", timeout=60_000)
         # The file comes with the cookie that the browser has.
         with page.expect_download() as download:
             page.get_by_role("link", name="CSV").click()
         found = list(csv.DictReader(download.value.path().read_text().splitlines()))
         assert [(one["session"], one["state"], one["fgpu"]) for one in found] == [
-            ("default session", "RUNNING", "0.7"),
+            ("Python 1", "RUNNING", "0.7"),
             ("second", "RUNNING", "0.7"),
             ("third", "PENDING", "0.7"),
         ]
@@ -73,7 +73,7 @@ def test_session_from_start_to_receipt(hub: HubProcess, log_in: Callable[..., Pe
     expect(page.locator(".gpu rect.mine")).to_have_count(2)
     expect(page.locator(".gpu .of-free")).to_have_text("free")
     expect(page.locator(".map-queue")).to_contain_text(
-        "Your request, 0.7 fGPU, starts at once if one of these ends: your default session"
+        "Your request, 0.7 fGPU, starts at once if one of these ends: your Python 1"
     )
     # One ends while the map is open: the one that waits takes its place.
     hub.stop("ivy", "second")
@@ -82,8 +82,8 @@ def test_session_from_start_to_receipt(hub: HubProcess, log_in: Callable[..., Pe
     page.get_by_role("link", name="Sessions", exact=True).click()
     expect(sessions.state("third")).to_have_text("RUNNING", timeout=START_MS)
     with sessions.without_reload():
-        sessions.end("default session")
-        expect(sessions.row("default session")).to_have_count(0, timeout=START_MS)
+        sessions.end("Python 1")
+        expect(sessions.row("Python 1")).to_have_count(0, timeout=START_MS)
         sessions.expect_bars(EACH, all_of_it)
         sessions.end("third")
         expect(sessions.none).to_be_visible(timeout=START_MS)

@@ -246,7 +246,7 @@ def test_pictures_of_users_pages(hub: HubProcess, chromium: Browser) -> None:
     expect(other.locator("body")).to_contain_text("1.3 of 2.375 GiB", timeout=60_000)
     take(other, "sessions.png", WIDE, "light")
     take(other, "sessions-phone.png", PHONE, "dark")
-    other.get_by_role("link", name="Resize default session").click()
+    other.get_by_role("link", name="Resize Python 1").click()
     expect(other.get_by_role("main")).to_contain_text("of which it uses 1.3 GiB")
     take(other, "resize.png", WIDE | {"height": 330}, "light")
     other.goto(f"{hub.url}/services/fgpu/map")

@@ -68,11 +68,11 @@ def test_pull_progress_is_shown_until_cancelled(
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
     with sessions.without_reload():
-        told = sessions.row("default session").locator(".pull")
+        told = sessions.row("Python 1").locator(".pull")
         expect(told).to_contain_text(FETCHING)
         before = told.inner_text()
         expect(told).not_to_have_text(before, timeout=60_000)
-        expect(sessions.row("gpu-2").locator(".pull")).to_contain_text(FETCHING)
+        expect(sessions.row("Python 2").locator(".pull")).to_contain_text(FETCHING)
     page.close()
 
     starts.get_by_role("button", name="Cancel").click()

@@ -76,8 +76,8 @@ def test_saved_image_has_the_installed_packages(
 
     # Saved from the sessions page; what is saved and what is not is said first, and the full name afterwards.
     page.goto(f"{hub.url}/services/fgpu/")
-    Sessions(page).row("default session").locator("summary").click()
-    page.get_by_role("link", name="Save as image default session").click()
+    Sessions(page).row("Python 1").locator("summary").click()
+    page.get_by_role("link", name="Save as image Python 1").click()
     expect(page.get_by_role("main")).to_contain_text("The home folder is not saved in it")
     page.get_by_label("Name").fill("torch-more")
     page.get_by_role("button", name="Save").click()
@@ -90,7 +90,7 @@ def test_saved_image_has_the_installed_packages(
 
     # The next session has what was installed, and the home of before.
     page.goto(f"{hub.url}/services/fgpu/")
-    Sessions(page).end("default session")
+    Sessions(page).end("Python 1")
     expect(Sessions(page).none).to_be_visible(timeout=START_MS)
     page.goto(amy.link())
     choose_image(page, full_name)

@@ -78,7 +78,7 @@ def test_everything_works_across_domains(hub: HubProcess, log_in: Callable[..., 
         waiting.get_by_role("button", name="Cancel").click()
         expect(sessions.row("second")).to_have_count(0, timeout=60_000)
     waiting.wait_for_url(f"http://fgpu--service.hub.localhost:{hub.port}/services/fgpu/")
-    sessions_page.get_by_role("link", name="Open default session").click()
+    sessions_page.get_by_role("link", name="Open Python 1").click()
     sessions_page.wait_for_url(re.compile(rf"^http://fay\.hub\.localhost:{hub.port}/user/fay/"))
 
 

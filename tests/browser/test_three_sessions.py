@@ -83,12 +83,12 @@ def test_third_session_starts_when_one_of_two_ends(run: MakeRun, log_in: Callabl
     whole = whole_group(page)
     assert whole.fgpu == Decimal(run.fgpu_per_gpu)
     sessions = Sessions(page)
-    for server in ("default session", "gpu-2"):
+    for server in ("Python 1", "Python 2"):
         expect(sessions.state(server)).to_have_text("RUNNING", timeout=START_MS)
         expect(sessions.row(server)).to_contain_text(f"{amount} fGPU")
         expect(sessions.row(server)).to_contain_text("simulated")
-    waiting = sessions.row("gpu-3")
-    expect(sessions.state("gpu-3")).to_have_text("PENDING")
+    waiting = sessions.row("Python 3")
+    expect(sessions.state("Python 3")).to_have_text("PENDING")
     expect(waiting).to_contain_text("Next in the queue")
     expect(waiting).to_contain_text("All GPUs are busy" if amount == "1" else f"{amount} fGPU is not free")
     expect(waiting.get_by_role("link", name="Open")).to_have_count(0)
@@ -96,19 +96,19 @@ def test_third_session_starts_when_one_of_two_ends(run: MakeRun, log_in: Callabl
 
     # The power button ends one, and the third runs by itself, on the page as it is.
     with sessions.without_reload():
-        sessions.end("gpu-2")
-        expect(sessions.state("gpu-3")).to_have_text("RUNNING", timeout=START_MS)
-        expect(sessions.row("gpu-2")).to_have_count(0)
+        sessions.end("Python 2")
+        expect(sessions.state("Python 3")).to_have_text("RUNNING", timeout=START_MS)
+        expect(sessions.row("Python 2")).to_have_count(0)
         sessions.expect_bars(each * 2, whole)
-    waiting.get_by_role("link", name="Open gpu-3").click()
+    waiting.get_by_role("link", name="Open Python 3").click()
     expect_lab(page, name, "gpu-3")
 
     # The bars fall by exactly what one session had, and to nothing.
     page.goto(f"{run.url}/services/fgpu/")
     with sessions.without_reload():
-        sessions.end("default session")
-        expect(sessions.row("default session")).to_have_count(0, timeout=START_MS)
+        sessions.end("Python 1")
+        expect(sessions.row("Python 1")).to_have_count(0, timeout=START_MS)
         sessions.expect_bars(each, whole)
-        sessions.end("gpu-3")
+        sessions.end("Python 3")
         expect(sessions.none).to_be_visible(timeout=START_MS)
         sessions.expect_bars(Amounts(Decimal(0), Decimal(0), Decimal(0)), whole)

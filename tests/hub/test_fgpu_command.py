@@ -109,10 +109,10 @@ def test_a_session_is_started_listed_shown_and_ended(people: tuple[Person, Perso
     alice, _ = people
     out, err = alice.fgpu("run", "--image", "python", "--fgpu", "0.5", *SMALL, "--wait")
     heading, row = out.splitlines()
-    assert heading.split() == ["session", "server", "image", "amount", "since", "state"]
+    assert heading.split() == ["session", "name", "image", "amount", "since", "state"]
     number = row.split()[0]
     assert row.endswith("RUNNING")
-    assert "default session" in row
+    assert "Python 1" in row
     assert err.splitlines()[-1] == f"fgpu: session {number}: RUNNING"
 
     assert alice.fgpu("list")[0] == out
@@ -202,7 +202,7 @@ def test_commands_side_by_side_start_one_session_each(people: tuple[Person, Pers
     side_by_side = [alice.begin("run", "--fgpu", "0.3", *SMALL, "--json") for _ in range(3)]
     found = [json.loads(process.communicate(timeout=300)[0])["sessions"] for process in side_by_side]
     assert sorted(s["server_name"] for one in found for s in one) == ["", "gpu-2", "gpu-3"]
-    error = alice.json("run", "--name", "gpu-2", status=1)["error"]
+    error = alice.json("run", "--server", "gpu-2", status=1)["error"]
     assert error["code"] == "session_exists"
 
 

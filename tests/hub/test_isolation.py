@@ -301,7 +301,7 @@ def test_session_that_bypasses_its_limit_is_warned_and_ended(watched_hub: HubPro
     strikes = [a.details for a in Audit(hub.store).lines(limit=9, action="watchdog.strike")]
     assert (lines[0].actor, lines[0].target) == (
         "the watchdog",
-        f"session {thief.id} (default session) of mallory",
+        f"session {thief.id} (Python 1) of mallory",
     )
     assert [d.rpartition("; ")[2] for d in reversed(strikes)] == ["1.0 of 3 strikes", "2.0 of 3 strikes"]
     assert f"Session {thief.id} holds 3000 MiB of GPU GPU-simulated-local-0" in hub.log_text()

@@ -439,6 +439,27 @@ def test_the_page_shows_sessions_bars_and_queue(world: World) -> None:
     assert "bob" not in page.text
 
 
+def test_only_the_owner_renames_a_session_and_its_address_stays(world: World) -> None:
+    with world.another(run(world.store, "alice", "calc", 100)) as session:
+        where = f"api/v1/sessions/{session.id}"
+
+        def renamed(name: object, token: str) -> Any:
+            return world.hub.ask("PATCH", where, token, json={"name": name})
+
+        assert (
+            renamed("<i>night</i> run", world.alice).json()["session"]["display_name"] == "<i>night</i> run"
+        )
+        assert world.hub.get(f"sessions/{session.id}", world.alice)["session"]["url"] == "/user/alice/calc/"
+        for name in ("", "x" * 61, "a\u202eb", None):
+            assert renamed(name, world.alice).json()["error"]["field"] == "name"
+        assert renamed("mine", world.bob).status_code == 404
+        assert renamed("mine", world.admin).status_code == 403
+        assert "night" not in world.hub.page(world.hub.browser("bob")).text
+        row = world.hub.page(world.hub.browser("admin")).select_one(f"#session-{session.id} th")
+        assert row.text == "<i>night</i> run"
+    assert renamed("late", world.alice).json()["error"]["code"] == "already_ended"
+
+
 def test_names_with_markup_stay_text(world: World) -> None:
     browser = world.hub.browser("alice")
     with world.another(submit(world.store, "alice", MARKUP, 1000, image=MARKUP)) as waits:

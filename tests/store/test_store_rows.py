@@ -37,6 +37,9 @@ FULL_REQUEST = Request(
     time_limit_s=3600,
     priority=-7,
     groups=("a,b", "class", 'Zoë "quoted"'),
+    name='Zoë "train"',
+    setup=2**33,
+    folders=("data sets", "b,c"),
 )
 FULL_SESSION = Session(
     1,

@@ -37,7 +37,7 @@ from fgpuspawner.service.handler import Handler, needs
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.service.session_actions import end_session, write_audit
-from fgpuspawner.text.sessions import server_words
+from fgpuspawner.text.sessions import session_name
 
 STATE_WORDS = {
     NodeState.READY: "takes sessions",
@@ -115,7 +115,7 @@ def _device(left: DeviceFree, world: World) -> objects.NodeDevice:
                 session,
                 share,
                 session.request,
-                display_name=server_words(session),
+                display_name=session_name(session.request),
                 compute_percent=compute_of((share,)),
             )
             for session, share in world.held.get(left.device.uuid, ())
@@ -272,7 +272,8 @@ class ConfirmPage(AdminPage):
         check_action(self, action)
         node = await administered_node(self, self.get_query_argument("node", ""))
         sessions = on_node(await self.administered_world(), node.id)
-        self.render("admin_node.html", node=node, action=action, sessions=sessions, longest=MOST_MESSAGE_TEXT)
+        more = {"longest": MOST_MESSAGE_TEXT, "session_name": session_name}
+        self.render("admin_node.html", node=node, action=action, sessions=sessions, **more)
 
 
 class NodesApi(AdminApi):

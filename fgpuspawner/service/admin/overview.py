@@ -30,7 +30,7 @@ from fgpuspawner.service.admin.objects import Overview, Trouble
 from fgpuspawner.service.admin.queue import queues_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Site, Viewer, World, meter_of
-from fgpuspawner.text.sessions import server_words
+from fgpuspawner.text.sessions import session_name
 
 IDLE_S = 300
 """Seconds without work after which a session is listed as idle, where no rule of its group says otherwise."""
@@ -110,7 +110,7 @@ def idle(world: World) -> list[objects.Idle]:
         objects.Idle.of(
             s,
             user=s.request.user,
-            display_name=server_words(s),
+            display_name=session_name(s.request),
             fgpu=format_milli(sum(share.fgpu_milli for share in s.placement.shares) if s.placement else 0),
             idle_since_s=since_s,
         )

@@ -23,6 +23,7 @@ COLUMNS = [
     "session_id",
     "user",
     "server_name",
+    "display_name",
     "image",
     "image_name",
     "resource_group",

@@ -41,7 +41,7 @@ from fgpuspawner.text.sessions import (
     amount_words,
     fgpu_of,
     isolated,
-    server_words,
+    session_name,
     warning_words,
 )
 
@@ -56,6 +56,7 @@ def asked_fields(session: Session, world: World, viewer: Viewer, site: Site) -> 
     shares = session.placement.shares if session.placement else ()
     return {
         "image_name": site.image_names.get(asked.image, asked.image),
+        "display_name": session_name(asked),
         "amount": amount_words(asked),
         "fgpu": fgpu_of(session),
         "gpu_memory_mib": sum(s.memory_mib for s in shares) if shares else None,
@@ -78,7 +79,6 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         **asked_fields(session, world, viewer, site),
         **_wait_fields(session, world, viewer),
         **_end_fields(session, world),
-        display_name=server_words(session),
         compute_percent=compute_of(shares),
         node=session.placement.node_id if session.placement else None,
         gpus=[_gpu_object(share, world) for share in shares],

@@ -15,6 +15,7 @@ from fgpuspawner.service.session_actions import (
     end_session,
     extend_session,
     keep_session,
+    rename_session,
     resize_session,
 )
 
@@ -41,7 +42,13 @@ class OneSession(Api):
     async def patch(self, session_id: str) -> None:
         if not self.hub_auth.check_scopes(scopes.KEEP, self.current_user):
             raise forbidden(needs(scopes.KEEP))
-        session = await resize_session(self, session_id, self.body(FIELDS))
+        given = self.body((*FIELDS, "name"))
+        if given.keys() == {"name"}:
+            await self.answer_session(await rename_session(self, session_id, given["name"]))
+            return
+        if "name" in given:
+            raise bad_argument("name", "change the name and the amount in two calls")
+        session = await resize_session(self, session_id, given)
         await self.answer_session(session, status=202)
 
     def _message(self) -> str:

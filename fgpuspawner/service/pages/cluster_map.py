@@ -33,7 +33,7 @@ from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visi
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS
-from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, server_words
+from fgpuspawner.text.sessions import about_words, amount_words, isolated, mib, ordinal, session_name
 
 Beside = Callable[[str, int], tuple[int, int]]
 """For a resource group and fGPU x 1000: the CPU x 1000 and memory in MiB that go with them."""
@@ -258,7 +258,7 @@ def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: st
 def _label(session: Session, viewer: Viewer) -> str:
     """Return the text that fits a session's slice; empty if the viewer may not know the owner."""
     if is_mine(session, viewer):
-        return server_words(session)
+        return session_name(session.request)
     return session.request.user if is_visible(session, viewer) else ""
 
 

@@ -50,7 +50,7 @@ def history_line(receipt: Receipt) -> HistoryLine:
     limit_mib = receipt.gpu_memory_mib
     return HistoryLine(
         receipt=receipt,
-        name=receipt.server_name or "default session",
+        name=receipt.display_name,
         gpu_memory="" if limit_mib is None else memory_words(limit_mib),
         state=_state(receipt),
         why=end_words(receipt.end_cause, receipt.message),

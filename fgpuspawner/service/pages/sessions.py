@@ -28,8 +28,11 @@ from fgpuspawner.service.session_actions import (
     end_session,
     extend_session,
     keep_session,
+    rename_session,
     resize_session,
 )
+from fgpuspawner.text.fields import MOST_NAME
+from fgpuspawner.text.sessions import session_name
 from fgpuspawner.text.times import cell, duration
 
 PAST_SHOWN = 5
@@ -218,6 +221,25 @@ class ResizePage(FormPage):
             if number.isascii() and number.isdigit() and len(number) < MOST_DIGITS:
                 given[name] = int(number)
         await resize_session(self, self.path_args[0], given)
+        self.redirect(self.service.prefix, status=303)
+
+
+class RenameSessionPage(FormPage):
+    needs_scope = scopes.KEEP
+
+    async def show(self, trouble: Problem | None = None) -> None:
+        session = await self.visible_session(self.path_args[0])
+        self.render(
+            "rename.html",
+            session=session,
+            name=self.field("name") if trouble else session_name(session.request),
+            refused="" if trouble is None else trouble.message.removeprefix(f"{trouble.field}: "),
+            longest=MOST_NAME,
+            xsrf=self.xsrf,
+        )
+
+    async def submit(self) -> None:
+        await rename_session(self, self.path_args[0], self.field("name"))
         self.redirect(self.service.prefix, status=303)
 
 

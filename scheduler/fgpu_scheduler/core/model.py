@@ -139,7 +139,8 @@ class Request:
     it is 0, and the request is for that memory of one device, with ``compute_percent`` of its compute or, if that is
     None, without a compute limit. ``gpu_models`` are the accepted models, the preferred one first; empty accepts all.
     The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
-    in order.
+    in order. ``name`` is the session's name for people; ``setup`` is the id of its own variables and start script, 0 for
+    none; ``folders`` are the names of the chosen shared folders.
     """
 
     user: str
@@ -155,6 +156,9 @@ class Request:
     time_limit_s: int | None = None
     priority: int = 0
     groups: tuple[str, ...] = ()
+    name: str = ""
+    setup: int = 0
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

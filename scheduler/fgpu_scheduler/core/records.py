@@ -25,6 +25,7 @@ class Event:
     - "kept": IDLE, when the owner keeps it although it is idle;
     - "extended": TIME_LIMIT, when the owner has extended its time limit;
     - "resized": the amounts before and after;
+    - "renamed": None, when it has got another name;
     - "answered": the result of a request to resize it, DONE or REFUSED;
     - "priority": the priorities before and after a change by an administrator;
     - "nodes", "quotas" and "images", without a session: the change of a node, quota or image;

@@ -21,7 +21,7 @@ from fgpu_scheduler.core.forecast_accuracy import (
 from fgpu_scheduler.core.model import Session
 from fgpu_scheduler.core.records import HeldShares, PastSession, SessionMeasurements
 from fgpu_scheduler.core.run_lengths import LEAST, RunLengths
-from fgpu_scheduler.store.rows import groups_of, sizes_of
+from fgpu_scheduler.store.rows import sizes_of, texts_of
 from fgpu_scheduler.store.schema import devices, first_forecasts, meters, sessions, shares
 from fgpu_scheduler.store.statements import (
     ENDED_BY_ID,
@@ -216,7 +216,7 @@ def _spent(row: Any, parts: Sequence[Any]) -> HeldShares:
         row.id,
         row.user_name,
         row.resource_group,
-        groups_of(row.groups),
+        texts_of(row.groups),
         row.image,
         row.submitted_at_s if row.queued_at_s is None else row.queued_at_s,
         row.scheduled_at_s,

@@ -58,8 +58,8 @@ _REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(
 _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
 """The fields of a session that change in its life, which are columns of the same names."""
 _life = attrgetter(*_LIFE)
-_CHANGEABLE = ("fgpu_milli", "gpu_memory_mib", "compute_percent", "priority")
-"""The fields of a request that a resize or an administrator changes."""
+_CHANGEABLE = ("fgpu_milli", "gpu_memory_mib", "compute_percent", "priority", "name")
+"""The fields of a request that a resize, a rename or an administrator changes."""
 _ENUMS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
@@ -80,7 +80,8 @@ _key_of, _request_of, _life_of = _columns(("id", "node_id")), _columns(_REQUEST.
 def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     id_, node_id = _key_of(row)
     asked = dict(zip(_REQUEST, _request_of(row), strict=True))
-    asked["groups"] = groups_of(asked["groups"])
+    asked["groups"] = texts_of(asked["groups"])
+    asked["folders"] = texts_of(asked["folders"])
     asked["gpu_models"] = models_of(asked["gpu_models"])
     life = dict(zip(_LIFE, _life_of(row), strict=True))
     for name, word in _ENUMS.items():
@@ -98,8 +99,8 @@ def sizes_of(column: str) -> tuple[Size, ...]:
     return () if column == EMPTY else tuple(Size(*size) for size in json.loads(column))
 
 
-def groups_of(column: str) -> tuple[str, ...]:
-    """Return the Hub groups of a column. Most sessions have none, so "[]" is not parsed."""
+def texts_of(column: str) -> tuple[str, ...]:
+    """Return the texts of a column's array. Most sessions have none, so "[]" is not parsed."""
     return () if column == EMPTY else tuple(json.loads(column))
 
 
@@ -111,7 +112,8 @@ def request_values(request: Request) -> dict[str, Any]:
     """Return the columns of a session's request."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
     models = json.dumps(request.gpu_models) if request.gpu_models else None
-    return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
+    lists = {name: json.dumps(getattr(request, name)) for name in ("groups", "folders")}
+    return {**values, **lists, "gpu_models": models}
 
 
 def life_values(session: Session, before: Session | None = None) -> dict[str, Any]:

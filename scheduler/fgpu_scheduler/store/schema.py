@@ -78,13 +78,17 @@ sessions = sa.Table(
     sa.Column("id", Id, primary_key=True),
     # Not "user": in PostgreSQL the unquoted word is the database's own user.
     *_filled(sa.Text, "user_name", "server_name", "image", "resource_group", "state"),
+    # ``name``: the session's name for people. ``setup``: its row in ``fgpu_setups``, 0: none.
+    *_filled(sa.Text, "name"),
+    *_filled(sa.BigInteger, "setup"),
     *_filled(sa.BigInteger, "fgpu_milli", "cpu_milli", "memory_mib", "submitted_at_s"),
     # ``extended_s``: seconds that its owner added to the time limit.
     *_filled(sa.BigInteger, "extended_s"),
     *_filled(sa.Boolean, "held"),
     *_filled(sa.Integer, "attempt", "priority"),
-    # JSON arrays: Hub groups, the nodes that refused it after placement, and what it held before each resize.
-    *_filled(sa.Text, "groups", "refused", "sizes"),
+    # JSON arrays: Hub groups, chosen folders, the nodes that refused it after placement, and what it held before each
+    # resize.
+    *_filled(sa.Text, "groups", "folders", "refused", "sizes"),
     *_optional(sa.Text, "node_id", "wait_reason", "end_cause", "ends_cause", "message", "launched"),
     # A JSON array, most preferred first; null: any.
     *_optional(sa.Text, "gpu_models"),

@@ -197,6 +197,14 @@ class SessionStore(StoreConnection):
             write.give_shares([new])
             return new
 
+    def rename(self, session_id: int, name: str, *, now_s: int) -> Session:
+        """Give a live session another name."""
+        with self.writing(now_s=now_s) as write:
+            old = expected(write.one(session_id), lifecycle.LIVE)
+            if old.request.name == name:
+                return old
+            return write.save_one(replace(old, request=replace(old.request, name=name)), "renamed")
+
     def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
         """Store since when both the GPU and the kernels of a running session are idle; None: one of them is busy."""
         with self.writing(now_s=now_s) as write:

@@ -36,7 +36,7 @@ PAUSED = "the session is paused while 20 MiB are written"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A store in which session 1, alice's default session, runs."""
+    """A store in which session 1, alice's Python 1, runs."""
     found = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
     found.open()
     gpu = Device("GPU-0", "local", 0, "Test GPU", 8192, 2000, True)

@@ -73,7 +73,7 @@ LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
     "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, memory_mib, "
-    "memory_gib, count, time_limit, time_limit_s, priority"
+    "memory_gib, count, time_limit, time_limit_s, priority, name"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
@@ -842,3 +842,19 @@ def test_form_asks_to_accept_other_users_images() -> None:
             page.select("#fgpu-accept")[0].text.split()
         )
     assert "accept_image" not in form.first_of({"accept_image": ["sha256:abc"]})
+
+
+@pytest.mark.parametrize("name", ["x" * 61, "two\x00words", "ab\u202ecd", "zero\u200bwidth", 7])
+def test_a_name_that_is_long_or_hides_text_is_refused(name: object) -> None:
+    with pytest.raises(Refused) as caught:
+        parse({"name": name}, offer())
+    (refusal,) = caught.value.refusals
+    assert (refusal.field, refusal.limit) == ("name", "60")
+
+
+def test_sessions_are_named_after_the_request_or_the_image() -> None:
+    servers = ["", "gpu-2", "mine"]
+    assert parse({}, offer()).names(servers, "pytorch") == ["PyTorch 1", "PyTorch 2", "mine"]
+    named = parse({"name": "  <b>train </b> "}, offer())
+    assert named.names(servers, "pytorch") == ["<b>train </b>", "<b>train </b> 2", "<b>train </b> 3"]
+    assert asks_the_same(named.for_server(""), parse({}, offer()).for_server("", "PyTorch 1"))

@@ -178,6 +178,7 @@ def test_launch_fills_in_or_empties_every_field() -> None:
         "memory_gib": "2",
         "count": "1",
         "time_limit": "1:30",
+        "name": "",
         "priority": "",
         "gpu_by": "memory",
     }

@@ -121,8 +121,8 @@ async def test_start_is_notified_only_after_a_wait(lab: Lab) -> None:
         "cause": None,
         "ends_at": None,
         "message": None,
-        "subject": "Lab GPUs: Your session (gpu-2) has started",
-        "text": "Your session (gpu-2) has started. It has 0.5 fGPU, and waited for 1:30 (hours:minutes).",
+        "subject": "Lab GPUs: Your session (Python 2) has started",
+        "text": "Your session (Python 2) has started. It has 0.5 fGPU, and waited for 1:30 (hours:minutes).",
     }
 
 
@@ -134,7 +134,7 @@ async def test_warning_is_notified_unless_it_was_withdrawn(lab: Lab) -> None:
     (told,) = lab.told
     assert (told["event"], told["cause"], told["ends_at"]) == ("ends_soon", "IDLE", "1970-01-01 00:00:10Z")
     assert told["text"] == (
-        "Your session (default session) will end soon. "
+        "Your session (Python 1) will end soon. "
         "It is idle: use it or keep it running. It ends at 1970-01-01 00:00:10Z."
     )
     lab.store.reclaim([WithdrawWarning(session.id)], lab.store.version(), now_s=1)

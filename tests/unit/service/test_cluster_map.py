@@ -91,7 +91,7 @@ def test_slices_are_to_scale_and_hide_other_users() -> None:
     ]
     assert slices(seen(ROOT, *world))[:2] == [
         ("other", "0", "25.0", "train of ann"),
-        ("other", "25.0", "50.0", "default session of ben"),
+        ("other", "25.0", "50.0", "Python 1 of ben"),
     ]
     assert "ben" not in repr(seen(ANN, *world))
 
@@ -101,8 +101,8 @@ def test_slices_of_an_overfull_gpu_add_up_to_the_gpu() -> None:
     small = replace(one, capacity_milli=1000)
     group = seen(ROOT, (node(small),), runs(1, "ann", 800, one), runs(2, "ben", 700, one))
     assert slices(group) == [
-        ("other", "0", "53.3", "default session of ann"),
-        ("other", "53.3", "46.6", "default session of ben"),
+        ("other", "0", "53.3", "Python 1 of ann"),
+        ("other", "53.3", "46.6", "Python 1 of ben"),
     ]
 
 
@@ -191,12 +191,12 @@ def test_ends_that_start_the_head_are_named_only_to_allowed_viewers() -> None:
         waits(4, "dora", 1000, "big"),
     )
     assert told(ANN, *world) == (
-        "The first in the queue, 1 fGPU, starts at once if one of these ends: your default session (1 fGPU on GPU 1 of "
+        "The first in the queue, 1 fGPU, starts at once if one of these ends: your Python 1 (1 fGPU on GPU 1 of "
         "n1), or a session with 1 fGPU on GPU 1 of n1, or a session with 1.5 fGPU on GPU 0 of n1."
     )
     assert told(ROOT, *world) == (
-        "The first in the queue (big of dora), 1 fGPU, starts at once if one of these ends: default session of ann "
-        "(1 fGPU on GPU 1 of n1), or default session of cy (1 fGPU on GPU 1 of n1), or train of ben (1.5 fGPU on GPU 0 "
+        "The first in the queue (big of dora), 1 fGPU, starts at once if one of these ends: Python 1 of ann "
+        "(1 fGPU on GPU 1 of n1), or Python 1 of cy (1 fGPU on GPU 1 of n1), or train of ben (1.5 fGPU on GPU 0 "
         "of n1)."
     )
     own = told(Viewer("dora", groups=("default",)), *world)
@@ -208,10 +208,10 @@ def test_expected_end_comes_before_other_sufficient_ends() -> None:
     ann, cy = runs(1, "ann", 1500, one), runs(2, "cy", 1500, two)
     dora = waits(4, "dora", 1000, "big")
     first = "The first in the queue (big of dora), 1 fGPU"
-    expected = f"{first}, starts when 1 session ends (1.5 fGPU: default session of ann)."
+    expected = f"{first}, starts when 1 session ends (1.5 fGPU: Python 1 of ann)."
     assert told(ROOT, (node(one),), ann, dora, typical_length_s=7200) == expected
     assert told(ROOT, (node(one, two),), ann, cy, dora, typical_length_s=7200) == (
-        f"{expected} It starts at once if this ends: default session of cy (1.5 fGPU on GPU 1 of n1)."
+        f"{expected} It starts at once if this ends: Python 1 of cy (1.5 fGPU on GPU 1 of n1)."
     )
 
 
@@ -220,9 +220,9 @@ def test_at_most_three_sufficient_ends_are_named() -> None:
     full = [runs(n, f"user{n}", 2000, one) for n, one in enumerate(gpus, 1)]
     waiting = waits(9, "dora", 2000)
     many = told(ROOT, (node(*gpus),), *full, waiting)
-    assert many.endswith("default session of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
+    assert many.endswith("Python 1 of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
     four = told(ROOT, (node(*gpus[:4]),), *full[:4], waiting)
-    assert four.endswith("default session of user3 (2 fGPU on GPU 2 of n1), or another one.")
+    assert four.endswith("Python 1 of user3 (2 fGPU on GPU 2 of n1), or another one.")
 
 
 def test_map_says_when_no_single_end_is_enough() -> None:
@@ -262,11 +262,11 @@ def test_map_queue_sessions_and_waiting_page_agree() -> None:
     own = waiting_event(snapshot.sessions[3], world, simulated=True)["fgpu"]
     session = session_object(snapshot.sessions[3], world, ROOT, Site())
     assert group.head is not None
-    text = "starts when 2 sessions end (2 fGPU: default session of ben, default session of carla)"
-    sooner = "starts at once if this ends: default session of ivy (2 fGPU on GPU 1 of n1)"
+    text = "starts when 2 sessions end (2 fGPU: Python 1 of ben, Python 1 of carla)"
+    sooner = "starts at once if this ends: Python 1 of ivy (2 fGPU on GPU 1 of n1)"
     assert entry["waits_for"]["text"] == session["waits_for"]["text"] == text
     assert (group.head.text, group.head.sooner) == (
-        f"The first in the queue (default session of dora), 2 fGPU, {text}",
+        f"The first in the queue (Python 1 of dora), 2 fGPU, {text}",
         f"It {sooner}.",
     )
     assert entry["sooner"] == session["sooner"] == sooner

@@ -64,6 +64,7 @@ def test_a_receipt_has_exactly_the_documented_fields() -> None:
         "session_id": 7,
         "user": "alice",
         "server_name": "work",
+        "display_name": "work",
         "image": "python",
         "image_name": "Python 3.11",
         "resource_group": "default",
@@ -236,6 +237,7 @@ RECEIPT = Receipt(
     server_name="",
     image="python",
     image_name="Python 3.11",
+    display_name="Python 1",
     resource_group="default",
     amount="0.5 fGPU",
     fgpu="0.5",
@@ -266,7 +268,7 @@ RECEIPT = Receipt(
 def test_history_line_shows_amount_and_use() -> None:
     found = history_line(RECEIPT)
     assert (found.name, found.waited, found.ran, found.gpu_hours) == (
-        "default session",
+        "Python 1",
         "1 min",
         "2 h",
         "0.50",

@@ -72,7 +72,7 @@ def test_sessions_ahead_are_named_only_to_allowed_viewers() -> None:
 
     first = "starts when 2 sessions end (2 fGPU: "
     assert told(ALICE) == (f"{first}your mine and others)", 2, "2", ["alice"])
-    assert told(ADMIN) == (f"{first}default session of bob, mine of alice)", 2, "2", ["bob", "alice"])
+    assert told(ADMIN) == (f"{first}Python 1 of bob, mine of alice)", 2, "2", ["bob", "alice"])
 
 
 @pytest.mark.parametrize(

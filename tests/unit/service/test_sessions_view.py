@@ -70,17 +70,17 @@ def names(choice: SessionFilter, sessions: list[SessionObject] = SOME) -> list[s
 
 
 def test_default_order_is_by_submission() -> None:
-    assert names(SessionFilter()) == ["Zeta", "alpha", "beta", "default session"]
+    assert names(SessionFilter()) == ["Zeta", "alpha", "beta", "Python 1"]
 
 
 def test_columns_sort_both_ways_with_missing_values_last() -> None:
-    assert names(SessionFilter("name")) == ["alpha", "beta", "default session", "Zeta"]
-    assert names(SessionFilter("amount")) == ["default session", "beta", "Zeta", "alpha"]
-    assert names(SessionFilter("amount", descending=True)) == ["alpha", "Zeta", "beta", "default session"]
-    assert names(SessionFilter("status")) == ["Zeta", "alpha", "beta", "default session"]
+    assert names(SessionFilter("name")) == ["alpha", "beta", "Python 1", "Zeta"]
+    assert names(SessionFilter("amount")) == ["Python 1", "beta", "Zeta", "alpha"]
+    assert names(SessionFilter("amount", descending=True)) == ["alpha", "Zeta", "beta", "Python 1"]
+    assert names(SessionFilter("status")) == ["Zeta", "alpha", "beta", "Python 1"]
     # The one that waits has not started, whichever the direction.
-    assert names(SessionFilter("started")) == ["default session", "alpha", "Zeta", "beta"]
-    assert names(SessionFilter("started", descending=True)) == ["Zeta", "alpha", "default session", "beta"]
+    assert names(SessionFilter("started")) == ["Python 1", "alpha", "Zeta", "beta"]
+    assert names(SessionFilter("started", descending=True)) == ["Zeta", "alpha", "Python 1", "beta"]
 
 
 def test_use_sorts_by_meter_with_unmeasured_last() -> None:
@@ -91,7 +91,7 @@ def test_use_sorts_by_meter_with_unmeasured_last() -> None:
     assert names(SessionFilter("use", descending=True), measured) == [
         "Zeta",
         "beta",
-        "default session",
+        "Python 1",
         "alpha",
     ]
 
@@ -99,10 +99,10 @@ def test_use_sorts_by_meter_with_unmeasured_last() -> None:
 def test_filters_by_state_user_and_text() -> None:
     assert names(SessionFilter(state="running")) == ["Zeta", "alpha"]
     assert names(SessionFilter(state="waiting")) == ["beta"]
-    assert names(SessionFilter(user="bob")) == ["Zeta", "default session"]
+    assert names(SessionFilter(user="bob")) == ["Zeta", "Python 1"]
     assert names(SessionFilter(text="ALPH")) == ["alpha"]
     assert names(SessionFilter(text="0.3 fgpu")) == ["beta"]
-    assert names(SessionFilter(text="python", state="ending")) == ["default session"]
+    assert names(SessionFilter(text="python", state="ending")) == ["Python 1"]
     assert names(SessionFilter(text="none of these")) == []
 
 
