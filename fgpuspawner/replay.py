@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Self, TextIO
@@ -116,7 +116,8 @@ def _typical_length_s(typical: Mapping[str, int], resource_group: str) -> int:
 
 
 def _happened(life: _Life, session: Session, typical: Mapping[str, int], now_s: int) -> Outcome:
-    asked, submitted_at_s = session.request, life.submitted_at_s
+    # A replay gives each session its share from its start to its end.
+    asked, submitted_at_s = replace(session.request, on_demand=False), life.submitted_at_s
     left_at_s = max(submitted_at_s, now_s if life.ended_at_s is None else life.ended_at_s)
     if life.placed_at_s is None:
         patience_s = None if life.ended_at_s is None else left_at_s - submitted_at_s

@@ -61,6 +61,8 @@ STATES: dict[SessionState, str] = {
     SessionState.PREPARING: "Its launch has begun.",
     SessionState.PULLING: "Its engine fetches its image.",
     SessionState.RUNNING: "Its server answers.",
+    SessionState.PARKED: "Its server answers, and it holds no share of a GPU. Its GPU memory is in the host's memory.",
+    SessionState.RESUMING: "It holds its shares again, and its GPU memory is being copied back.",
     SessionState.TERMINATING: "It is being ended. It holds its shares until its engine has removed it.",
     SessionState.TERMINATED: "It ran, or was starting, and has ended.",
     SessionState.ERROR: "It has ended because something failed; the end cause says what.",
@@ -145,7 +147,9 @@ def lifecycle() -> str:
             for state in SessionState
         ),
         "",
-        f"A session holds its shares in {_list(HOLDING)}, and in no other state.",
+        f"A session holds its shares in {_list(tuple(s for s in HOLDING if s is not SessionState.PARKED))}, and in no "
+        "other state. One that ends while it is PARKED holds none in TERMINATING. One on demand holds none until its "
+        "first RESUMING.",
         "",
         f"A server has at most one session in {_list(SERVING)}. TERMINATING does not count: the server may be "
         "started again while its last container ends.",

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from fgpu_scheduler import memory_words
+from fgpu_scheduler import UP, memory_words
 from fgpuspawner.cli import completion
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed, token_option
 from fgpuspawner.cli.command import INTERRUPTED, Command, Report, command, in_json
@@ -28,7 +28,7 @@ from fgpuspawner.text.times import duration, instant
 
 Json = dict[str, Any]
 
-RUNNING, ENDING = "RUNNING", "TERMINATING"
+ENDING = "TERMINATING"
 ENDED = frozenset({"TERMINATED", "ERROR", "CANCELLED"})
 LOOK_EVERY_S, RESIZE_EVERY_S = 2.0, 0.5
 FOUND_WITHIN_S = 60.0
@@ -246,7 +246,7 @@ def _wait(sessions: dict[int, Json], api: Api) -> int:
                 if said.get(i) != words:
                     said[i] = words
                     say(f"session {i}: {words}")
-            left = [i for i, s in sessions.items() if s["state"] != RUNNING and s["state"] not in ENDED]
+            left = [i for i, s in sessions.items() if s["state"] not in UP and s["state"] not in ENDED]
             if not left:
                 return int(any(s["state"] in ENDED for s in sessions.values()))
             time.sleep(LOOK_EVERY_S)

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from fgpu_scheduler import (
-    HOLDING,
     FGPUError,
     Forecast,
     Free,
@@ -17,6 +16,7 @@ from fgpu_scheduler import (
     SessionState,
     format_milli,
     free,
+    holds_shares,
     outlook,
 )
 from fgpuspawner.cli.command import Report, command, config_or_db_options, one_line, read_only
@@ -121,7 +121,7 @@ def _signed(milli: int) -> str:
 
 def _session(session: Session, simulated: set[str]) -> Json:
     where = session.placement
-    uuids = [s.device_uuid for s in where.shares] if where and session.state in HOLDING else []
+    uuids = [s.device_uuid for s in where.shares] if where and holds_shares(session) else []
     return {
         **_request(session),
         "state": session.state.value,

@@ -22,7 +22,14 @@ from jupyterhub import orm
 from jupyterhub.roles import assign_default_roles
 from jupyterhub.utils import url_escape_path, url_path_join
 
-from fgpu_scheduler import BadSettings, Launcher, Seen, Session, SessionState, Store
+from fgpu_scheduler import (
+    UP,
+    BadSettings,
+    Launcher,
+    Seen,
+    Session,
+    Store,
+)
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import Launched, ServerToken
 from fgpuspawner.form.offer import LaunchRequest
@@ -62,7 +69,7 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
     adopted = [
         session
         for session in sessions
-        if session.state is SessionState.RUNNING
+        if session.state in UP
         and not _is_known_or_ended(app.db, session)
         and (not authenticator.delete_invalid_users or authenticator.validate_username(session.request.user))
     ]
@@ -125,7 +132,7 @@ class CheckedEngine:
         unseen = [
             session
             for session in sessions
-            if session.state is SessionState.RUNNING and session.id not in there
+            if session.state in UP and session.id not in there
             if session.placement is not None and session.placement.node_id == node_id in seen.nodes
         ]
         answers = await asyncio.gather(*map(_answers, unseen))

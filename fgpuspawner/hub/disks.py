@@ -21,11 +21,11 @@ from jupyterhub.utils import maybe_future
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import (
+    UP,
     EndCause,
     FGPUError,
     NodeAction,
     Session,
-    SessionState,
     Store,
     SystemClock,
     act_on_gpu,
@@ -139,7 +139,7 @@ class SessionDisks:
 
     async def look(self) -> None:
         """Check every running session, one after another: reading folders keeps a disk busy."""
-        running = [s for s in await self._sessions.live() if s.state is SessionState.RUNNING]
+        running = [s for s in await self._sessions.live() if s.state in UP]
         ids = {s.id for s in running}
         self._histories = {i: history for i, history in self._histories.items() if i in ids}
         self._warned = {i: words for i, words in self._warned.items() if i in ids}

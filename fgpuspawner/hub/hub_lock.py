@@ -13,7 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fgpu_scheduler import BadSettings, Claim, FGPUError, Session, SessionState, lock_file
+from fgpu_scheduler import (
+    UP,
+    BadSettings,
+    Claim,
+    FGPUError,
+    Session,
+    lock_file,
+)
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.settings import FGPU
 
@@ -126,7 +133,7 @@ def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]
         known = None
     if known == wanted:
         return
-    running = sum(session.state is SessionState.RUNNING for session in sessions)
+    running = sum(session.state in UP for session in sessions)
     if isinstance(known, list) and running:
         before, after = next(((a, b) for a, b in zip(known, wanted, strict=False) if a != b), (known, wanted))
         raise BadSettings(

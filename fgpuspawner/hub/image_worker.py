@@ -14,13 +14,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fgpu_scheduler import (
+    UP,
     FGPUError,
     ImageQuota,
     ImageState,
     PrivateImage,
     PrivateImages,
     Session,
-    SessionState,
     Store,
     StoreUnavailable,
     check_size,
@@ -123,7 +123,7 @@ class ImageWorker:
                 return
             tries = self._one_more_try(row)
             session = await self._session_of(row)
-            if session is None or session.state is not SessionState.RUNNING:
+            if session is None or session.state not in UP:
                 await self._fail(row, "the session ended while it was being saved")
             elif tries >= MOST_TRIES:
                 await self._fail(row, str(e))
@@ -146,7 +146,7 @@ class ImageWorker:
 
     async def _made(self, row: PrivateImage) -> None:
         session = await self._session_of(row)
-        if session is None or session.state is not SessionState.RUNNING:
+        if session is None or session.state not in UP:
             ended = "has ended" if session is None else f"is {session.state}"
             raise CannotSave(f"the session {ended}; only a running one can be saved")
         if self._engine.is_away(session):

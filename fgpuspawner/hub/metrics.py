@@ -16,7 +16,15 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
-from fgpu_scheduler import HOLDING, LIVE, FGPUError, Queue, Session, SessionState, Snapshot
+from fgpu_scheduler import (
+    LIVE,
+    FGPUError,
+    Queue,
+    Session,
+    SessionState,
+    Snapshot,
+    holds_shares,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.meter.gpu_health import HEALTH, GpuHealthState
 
@@ -189,7 +197,7 @@ def of_gpus(snapshot: Snapshot, health: GpuHealthState) -> Iterator[Metric]:
     figures = {attribute: (family(name, what), unit) for name, what, attribute, unit in DRIVER_FIGURES}
     of_device: dict[str, list[tuple[int, int]]] = {}
     for session in snapshot.sessions:
-        if session.placement is not None and session.state in HOLDING:
+        if session.placement is not None and holds_shares(session):
             for share in session.placement.shares:
                 of_device.setdefault(share.device_uuid, []).append((share.fgpu_milli, share.memory_mib))
     for device in (d for node in snapshot.nodes for d in node.devices):

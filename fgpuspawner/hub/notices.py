@@ -53,7 +53,7 @@ def notice_of(event: Event, session: Session, *, site_name: str) -> NoticeFields
     cause, ends_at_s = None, None
     name = session_name(session.request)
     match event.kind, event.to_state:
-        case "moved", SessionState.RUNNING:
+        case "moved", SessionState.RUNNING if event.from_state is not SessionState.RESUMING:
             waited_s = _waited_s(session)
             if waited_s < WAITED_S or session.state is not SessionState.RUNNING:
                 return None

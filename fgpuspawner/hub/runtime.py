@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from traitlets.config import Config
 
 from fgpu_scheduler import (
+    UP,
     Audit,
     Deadlines,
     EndCause,
@@ -31,7 +32,6 @@ from fgpu_scheduler import (
     Refusal,
     Scheduler,
     Session,
-    SessionState,
     Store,
     SystemClock,
 )
@@ -195,15 +195,17 @@ class Runtime:
         self._spawner_class.notice_end(session)
 
     def _activity(self) -> SessionActivity | None:
-        """Return the source of idle times, if any group ends idle sessions."""
+        """Return the source of idle times, if any group parks or ends idle sessions."""
         rules = self.settings.rules()
-        if not any(own.idle_after_s for own in (rules.default, *rules.groups.values())):
+        if not any(own.watches_idleness_from_s for own in (rules.default, *rules.groups.values())):
             return None
         return SessionActivity(
             self._spawner_class,
             self.gpu_idle_times,
             SystemClock(),
-            idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
+            idle_after_s=lambda session: (
+                rules.of(session.request.resource_group).watches_idleness_from_s or 0
+            ),
         )
 
     def open_engine(self, urls: Sequence[str]) -> None:
@@ -275,7 +277,7 @@ class Runtime:
         await self.resizer.heal(live)
         for session in live:
             server = session.request.user, session.request.server_name
-            if session.state is SessionState.RUNNING and server not in self._served:
+            if session.state in UP and server not in self._served:
                 message = "the Hub did not know this session any more when it restarted"
                 end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
                 await self.queue.patiently(end)

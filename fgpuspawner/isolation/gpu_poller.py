@@ -19,7 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import FGPUError, Session, SessionState
+from fgpu_scheduler import (
+    UP,
+    FGPUError,
+    Session,
+    holds_shares,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import machine_folder
@@ -266,7 +271,8 @@ def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int
     return frozenset(
         s.id
         for s in live
-        if s.state is SessionState.RUNNING
+        if s.state in UP
+        and holds_shares(s)
         and s.placement is not None
         and any(share.device_uuid in uuids for share in s.placement.shares)
     )

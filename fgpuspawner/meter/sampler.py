@@ -16,7 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import Clock, Meters, Session, SessionMeasurements, SessionState, compute_of
+from fgpu_scheduler import (
+    UP,
+    Clock,
+    Meters,
+    Session,
+    SessionMeasurements,
+    compute_of,
+    holds_shares,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, LONGEST_SNAPSHOT_S, GpuSnapshot, running_on
@@ -111,7 +119,7 @@ class Sampler:
         }
 
     async def publish(self) -> None:
-        running = {s.id for s in await self._sessions.live() if s.state is SessionState.RUNNING}
+        running = {s.id for s in await self._sessions.live() if s.state in UP and holds_shares(s)}
         now_s = self._clock.now_s()
         ended = sorted(set(self._tallies) - running)
         self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}

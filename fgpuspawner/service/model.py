@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from fgpu_scheduler import (
-    HOLDING,
+    UP,
     AllRules,
     Amount,
     Device,
@@ -30,6 +30,7 @@ from fgpu_scheduler import (
     Unblocking,
     compute_of,
     format_milli,
+    holds_shares,
     why_not_resizable,
 )
 from fgpuspawner.images.availability import Availabilities
@@ -148,7 +149,7 @@ class World:
         """The shares of each device that sessions hold, by its UUID, in order of the sessions' ids."""
         found: dict[str, list[tuple[Session, Share]]] = {}
         for session in sorted(self.snapshot.sessions, key=lambda s: s.id):
-            if session.state in HOLDING and session.placement is not None:
+            if session.placement is not None and holds_shares(session):
                 for share in session.placement.shares:
                     found.setdefault(share.device_uuid, []).append((session, share))
         return found
@@ -243,9 +244,7 @@ def meter_of(session: Session, world: World) -> Live | None:
 def may_save(session: Session, world: World, viewer: Viewer) -> bool:
     """Return whether the viewer may save this session, if it runs, as a private image."""
     allowed = world.savers is Savers.OWNERS and is_mine(session, viewer)
-    return session.state is SessionState.RUNNING and (
-        allowed or (world.savers is not Savers.NOBODY and viewer.admin)
-    )
+    return session.state in UP and (allowed or (world.savers is not Savers.NOBODY and viewer.admin))
 
 
 def extension_of(session: Session, world: World) -> Extension:

@@ -32,6 +32,7 @@ from tornado.web import HTTPError
 from traitlets.config import Config
 
 from fgpu_scheduler import (
+    UP,
     EndCause,
     FGPUError,
     Refusal,
@@ -374,7 +375,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     async def _waiting_request(self) -> Request | None:
         current = await self.runtime.queue.serving(self.user.name, self.name)
-        return None if current is None or current.state is SessionState.RUNNING else current.own_request
+        return None if current is None or current.state in UP else current.own_request
 
     async def _enqueue(self, wanted: LaunchRequest) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
@@ -383,7 +384,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if (
             current is not None
             and asks_the_same(current.own_request, wanted.for_server(self.name))
-            and current.state is not SessionState.RUNNING
+            and current.state not in UP
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
             return current
@@ -437,7 +438,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             scheduler = self.runtime.queue
             # Retry: a database that does not answer must not look like a server that is gone.
             current = await scheduler.patiently(lambda: scheduler.serving(self.user.name, self.name))
-            if current is None or current.state is not SessionState.RUNNING:
+            if current is None or current.state not in UP:
                 return 0
             self._note_up(current)
             await self._wait_until_reachable(current)
@@ -508,7 +509,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             session = await self.runtime.queue.session(self.session.id)
         except StoreUnavailable:
             return None
-        if session.state is SessionState.RUNNING:
+        if session.state in UP:
             return None
         return Ended(1, session.end_cause or EndCause.EXITED, session.message or "the session has ended")
 

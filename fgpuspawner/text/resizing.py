@@ -77,7 +77,6 @@ NOT_RESIZED = {
     NotResized.OTHER_KIND: "This session was requested as {amount}: resize it in the same terms.",
     NotResized.BOTH_WAYS: "Make memory and compute both larger or both smaller; for one of each ask twice.",
     NotResized.IMPOSSIBLE: "This amount isn't possible on the session's GPU; {choose}.",
-    NotResized.TOO_OFTEN: "This session was resized too often. Start a new one.",
     NotResized.CORDONED: "The session's machine or GPU takes no new work now, so it can only get smaller.",
     NotResized.NO_ROOM: "{free} free on this GPU: {choose}.",
     NotResized.QUOTA: "Your quota doesn't allow that: {choose}.",

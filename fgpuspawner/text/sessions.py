@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from fgpu_scheduler import (
     BASIS_LIMITS,
+    UP,
     BlockingSessions,
     EndCause,
     Request,
     Session,
-    SessionState,
     format_milli,
     memory_words,
 )
@@ -63,7 +63,7 @@ WARNINGS = {
 
 def warning_words(session: Session) -> str | None:
     """Return the warning to a running session's owner, or None. Pages show the time beside it."""
-    if session.state is not SessionState.RUNNING or session.ends_cause is None:
+    if session.state not in UP or session.ends_cause is None:
         return None
     return WARNINGS.get(session.ends_cause, "it ends soon")
 

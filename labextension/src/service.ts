@@ -216,6 +216,8 @@ export type SessionState =
   | 'PREPARING'
   | 'PULLING'
   | 'RUNNING'
+  | 'PARKED'
+  | 'RESUMING'
   | 'TERMINATING'
   | 'TERMINATED'
   | 'ERROR'

@@ -81,6 +81,15 @@ from .core.lifecycle import (
 from .core.lifecycle import (
     SERVING as SERVING,
 )
+from .core.lifecycle import (
+    UP as UP,
+)
+from .core.lifecycle import (
+    holds_shares as holds_shares,
+)
+from .core.lifecycle import (
+    wants_shares as wants_shares,
+)
 from .core.model import (
     MAX_SHARES as MAX_SHARES,
 )
@@ -138,6 +147,8 @@ from .core.model import (
 from .core.model import (
     compute_of as compute_of,
 )
+from .core.parking import due_for_parking as due_for_parking
+from .core.parking import no_room_to_park as no_room_to_park
 from .core.placement import (
     DeviceFree as DeviceFree,
 )
@@ -230,6 +241,8 @@ from .core.resizing import (
 from .core.resizing import (
     why_not_resizable as why_not_resizable,
 )
+from .core.returning import ReturnDecision as ReturnDecision
+from .core.returning import parked_mib as parked_mib
 from .core.run_lengths import NEWEST_RUNS as NEWEST_RUNS
 from .core.run_lengths import PastRun as PastRun
 from .core.run_lengths import RunLengths as RunLengths

@@ -34,8 +34,8 @@ class Queue(Protocol):
     """Gives sessions their shares, in order. The process that launches them uses it in its event loop.
 
     A change is durable when the call returns, so another process can take over. If the database does not answer, a call
-    raises StoreUnavailable and has changed nothing; `submit`, `placed`, `prepare`, `pulling`, `give_back`, `running` and
-    `live` wait for the database instead.
+    raises StoreUnavailable and has changed nothing; `submit`, `placed`, `prepare`, `pulling`, `give_back`, `running`,
+    `park`, `want`, `resumed` and `live` wait for the database instead.
     """
 
     on_end: Callable[[Session], None]
@@ -124,7 +124,35 @@ class Queue(Protocol):
         """
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
-        """Commit that the server answers; ``launched`` is the launcher's note, which `serving` returns."""
+        """Commit that the server answers; ``launched`` is the launcher's note, which `serving` returns.
+
+        A session on demand is PARKED then, any other one RUNNING.
+        """
+
+    # -- parking --------------------------------------------------------------------------------------
+
+    async def park(self, session_id: int, parked_mib: int, message: str | None = None) -> Session:
+        """Commit that a running or resuming session holds nothing of its GPU any longer. Idempotent.
+
+        Its shares are free at once. ``parked_mib`` is the host memory that has the contents of its GPU memory, and
+        ``message`` replaces its owner's message. It does not want its shares back until `want` says so.
+
+        Raises:
+            InvalidTransition: its server does not run.
+        """
+
+    async def want(self, session_id: int, wanted: bool) -> Session:
+        """Commit whether a PARKED session wants its shares back. Idempotent; in other states it changes nothing.
+
+        Nothing new starts in its place then. It becomes RESUMING as soon as its shares are free: `changes` yields.
+        """
+
+    async def resumed(self, session_id: int) -> Session:
+        """Commit that the GPU memory of a RESUMING session is back, so that it is RUNNING. Idempotent.
+
+        Raises:
+            InvalidTransition: it is neither RESUMING nor RUNNING.
+        """
 
     async def warn(
         self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED

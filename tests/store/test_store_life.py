@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, node, schedule
 
-from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
+from fgpu_scheduler.core.lifecycle import ENDED, LEGAL, UP
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.errors import InvalidTransition, UnknownSession
 from fgpu_scheduler.store.store import Store
@@ -19,6 +19,8 @@ PATHS: dict[S, tuple[S, ...]] = {
     S.PREPARING: (S.SCHEDULED, S.PREPARING),
     S.PULLING: (S.SCHEDULED, S.PREPARING, S.PULLING),
     S.RUNNING: (S.SCHEDULED, S.PREPARING, S.RUNNING),
+    S.PARKED: (S.SCHEDULED, S.PREPARING, S.RUNNING, S.PARKED),
+    S.RESUMING: (S.SCHEDULED, S.PREPARING, S.RUNNING, S.PARKED, S.RESUMING),
     S.TERMINATING: (S.SCHEDULED, S.PREPARING, S.TERMINATING),
     S.TERMINATED: (S.SCHEDULED, S.PREPARING, S.TERMINATING, S.TERMINATED),
     S.ERROR: (S.SCHEDULED, S.PREPARING, S.TERMINATING, S.ERROR),
@@ -35,8 +37,12 @@ def session_in(store: Store, state: S, *, user: str = "alice") -> Session:
 
 
 def step(store: Store, session: Session, to: S) -> Session:
-    if to is S.SCHEDULED:
+    if to is S.RESUMING:
+        store.want(session.id, True, now_s=2)
+    if to in (S.SCHEDULED, S.RESUMING):
         return schedule(store, now_s=2)[0]
+    if to is S.PARKED:
+        return store.park(session.id, 512, now_s=2)
     cause = EndCause.USER if to in (S.TERMINATING, S.CANCELLED) else None
     return store.move(session.id, to, now_s=2, cause=cause)
 
@@ -47,7 +53,7 @@ def test_move_follows_the_life_cycle_or_is_refused(store: Store, state: S) -> No
         session = session_in(store, state, user=f"user{number}")
         assert session.state is state
         before = store.version()
-        if to in LEGAL[state] and to is not S.SCHEDULED:
+        if to in LEGAL[state] and to not in (S.SCHEDULED, S.PARKED, S.RESUMING):
             moved = store.move(session.id, to, now_s=9, cause=EndCause.IDLE)
             assert moved.state is to
             assert store.session(session.id) == moved
@@ -148,9 +154,10 @@ def test_warning_is_stored_logged_withdrawn_and_cleared_at_the_end(store: Store)
 
 ONLY_IN: dict[str, tuple[Collection[S], Callable[[Store, int], Session]]] = {
     "new_attempt": ((S.PREPARING, S.PULLING), lambda store, i: store.new_attempt(i, now_s=3)),
-    "warn": ((S.RUNNING,), lambda store, i: store.warn(i, "above its limit", now_s=3)),
-    "keep": ((S.RUNNING,), lambda store, i: store.keep(i, 9, now_s=3)),
-    "note_idle": ((S.RUNNING,), lambda store, i: store.note_idle(i, 9, now_s=3)),
+    "warn": (UP, lambda store, i: store.warn(i, "above its limit", now_s=3)),
+    "keep": (UP, lambda store, i: store.keep(i, 9, now_s=3)),
+    "note_idle": (UP, lambda store, i: store.note_idle(i, 9, now_s=3)),
+    "park": (UP, lambda store, i: store.park(i, 512, now_s=3)),
 }
 
 

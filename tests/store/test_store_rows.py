@@ -40,6 +40,7 @@ FULL_REQUEST = Request(
     name='Zoë "train"',
     setup=2**33,
     folders=("data sets", "b,c"),
+    on_demand=True,
 )
 FULL_SESSION = Session(
     1,
@@ -68,6 +69,9 @@ FULL_SESSION = Session(
     2**33 + 5,
     (RefusedNode("n1", 2**33 + 6, 3, 'no "room"'), RefusedNode("n2", 7, 1, "tainted")),
     (Size(2**33 + 7, 250, 250_000, 2048, 25), Size(2**33 + 8, 750, 750_000, 6144, 75)),
+    2**33 + 9,
+    2**33 + 10,
+    2**33 + 11,
 )
 
 

@@ -10,6 +10,7 @@ from fgpu_scheduler import (
     HOLDING,
     MOST_MESSAGE_TEXT,
     MOST_REASON,
+    UP,
     BadSettings,
     DeviceFree,
     FGPUError,
@@ -17,7 +18,6 @@ from fgpu_scheduler import (
     NodeAction,
     NodeState,
     Session,
-    SessionState,
     Store,
     act_on_gpu,
     act_on_node,
@@ -81,9 +81,7 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> objects.Nodes:
                 sessions=len(sessions),
                 devices=[_device(device, world) for device in room.devices],
                 warnings=[
-                    objects.Warned.of(s, user=s.request.user)
-                    for s in sessions
-                    if s.message and s.state is SessionState.RUNNING
+                    objects.Warned.of(s, user=s.request.user) for s in sessions if s.message and s.state in UP
                 ],
             )
         )

@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from fgpu_scheduler import (
+    UP,
     Audit,
     AuditLine,
     FirstForecasts,
@@ -56,7 +57,7 @@ def overview_object(
         use=None if lately is None else _use(lately, world),
         queues=_queues(world, viewer, site, now_s),
         forecasts=None if foretold is None else _forecasts(foretold),
-        running=sum(s.state is SessionState.RUNNING for s in world.snapshot.sessions),
+        running=sum(s.state in UP for s in world.snapshot.sessions),
         idle=idle(world),
         problems=[*others, *problems(world, verdicts, strikes)],
         simulated=world.simulated(),
@@ -177,7 +178,7 @@ def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditL
         some = "1 time" if len(strikes) == 1 else f"{len(strikes)} times"
         text = f"The watchdog found sessions above their limits {some} in the last day"
         bad.append(problem(text, "admin/audit?action=watchdog", "Audit log"))
-    warned = [s for s in world.snapshot.sessions if s.message and s.state is SessionState.RUNNING]
+    warned = [s for s in world.snapshot.sessions if s.message and s.state in UP]
     bad += [
         problem(f"Session {s.id} of {s.request.user}: {s.message}", f"end/{s.id}", "End it", level="warn")
         for s in warned[:MOST_WARNED]

@@ -14,6 +14,7 @@ from fgpu_scheduler import (
     SessionState,
     format_milli,
     free,
+    holds_shares,
 )
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.base import Api
@@ -64,7 +65,7 @@ def mine_in(world: World, viewer: Viewer, group: str) -> ResourceAmounts:
     ]
     return ResourceAmounts(
         # Summed over the shares: an exact amount was not asked for in fGPU.
-        sum(share.fgpu_milli for s in own if s.placement for share in s.placement.shares),
+        sum(share.fgpu_milli for s in own if s.placement and holds_shares(s) for share in s.placement.shares),
         sum(s.request.cpu_milli for s in own),
         sum(s.request.memory_mib for s in own),
     )

@@ -101,11 +101,12 @@ def _held(past: PastSession, world: World, until_s: int) -> Held:
     session = past.session
     if session.placement is None or session.scheduled_at_s is None:
         return []
-    shares = session.placement.shares
+    # It held nothing from when it was parked.
+    shares = session.placement.shares if session.parked_at_s is None else ()
     last = Size(
         until_s,
         sum(share.fgpu_milli for share in shares),
-        round(1_000_000 * gpus_of(past, world)),
+        round(1_000_000 * gpus_of(past, world)) if shares else 0,
         sum(share.memory_mib for share in shares),
         sum(share.compute_percent for share in shares),
     )

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from fgpu_scheduler import (
     LAUNCHING,
+    UP,
     BlockingSessions,
     EndCause,
     ImageState,
@@ -98,7 +99,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
 
 def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
     # It names folders: only for the session's owner and administrators.
-    may = session.state is SessionState.RUNNING and (is_mine(session, viewer) or viewer.admin)
+    may = session.state in UP and (is_mine(session, viewer) or viewer.admin)
     return world.disks.sessions.get(session.id) if may else None
 
 
@@ -194,7 +195,7 @@ def _pull(session: Session, world: World) -> dict[str, object] | None:
 
 def _end_fields(session: Session, world: World) -> dict[str, object]:
     """Return when and why a running session ends, if settled, and whether its owner can postpone it."""
-    if session.state is not SessionState.RUNNING:
+    if session.state not in UP:
         return {"ends_at_s": None, "ends_cause": None}
     allowed = extension_of(session, world)
     rules = world.rules.of(session.request.resource_group)

@@ -10,7 +10,12 @@ from hashlib import blake2s
 from itertools import accumulate, pairwise
 from operator import attrgetter
 
-from fgpu_scheduler import BASIS_LIMITS, format_milli, parse_milli
+from fgpu_scheduler import (
+    BASIS_LIMITS,
+    UP,
+    format_milli,
+    parse_milli,
+)
 from fgpuspawner.meter.model import Meter
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.objects import Resize, Saving, Session
@@ -180,6 +185,8 @@ STATE_WORDS = {
     "PREPARING": "starting",
     "PULLING": "fetching its image",
     "RUNNING": "running",
+    "PARKED": "parked",
+    "RESUMING": "getting its GPU back",
     "TERMINATING": "ending",
     "TERMINATED": "ended",
     "ERROR": "failed",
@@ -249,7 +256,7 @@ def _between_s(session: Session) -> tuple[int, int] | None:
 def row(session: Session, hub_host: str = "") -> SessionRow:
     """Return the row of a live session. ``hub_host`` is the host of its own paths, if that is another one."""
     state = session.state
-    running, waits = state == "RUNNING", state == "PENDING"
+    running, waits = state in UP, state == "PENDING"
     expected, basis = session.expected_start_at_s, session.forecast_basis or ""
     own_path = hub_host if session.mine else None
     return SessionRow(

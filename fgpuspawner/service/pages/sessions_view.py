@@ -22,14 +22,15 @@ from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import end_words
 
 STATES = {
-    "running": ("RUNNING",),
+    "running": ("RUNNING", "RESUMING"),
+    "parked": ("PARKED",),
     "waiting": ("PENDING",),
     "starting": LAUNCHING,
     "ending": ("TERMINATING",),
 }
 """Choices of the status filter, with the states that each means."""
 
-_ORDER = ("RUNNING", "PULLING", "PREPARING", "SCHEDULED", "PENDING", "TERMINATING")
+_ORDER = ("RUNNING", "RESUMING", "PARKED", "PULLING", "PREPARING", "SCHEDULED", "PENDING", "TERMINATING")
 LONGEST_TEXT = 200
 
 Key = tuple[float | str, ...] | None

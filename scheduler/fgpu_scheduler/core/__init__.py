@@ -33,6 +33,7 @@ The queue
     pending_queue       sets of identical requests, and requests that cannot fit
     free_capacity       the free capacity of a resource group, kept from plan to plan
     group_scheduler     one pass over one queue; plans and forecasts consist of these passes
+    returning           which parked sessions get their shares back, and the places of sessions on demand
     planner             one decision for every waiting session, and the check before they are committed
 
 Forecasts
@@ -47,6 +48,7 @@ Running sessions
     preemption          which sessions end for requests of higher priority
     reclaim             warnings and ends: time limit, idleness, pre-emption
     extending           whether an owner may extend a time limit
+    parking             which idle sessions are parked
     resizing            whether a running session may get another amount of its GPU
     reconcile           what differs between the records and the engines, and how to heal it
 

@@ -23,7 +23,7 @@ from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
 from fgpu_scheduler.core.free_capacity import FreeCapacity, PlanCache
 from fgpu_scheduler.core.group_scheduler import GroupScheduler
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import (
     NodeState,
     Placement,
@@ -333,8 +333,8 @@ class _SimulationStart:
         for s in world.sessions:
             # With quotas, sessions of the same user in other resource groups may have to end first.
             matters = self.by_user or s.request.resource_group == queue.resource_group
-            if matters and s.state in HOLDING and s.placement is not None:
-                self.holding[s.id] = s, s.placement
+            if matters and (where := taken_placement(s)) is not None:
+                self.holding[s.id] = s, where
                 self.ends[s.id] = self.end_of(s, world.now_s)
         #: Whether an end rests on how long other sessions ran.
         self.is_uncertain = any(end.rest is not None for end in self.ends.values())

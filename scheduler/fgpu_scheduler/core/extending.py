@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
+from fgpu_scheduler.core.lifecycle import UP
+from fgpu_scheduler.core.model import EndCause, Session, Snapshot
 from fgpu_scheduler.core.planner import ReserveDecision, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import extended
@@ -37,7 +38,7 @@ def not_extended(session: Session, allowed: Extension) -> NotExtended | None:
     limit_s = session.time_limit_s
     if not allowed.by_s:
         return NotExtended.OFF
-    if session.state is not SessionState.RUNNING:
+    if session.state not in UP:
         return NotExtended.NOT_RUNNING
     if limit_s is None:
         return NotExtended.NO_LIMIT

@@ -26,7 +26,7 @@ from copy import copy
 from dataclasses import replace
 
 from fgpu_scheduler.core.free_capacity import NO_SESSIONS, FreeCapacity
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
 from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue, UnschedulableRequests
@@ -286,7 +286,7 @@ class GroupScheduler:
                 self._snapshot.index.on_node.get(node_id, NO_SESSIONS).values(),
                 self._snapshot.now_s,
             )
-            holds = [(s, s.placement) for s in there if s.state in HOLDING and s.placement is not None]
+            holds = [(s, where) for s in there if (where := taken_placement(s)) is not None]
             ends = ((self._free_at_s(s, now_s), s, where) for s, where in holds)
             known = tuple(Release(at_s, s, where) for at_s, s, where in ends if at_s is not None)
             # Do not cache after the clock was set back: sessions seem to start later, and their ends move with it.

@@ -39,6 +39,8 @@ class SessionState(StrEnum):
     PREPARING = "PREPARING"
     PULLING = "PULLING"
     RUNNING = "RUNNING"
+    PARKED = "PARKED"
+    RESUMING = "RESUMING"
     TERMINATING = "TERMINATING"
     TERMINATED = "TERMINATED"
     ERROR = "ERROR"
@@ -46,7 +48,7 @@ class SessionState(StrEnum):
 
 
 class WaitReason(StrEnum):
-    """Why a session is PENDING."""
+    """Why a session is PENDING, or PARKED although it wants its shares back."""
 
     RESOURCES = "RESOURCES"
     QUOTA = "QUOTA"
@@ -141,6 +143,7 @@ class Request:
     The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
     in order. ``name`` is the session's name for people; ``setup`` is the id of its own variables and start script, 0 for
     none; ``folders`` are the names of the chosen shared folders.
+    A session ``on_demand`` starts parked: it waits for no GPU, and gets its shares when it wants them.
     """
 
     user: str
@@ -159,6 +162,7 @@ class Request:
     name: str = ""
     setup: int = 0
     folders: tuple[str, ...] = ()
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a session held until it was resized: fGPU x 1000, millionths of a GPU, memory and compute."""
+    """What a session held until it was resized, parked or resumed: fGPU x 1000, millionths of a GPU, memory, compute."""
 
     until_s: int
     fgpu_milli: int
@@ -267,8 +271,14 @@ class Session:
     extended_s: int = 0
     #: The nodes that were refused to it, the last one last.
     refused: tuple[RefusedNode, ...] = ()
-    #: The amounts that it held before it was resized, in order; its request is for the present one.
+    #: The amounts that it held before it was resized, parked or resumed, in order; nothing while it was parked.
     sizes: tuple[Size, ...] = ()
+    #: Since when it is parked: it holds no share, and its placement says where it had one. It stays set after its end.
+    parked_at_s: int | None = None
+    #: Since when it wants its shares back, until it runs again.
+    wanted_at_s: int | None = None
+    #: The host memory in MiB that has the contents of its GPU memory, until it runs again.
+    parked_mib: int = 0
 
     def refusing_nodes(self, now_s: int) -> tuple[RefusedNode, ...]:
         """Return the nodes that are left out now, because they refused it recently."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 from operator import attrgetter
 
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import HOLDING, holds_shares
 from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.quota import least_milli
 from fgpu_scheduler.core.usage import taken_by_user, taken_milli, used_by_user
@@ -40,10 +40,12 @@ Order = Callable[[QueueSnapshot], Sequence[float]]
 
 
 def queue_snapshots(snapshot: Snapshot) -> dict[str, QueueSnapshot]:
-    """Return the queue of each resource group with waiting sessions, by name."""
+    """Return the queue of each resource group with waiting sessions, by name; sessions on demand pass the queue."""
     found = {}
     for group, waiting in sorted(snapshot.index.waiting.items()):
-        own = by_place(waiting.values())
+        own = by_place([s for s in waiting.values() if not s.request.on_demand])
+        if not own:
+            continue
         found[group] = QueueSnapshot(snapshot, group, own, waited_s(own, snapshot.now_s))
     return found
 
@@ -236,7 +238,7 @@ def drf(queue: QueueSnapshot) -> Sequence[float]:
         asked = session.request
         if session.state in HOLDING and asked.resource_group == group:
             own = taken.setdefault(asked.user, [0, 0, 0])
-            own[0] += taken_milli(session) * fgpu
+            own[0] += taken_milli(session) * fgpu if holds_shares(session) else 0
             own[1] += asked.cpu_milli * cpu
             own[2] += asked.memory_mib * memory
     ranks = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import HOLDING, claims_shares
 from fgpu_scheduler.core.model import (
     Device,
     Node,
@@ -82,18 +82,29 @@ def free(snapshot: Snapshot) -> Free:
 
 
 def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
-    """Return the free amounts of a node beside these sessions. One sum over all is faster than one `claimed` for each."""
+    """Return the free amounts of a node beside these sessions. One sum over all is faster than one `claimed` for each.
+
+    The shares of parked sessions are free unless they claim them: then the amounts may be below zero.
+    """
     cpu_milli, memory_mib = node.cpu_milli, node.memory_mib
     taken: dict[str, list[int]] = {}
     modes: dict[str, ShareMode] = {}
-    # In order of their ids: the first session on a device decides its mode.
+    holders, claims = list[Placement](), list[Placement]()
     for _, session in sorted(there.items()):
         if session.placement is None or session.state not in HOLDING:
             continue
         cpu_milli -= session.request.cpu_milli
         memory_mib -= session.request.memory_mib
-        for share in session.placement.shares:
-            modes.setdefault(share.device_uuid, share.mode)
+        if session.parked_at_s is None:
+            holders.append(session.placement)
+        elif claims_shares(session):
+            claims.append(session.placement)
+    # In order of their ids: the first session on a device decides its mode.
+    mixed: set[str] = set()
+    for where in (*holders, *claims):
+        for share in where.shares:
+            if modes.setdefault(share.device_uuid, share.mode) is not share.mode:
+                mixed.add(share.device_uuid)
             sums = taken.setdefault(share.device_uuid, [0, 0, 0, 0])
             sums[0] += share.fgpu_milli
             sums[1] += share.memory_mib
@@ -102,6 +113,9 @@ def free_on_node(node: Node, there: Mapping[int, Session]) -> NodeFree:
     devices = []
     for d in node.devices:
         fgpu_milli, own_mib, percent, shares = taken.get(d.uuid, (0, 0, 0, 0))
+        if d.uuid in mixed:
+            # Until the shares of one mode have ended, those of the other one are claimed in vain: nothing new starts.
+            fgpu_milli += d.capacity_milli
         left = d.capacity_milli - fgpu_milli, d.memory_mib - own_mib, 100 - percent, d.shares_offered - shares
         devices.append(DeviceFree(d, *left, modes.get(d.uuid)))
     return NodeFree(node, cpu_milli, memory_mib, tuple(devices))

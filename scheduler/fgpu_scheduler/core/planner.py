@@ -1,6 +1,7 @@
 """Decide for every waiting session: place it now, reserve a place for it, or leave it waiting with a reason.
 
-`plan` works on one snapshot, and on each resource group in turn:
+`plan` works on one snapshot. Parked sessions get their shares back first, and sessions on demand are placed next
+(`returning`). Then it works on each resource group in turn:
 
 1. Bring the group's free capacity to the snapshot (`PlanCache.free_capacity`). Only nodes that changed since the last
    plan are counted again, since a plan is made after every event.
@@ -22,7 +23,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from fgpu_scheduler.core import lifecycle, orders, placement
+from fgpu_scheduler.core import lifecycle, orders, placement, returning
 from fgpu_scheduler.core.free_capacity import PlanCache as PlanCache
 from fgpu_scheduler.core.group_scheduler import GroupScheduler
 from fgpu_scheduler.core.model import Placement, Session, SessionState, Snapshot, WaitReason
@@ -30,6 +31,7 @@ from fgpu_scheduler.core.pending_queue import PendingQueue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.returning import ReturnDecision
 from fgpu_scheduler.errors import StaleVersion
 
 
@@ -74,10 +76,13 @@ Decision = StartDecision | ReserveDecision | WaitDecision
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decisions for the snapshot of ``version``, by resource group name and then in queue order."""
+    """The decisions for the snapshot of ``version``: first about sessions on demand, then by resource group name and in
+    queue order. ``returns`` are those about parked sessions that want their shares back, which come before all others.
+    """
 
     version: int
     decisions: tuple[Decision, ...]
+    returns: tuple[ReturnDecision, ...] = ()
 
     @property
     def placed(self) -> tuple[StartDecision, ...]:
@@ -93,13 +98,23 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
     faster and does not change it.
     """
     decisions: list[Decision] = []
+    returns: tuple[ReturnDecision, ...] = ()
+    special = [s for s in snapshot.sessions if s.wanted_at_s is not None or s.request.on_demand]
+    if any(map(lifecycle.wants_shares, special)):
+        returns = returning.returns(snapshot)
+        snapshot = snapshot.changed(returning.returned(snapshot, returns))
     cache, ledger = cache or PlanCache(), Ledger(snapshot)
+    if any(s.state is SessionState.PENDING for s in special):
+        for session, found in returning.placed_on_demand(snapshot, ledger):
+            placed = isinstance(found, Placement)
+            decisions.append((StartDecision if placed else WaitDecision)(session.id, found))  # type: ignore[arg-type]
+        snapshot = applied(snapshot, Plan(snapshot.version, tuple(decisions)))
     for group, queue in orders.queue_snapshots(snapshot).items():
         group_policy = policy.of(group)
         with cache.free_capacity(snapshot, group, group_policy.placing) as capacity:
             scheduler = GroupScheduler(snapshot, capacity, group_policy, ledger)
             decisions += _decided(queue, scheduler, by_user=bool(snapshot.quotas))
-    return Plan(snapshot.version, tuple(decisions))
+    return Plan(snapshot.version, tuple(decisions), returns)
 
 
 def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user: bool) -> list[Decision]:
@@ -124,14 +139,15 @@ def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user:
 
 
 def applied(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """Return the snapshot with the sessions that a plan places as SCHEDULED, and nothing else changed."""
+    """Return the snapshot with the sessions that a plan starts as SCHEDULED, and those that return as RESUMING."""
+    if plan.returns:
+        snapshot = snapshot.changed(returning.returned(snapshot, plan.returns))
     placements = {p.session_id: p.placement for p in plan.placed}
     if not placements:
         return snapshot
-    now_s, state = snapshot.now_s, SessionState.SCHEDULED
     return snapshot.changed(
         [
-            (s, replace(s, state=state, placement=placements[s.id], scheduled_at_s=now_s))
+            (s, _scheduled(s, placements[s.id], now_s=snapshot.now_s))
             for s in snapshot.sessions
             if s.id in placements
         ]
@@ -147,8 +163,13 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
         StaleVersion: a decision does not hold.
     """
     waiting = {number: s for queue in world.index.waiting.values() for number, s in queue.items()}
+    changes = [
+        (old, new)
+        for old, new in returning.returned(replace(world, now_s=now_s), plan.returns)
+        if old is not None and new is not None
+    ]
+    world = world.changed(changes) if changes else world
     free, ledger = _free_capacity_for(plan, world), Ledger(world)
-    changes = []
     for decision in plan.decisions:
         session = waiting.pop(decision.session_id, None)
         if session is None:
@@ -171,13 +192,19 @@ def _started(
     session: Session, where: Placement, free: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
 ) -> Session:
     node = free.get(where.node_id)
-    rest = None if node is None or session.held else placement.claimed_if_fits(node, session.request, where)
+    claimed = returning.claimed_on_demand if session.request.on_demand else placement.claimed_if_fits
+    rest = None if node is None or session.held else claimed(node, session.request, where)
     if rest is None:
         raise StaleVersion(f"session {session.id} does not fit where it was placed")
-    if not ledger.allows(session, where):
+    taken = None if session.request.on_demand else where
+    if not ledger.allows(session, taken):
         raise StaleVersion(f"session {session.id} was placed over a quota")
     free[where.node_id] = rest
-    ledger.take(session, where)
+    ledger.take(session, taken)
+    return _scheduled(session, where, now_s=now_s)
+
+
+def _scheduled(session: Session, where: Placement, *, now_s: int) -> Session:
     return replace(lifecycle.moved(session, SessionState.SCHEDULED, now_s=now_s), placement=where)
 
 

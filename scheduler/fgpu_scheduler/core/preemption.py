@@ -19,7 +19,7 @@ from itertools import accumulate, combinations, count
 from math import comb
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import (
     EndCause,
     NodeState,
@@ -116,11 +116,11 @@ def _nodes(
         there = snapshot.index.on_node.get(node.id, {})
         left, may_end = placement.free_on_node(node, there), []
         for session in there.values():
-            if session.placement is None:
+            where = taken_placement(session)
+            if where is None:
                 continue
             if session.state is SessionState.TERMINATING or session.id in ending:
-                if session.state in HOLDING:
-                    left = placement.released(left, session.request, session.placement)
+                left = placement.released(left, session.request, where)
             elif (
                 session.state is SessionState.RUNNING
                 and session.id not in spared

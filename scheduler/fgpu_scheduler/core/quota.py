@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.lifecycle import HOLDING, WAITING
+from fgpu_scheduler.core.lifecycle import HOLDING, WAITING, holds_shares, taken_placement
 from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
 from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape, shares_of
 
@@ -53,7 +53,8 @@ class Ledger:
             if most is not None and more > 0 and one.tally.fgpu_milli + more > most:
                 return one.quota
             most = one.quota.max_sessions
-            if most is not None and one.tally.sessions >= most:
+            # A session that returns to its GPU is counted as a session already.
+            if most is not None and session.placement is None and one.tally.sessions >= most:
                 return one.quota
         return None
 
@@ -122,7 +123,7 @@ class Ledger:
             found = self._tallies[at, counted] = _Tally()
             for session in self._snapshot.index.of_user.get(counted, {}).values():
                 if session.state in HOLDING and counted_names(quota, session.request):
-                    found.add(self._milli(session, None))
+                    found.add(self._milli(session, taken_placement(session)))
         return found
 
     def _count_shared(self) -> None:
@@ -142,13 +143,15 @@ class Ledger:
                     if quota.scope is not QuotaScope.USER
                 ]
             for tally in shared[who]:
-                tally.add(self._milli(session, None))
+                tally.add(self._milli(session, taken_placement(session)))
 
     def _milli(self, session: Session, where: Placement | None) -> int:
         placement = where or session.placement
         if placement is not None:
             return sum(share.fgpu_milli for share in placement.shares)
         asked = session.request
+        if asked.on_demand:
+            return 0
         if not is_explicit(asked):
             return asked.fgpu_milli
         own = shape(asked)
@@ -246,7 +249,7 @@ def usage_of_quotas(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[
         holds = session.state in HOLDING and session.placement is not None
         if not holds and session.state not in WAITING:
             continue
-        shares = session.placement.shares if session.placement else ()
+        shares = session.placement.shares if session.placement and holds_shares(session) else ()
         for at, _, name in counting.of(session.request):
             tally = found[at].setdefault(name, [0, 0, 0])
             tally[0] += sum(share.fgpu_milli for share in shares)

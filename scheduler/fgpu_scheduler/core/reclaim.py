@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fgpu_scheduler.core.lifecycle import moved
+from fgpu_scheduler.core.lifecycle import UP, moved, wants_shares
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.preemption import victims
@@ -36,6 +36,10 @@ class Rules:
     Sessions run for ``max_lifetime_s`` at most. A session is warned when its GPU and kernels have been idle for
     ``idle_after_s``. With ``preempt``, requests of higher priority may end sessions that have run for ``min_runtime_s``;
     with ``requeue`` these are queued again.
+
+    A session is parked when it has been idle for ``park_after_s``: with ``park_always`` at once, else while another
+    session could use its share. Then ``idle_after_s`` has no effect; a session that was parked for ``parked_for_s``
+    without wanting its shares back is ended as an idle one, after a warning.
     """
 
     grace_s: int = 600
@@ -44,6 +48,14 @@ class Rules:
     preempt: bool = False
     min_runtime_s: int | None = None
     requeue: bool = True
+    park_after_s: int | None = None
+    park_always: bool = False
+    parked_for_s: int | None = None
+
+    @property
+    def watches_idleness_from_s(self) -> int | None:
+        """How long a session may be idle until a rule applies to it; None if none does."""
+        return self.idle_after_s if self.park_after_s is None else self.park_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ def reclaims(
     `WarningAges`; a missing one counts as 0.
     """
     ledger = Ledger(snapshot)
-    running = [s for s in snapshot.sessions if s.state is SessionState.RUNNING]
+    running = [s for s in snapshot.sessions if s.state in UP]
     due = {s.id: _due(s, rules.of(s.request.resource_group), ledger, snapshot.now_s) for s in running}
     preempting = [name for name in _groups(snapshot) if rules.of(name).preempt]
     if preempting:
@@ -110,7 +122,8 @@ def reclaims(
         too_soon = [
             s.id
             for s in running
-            if from_s[s.id] > snapshot.now_s + rules.of(s.request.resource_group).grace_s
+            if s.state is not SessionState.RUNNING
+            or from_s[s.id] > snapshot.now_s + rules.of(s.request.resource_group).grace_s
         ]
         for session_id in victims(
             snapshot,
@@ -153,10 +166,9 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
         due = _Due(EndCause.TIME_LIMIT, session.started_at_s + limit_s, limit_s)
         if now_s >= due.at_s - due.grace_s(rules) - WARNED_AHEAD_S:
             found.append(due)
-    if rules.idle_after_s is not None and session.idle_since_s is not None:
-        kept = session.kept_until_s is not None and now_s < session.kept_until_s
-        if now_s >= session.idle_since_s + rules.idle_after_s and not kept:
-            found.append(_Due(EndCause.IDLE, now_s, None))
+    kept = session.kept_until_s is not None and now_s < session.kept_until_s
+    if not kept and _is_idle(session, rules, now_s):
+        found.append(_Due(EndCause.IDLE, now_s, None))
     earliest = [(max(due.at_s, now_s + due.grace_s(rules)), CAUSES.index(due.cause), due) for due in found]
     standing = [due for due in found if due.cause is session.ends_cause]
     if standing and session.ends_at_s is not None:
@@ -164,6 +176,15 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
         earliest = [one for one in earliest if one[2] is not standing[0]]
         earliest.append((session.ends_at_s, CAUSES.index(standing[0].cause), standing[0]))
     return min(earliest, key=lambda one: one[:2])[2] if earliest else None
+
+
+def _is_idle(session: Session, rules: Rules, now_s: int) -> bool:
+    if rules.park_after_s is None:
+        since_s, longest_s = session.idle_since_s, rules.idle_after_s
+    else:
+        parked = session.state is SessionState.PARKED and not wants_shares(session)
+        since_s, longest_s = session.parked_at_s if parked else None, rules.parked_for_s
+    return since_s is not None and longest_s is not None and now_s >= since_s + longest_s
 
 
 def lifetime_s(session: Session, rules: Rules, ledger: Ledger) -> int | None:
@@ -277,7 +298,7 @@ def extended(session: Session, by_s: int) -> Session:
 
 
 def _check_running(session: Session) -> None:
-    if session.state is not SessionState.RUNNING:
+    if session.state not in UP:
         raise StaleVersion(f"session {session.id} is {session.state}, and does not run")
 
 

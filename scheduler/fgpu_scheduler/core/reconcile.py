@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, UP
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 
 
@@ -101,7 +101,7 @@ def reconcile(
         there = (o for o in by_session.get(session.id, ()) if o.node_id == session.placement.node_id)
         own = sorted(there, key=lambda o: (o.attempt, o.handle))
         current = [o for o in own if o.attempt == session.attempt]
-        if session.state is SessionState.RUNNING:
+        if session.state in UP:
             if not any(o.alive for o in current):
                 healings.append(_ended(session, current))
         elif session.state is SessionState.TERMINATING:
@@ -133,7 +133,7 @@ def orphan_reason(thing: Observed, session: Session | None) -> str | None:
         return f"its session is on node {session.placement.node_id}"
     if session.state is SessionState.TERMINATING:
         return None  # Stop, above.
-    if session.state not in (*LAUNCHING, SessionState.RUNNING):
+    if session.state not in (*LAUNCHING, *UP):
         return f"its session is {session.state} and has launched nothing"
     if thing.attempt != session.attempt:
         return f"it is of attempt {thing.attempt}, and its session is at attempt {session.attempt}"

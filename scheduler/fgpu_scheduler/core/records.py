@@ -26,6 +26,7 @@ class Event:
     - "extended": TIME_LIMIT, when the owner has extended its time limit;
     - "resized": the amounts before and after;
     - "renamed": None, when it has got another name;
+    - "wanted": WANTED when a parked session wants its shares back, or None when it no longer does;
     - "answered": the result of a request to resize it, DONE or REFUSED;
     - "priority": the priorities before and after a change by an administrator;
     - "nodes", "quotas" and "images", without a session: the change of a node, quota or image;
@@ -75,7 +76,7 @@ class PastSession:
 @dataclass(frozen=True, slots=True)
 class HeldShares:
     """What a session held from ``scheduled_at_s`` until ``ended_at_s`` (None: until now), in millionths of a GPU and
-    thousandths of an fGPU. ``sizes`` are what it held before it was resized."""
+    thousandths of an fGPU; 0 while it was parked. ``sizes`` are what it held before."""
 
     session_id: int
     user: str

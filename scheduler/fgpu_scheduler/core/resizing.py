@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.lifecycle import with_size
 from fgpu_scheduler.core.model import (
     Device,
     Node,
@@ -18,16 +19,12 @@ from fgpu_scheduler.core.model import (
     Session,
     SessionState,
     Share,
-    Size,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import ReserveDecision, StartDecision, WaitDecision, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import is_explicit, shares_of
-
-#: A session can be resized this many times, because each of its amounts is stored with it.
-MOST_SIZES = 100
+from fgpu_scheduler.core.shares import is_explicit, shares_of, size_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,10 @@ class Amount:
     @classmethod
     def before(cls, session: Session) -> Amount | None:
         """Return the amount before the last resize, or None if it was never resized."""
-        if not session.sizes:
+        # While it was parked it held nothing.
+        size, asked = next((s for s in reversed(session.sizes) if s.fgpu_milli), None), session.request
+        if size is None:
             return None
-        size, asked = session.sizes[-1], session.request
         if not is_explicit(asked):
             return cls(size.fgpu_milli)
         return cls(0, size.memory_mib, None if asked.compute_percent is None else size.compute_percent)
@@ -66,7 +64,6 @@ class NotResized(StrEnum):
     OTHER_KIND = "OTHER_KIND"
     IMPOSSIBLE = "IMPOSSIBLE"
     BOTH_WAYS = "BOTH_WAYS"
-    TOO_OFTEN = "TOO_OFTEN"
     CORDONED = "CORDONED"
     NO_ROOM = "NO_ROOM"
     QUOTA = "QUOTA"
@@ -104,13 +101,11 @@ def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotR
         return NotResized.OTHER_KIND
     if share == had:
         return replace(session, request=asked)
-    if len(session.sizes) >= MOST_SIZES:
-        return NotResized.TOO_OFTEN
     new = replace(
         session,
         request=asked,
         placement=Placement(where.node_id, shares),
-        sizes=(*session.sizes, _size(had, device, world.now_s)),
+        sizes=with_size(session, size_until(world.now_s, shares=where.shares, devices=(device,))),
     )
     if grows(had, share) and shrinks(had, share):
         return NotResized.BOTH_WAYS
@@ -223,8 +218,3 @@ def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> No
         return NotResized.NO_ROOM
     room = Ledger(world).left(new.request).fgpu_milli
     return NotResized.QUOTA if room is not None and more_milli > room else None
-
-
-def _size(share: Share, device: Device, until_s: int) -> Size:
-    millionths = round(1_000_000 * share.fgpu_milli / device.capacity_milli)
-    return Size(until_s, share.fgpu_milli, millionths, share.memory_mib, share.compute_percent)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from fgpu_scheduler.core.model import Device, Request, Share, ShareMode
+from fgpu_scheduler.core.model import Device, Request, Share, ShareMode, Size
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
 
 
@@ -113,4 +113,21 @@ def _explicit_share(request: Request | RequestShape, device: Device) -> Share | 
         memory_mib,
         compute,
         ShareMode.MEMORY if compute_percent is None else ShareMode.MEMORY_COMPUTE,
+    )
+
+
+def size_until(until_s: int, *, shares: Sequence[Share], devices: Iterable[Device]) -> Size:
+    """Return what these shares are until an instant; a GPU that is gone counts by the compute percent of its share."""
+    capacity = {device.uuid: device.capacity_milli for device in devices}
+    return Size(
+        until_s,
+        sum(share.fgpu_milli for share in shares),
+        sum(
+            round(1_000_000 * share.fgpu_milli / capacity[share.device_uuid])
+            if share.device_uuid in capacity
+            else 10_000 * share.compute_percent
+            for share in shares
+        ),
+        sum(share.memory_mib for share in shares),
+        sum(share.compute_percent for share in shares),
     )

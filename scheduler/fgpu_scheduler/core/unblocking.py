@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, PlanCache, StartDecision, applied, plan
 from fgpu_scheduler.core.policies import Policy
@@ -90,8 +90,8 @@ def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
     left = {free.node.id: free for free in placement.free(world)}
     found = []
     for session in world.sessions:
-        where = session.placement
-        if session.state not in HOLDING or session.state is SessionState.TERMINATING or where is None:
+        where = taken_placement(session)
+        if session.state is SessionState.TERMINATING or where is None:
             continue
         free = left.get(where.node_id)
         if free is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import holds_shares
 from fgpu_scheduler.core.model import Session, Snapshot
 
 #: The default time after which usage counts half.
@@ -17,22 +17,24 @@ HalfLife = Callable[[str], int]
 def fgpu_seconds(session: Session, now_s: int) -> int:
     """Return the usage of a session until now, or until its end: the fGPU x 1000 of its shares x seconds.
 
-    It holds its shares from its placement on. After a clock that was set back the usage is 0, never less.
+    It holds its shares from its placement on, except while it is parked. After a clock that was set back the usage is
+    0, never less.
     """
     if session.placement is None or session.scheduled_at_s is None:
         return 0
     until_s = now_s if session.ended_at_s is None else session.ended_at_s
+    now_milli = taken_milli(session) if session.parked_at_s is None else 0
     if not session.sizes:
-        return taken_milli(session) * max(0, until_s - session.scheduled_at_s)
+        return now_milli * max(0, until_s - session.scheduled_at_s)
     used, since_s = 0, session.scheduled_at_s
     for size in session.sizes:
         used += size.fgpu_milli * max(0, size.until_s - since_s)
         since_s = max(since_s, size.until_s)
-    return used + taken_milli(session) * max(0, until_s - since_s)
+    return used + now_milli * max(0, until_s - since_s)
 
 
 def taken_milli(session: Session) -> int:
-    """Return the fGPU x 1000 that a session holds or, before its placement, requests."""
+    """Return the fGPU x 1000 that a session holds or, while it waits or is parked, requests."""
     if session.placement is None:
         return session.request.fgpu_milli
     shares = session.placement.shares
@@ -64,6 +66,6 @@ def taken_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
     taken: dict[str, int] = {}
     for session in snapshot.sessions:
         asked = session.request
-        if session.state in HOLDING and asked.resource_group == resource_group:
+        if holds_shares(session) and asked.resource_group == resource_group:
             taken[asked.user] = taken.get(asked.user, 0) + taken_milli(session)
     return taken

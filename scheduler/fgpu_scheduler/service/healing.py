@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from fgpu_scheduler.core.lifecycle import LAUNCHING
+from fgpu_scheduler.core.lifecycle import LAUNCHING, UP
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, SessionState, Snapshot
 from fgpu_scheduler.core.reconcile import (
     Ended,
@@ -85,9 +85,7 @@ class Healer:
             case Ended(session_id, attempt, cause, message):
                 session = await self._steps.session(session_id)
                 if session.attempt == attempt:
-                    await self._steps.move(
-                        session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
-                    )
+                    await self._steps.move(session, S.TERMINATING, expect=UP, cause=cause, message=message)
                     log.warning("Session %d lost its server: %s", session_id, message)
                     self._steps.reconcile_soon()
             case Stop(session_id, thing):
@@ -223,7 +221,7 @@ def node_changes(
             lost.append(node.id)
         if node.state is NodeState.LOST and node.id in reachable and node.id not in nodes_with_ghosts:
             back.append(node.id)
-    may_run = (*LAUNCHING, S.RUNNING, S.TERMINATING)
+    may_run = (*LAUNCHING, *UP, S.TERMINATING)
     return NodeChanges(
         tuple(lost),
         tuple(back),

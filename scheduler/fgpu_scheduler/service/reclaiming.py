@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fgpu_scheduler.core.model import Session, SessionState, Snapshot
+from fgpu_scheduler.core.lifecycle import UP
+from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.planner import Plan, PlanCache, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules, WarningAges, reclaims
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
@@ -22,12 +23,12 @@ class Reclaiming:
         self._cache = PlanCache()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
-        """Return the running sessions that their rules end for being idle."""
+        """Return the running sessions that their rules park or end for being idle."""
         return tuple(
             session
             for session in self._store.snapshot(now_s).sessions
-            if session.state is SessionState.RUNNING
-            and self._rules.of(session.request.resource_group).idle_after_s is not None
+            if session.state in UP
+            and self._rules.of(session.request.resource_group).watches_idleness_from_s is not None
         )
 
     def note_idle(

@@ -151,7 +151,7 @@ class Scheduler(Steps):
                 continue
             self.thread.away.answered("Scheduling")
             for session in placed:
-                self._log_change(session, S.PENDING, None)
+                self._log_change(session, S.PARKED if session.state is S.RESUMING else S.PENDING, None)
                 self._resolve(session)
             if placed:
                 self.nudge()
@@ -259,7 +259,8 @@ class Scheduler(Steps):
         changed = await self.call(self._reclaiming.round, self.clock.now_s(), steady_s)
         for session in changed:
             if session.state is S.TERMINATING:
-                self._log_change(session, S.RUNNING, None)
+                was = S.RUNNING if session.parked_at_s is None else S.PARKED
+                self._log_change(session, was, None)
                 self.on_end(session)
             elif session.state is S.PENDING:
                 self._waiting_since[session.id] = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, UP, final_state
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.errors import InvalidTransition, UnknownSession
@@ -220,10 +220,38 @@ class Steps(Queue):
         session = await self.session(session_id)
         if (session.attempt, session.launched) == (attempt, launched):
             # Committed, and the answer was lost. It may have ended since.
-            if session.state is not S.RUNNING:
+            if session.state not in UP:
                 raise SessionEnded(session)
             return session
-        return await self.move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
+        to = S.PARKED if session.request.on_demand else S.RUNNING
+        return await self.move(session, to, expect=LAUNCHING, attempt=attempt, launched=launched)
+
+    @patient
+    async def park(self, session_id: int, parked_mib: int, message: str | None = None) -> Session:
+        before = await self.session(session_id)
+        if before.state is S.PARKED:
+            return before
+        now_s = self.clock.now_s()
+        session = await self.call(self.store.park, session_id, parked_mib, message, now_s=now_s)
+        self.wake()
+        return self._announce(before, session)
+
+    @patient
+    async def want(self, session_id: int, wanted: bool) -> Session:
+        before = await self.session(session_id)
+        session = await self.call(self.store.want, session_id, wanted, now_s=self.clock.now_s())
+        if session != before:
+            self._log(session, "wants its GPU back" if wanted else "no longer wants its GPU back")
+            self.nudge()
+            self.wake()
+        return session
+
+    @patient
+    async def resumed(self, session_id: int) -> Session:
+        session = await self.session(session_id)
+        if session.state is S.RUNNING:
+            return session
+        return await self.move(session, S.RUNNING, expect=(S.RESUMING,))
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
         while True:

@@ -206,7 +206,7 @@ _SPENT_COLUMNS = [
     sessions.c[name]
     for name in (
         *("id", "user_name", "resource_group", "groups", "image", "submitted_at_s", "queued_at_s"),
-        *("scheduled_at_s", "started_at_s", "ended_at_s", "sizes"),
+        *("scheduled_at_s", "started_at_s", "ended_at_s", "sizes", "parked_at_s"),
     )
 ]
 
@@ -222,8 +222,8 @@ def _spent(row: Any, parts: Sequence[Any]) -> HeldShares:
         row.scheduled_at_s,
         row.started_at_s,
         row.ended_at_s,
-        _gpu_millionths(row.gpu_millionths, parts),
-        sum(part.fgpu_milli for part in parts),
+        0 if row.parked_at_s is not None else _gpu_millionths(row.gpu_millionths, parts),
+        0 if row.parked_at_s is not None else sum(part.fgpu_milli for part in parts),
         sizes_of(row.sizes),
     )
 

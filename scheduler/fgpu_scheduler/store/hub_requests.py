@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, select, update
 
-from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.resizing import Amount
 from fgpu_scheduler.errors import InvalidTransition
 from fgpu_scheduler.store.schema import end_messages, is_live, resizes, sessions
@@ -101,7 +101,7 @@ class Resizes(StorePart):
             }
             if write.connection.execute(update(resizes).where(own).values(**values)).rowcount:
                 session = write.one(session_id)
-                if session.state is SessionState.RUNNING:
+                if session.state in UP:
                     write.event("answered", session, reason=state)
 
 

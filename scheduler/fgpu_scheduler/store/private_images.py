@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
-from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
 from fgpu_scheduler.store.private_image import (
     ImageInUse,
@@ -83,7 +83,7 @@ class PrivateImages(StorePart):
         """
         with self._store.writing(now_s=now_s) as write:
             session = write.one(session_id)
-            if session.state is not SessionState.RUNNING or session.placement is None:
+            if session.state not in UP or session.placement is None:
                 raise ImageRefused(
                     f"session {session_id} is {session.state}; only a running one can be saved"
                 )

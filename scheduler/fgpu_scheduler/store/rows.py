@@ -95,7 +95,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
 
 
 def sizes_of(column: str) -> tuple[Size, ...]:
-    """Return what a session held before each resize. Almost none was resized, so "[]" is not parsed."""
+    """Return what a session held before. Almost none was resized or parked, so "[]" is not parsed."""
     return () if column == EMPTY else tuple(Size(*size) for size in json.loads(column))
 
 

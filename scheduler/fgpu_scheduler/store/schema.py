@@ -84,16 +84,18 @@ sessions = sa.Table(
     *_filled(sa.BigInteger, "fgpu_milli", "cpu_milli", "memory_mib", "submitted_at_s"),
     # ``extended_s``: seconds that its owner added to the time limit.
     *_filled(sa.BigInteger, "extended_s"),
-    *_filled(sa.Boolean, "held"),
+    *_filled(sa.BigInteger, "parked_mib"),
+    *_filled(sa.Boolean, "held", "on_demand"),
     *_filled(sa.Integer, "attempt", "priority"),
     # JSON arrays: Hub groups, chosen folders, the nodes that refused it after placement, and what it held before each
-    # resize.
+    # resize and parking.
     *_filled(sa.Text, "groups", "folders", "refused", "sizes"),
     *_optional(sa.Text, "node_id", "wait_reason", "end_cause", "ends_cause", "message", "launched"),
     # A JSON array, most preferred first; null: any.
     *_optional(sa.Text, "gpu_models"),
     *_optional(sa.BigInteger, "scheduled_at_s", "started_at_s", "ended_at_s", "queued_at_s", "promised_at_s"),
     *_optional(sa.BigInteger, "ends_at_s", "idle_since_s", "kept_until_s", "replaces", "place_of"),
+    *_optional(sa.BigInteger, "parked_at_s", "wanted_at_s"),
     *_optional(sa.BigInteger, "gpu_memory_mib", "time_limit_s"),
     # ``asked_priority``: the requested priority, if an administrator changed it.
     *_optional(sa.Integer, "compute_percent", "asked_priority"),

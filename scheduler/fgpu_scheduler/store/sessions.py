@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle, reclaim, resizing
 from fgpu_scheduler.core.model import (
     EndCause,
+    Node,
     Request,
     Session,
     SessionIndex,
@@ -18,6 +19,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.planner import Plan, committed
 from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.resizing import Amount, NotResized
+from fgpu_scheduler.core.shares import size_until
 from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, TooManyPending
@@ -85,10 +87,11 @@ class SessionStore(StoreConnection):
             snapshot = then.snapshot(now_s)
             changes = committed(place(snapshot), snapshot, now_s=now_s)
             _write_plan(write, changes)
-            return tuple(session for _, session in changes) or new
+            after = {session.id: session for _, session in changes}
+            return tuple(after.get(session.id, session) for session in new)
 
     def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
-        """Check again that a plan's decisions fit, and write them; return the placed sessions.
+        """Check again that a plan's decisions fit, and write them; return the placed and the resuming sessions.
 
         Raises:
             StaleVersion: the store has changed since, or a decision no longer fits. Nothing is written.
@@ -114,12 +117,17 @@ class SessionStore(StoreConnection):
         """Move a session to another state, if it is in one of ``expect`` and at ``attempt``.
 
         A move to PREPARING begins a new attempt; a move back to PENDING gives up the shares. ``launched`` replaces the
-        launcher's note unless None. Only `commit` may set SCHEDULED.
+        launcher's note unless None. Only `commit` may set SCHEDULED and RESUMING, and only `park` parks a running
+        session.
         """
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), expect, attempt)
-            if to is S.SCHEDULED:
+            if to in (S.SCHEDULED, S.RESUMING):
                 raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
+            if to is S.PARKED and old.parked_at_s is None:
+                raise InvalidTransition(
+                    f"session {session_id}: it holds its shares, and only `park` makes it {to}"
+                )
             if cause is EndCause.USER:
                 message = write.take_message(session_id) or message
             new = replace(
@@ -162,7 +170,7 @@ class SessionStore(StoreConnection):
     def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:
         """Let a running session be idle until ``until_s``, as its owner asks, and withdraw an idle warning."""
         with self.writing(now_s=now_s) as write:
-            old = expected(write.one(session_id), (S.RUNNING,))
+            old = expected(write.one(session_id), lifecycle.UP)
             new = reclaim.kept_while_idle(old, until_s)
             if new != old:
                 write.save_one(new, "kept", EndCause.IDLE)
@@ -205,10 +213,27 @@ class SessionStore(StoreConnection):
                 return old
             return write.save_one(replace(old, request=replace(old.request, name=name)), "renamed")
 
+    def park(self, session_id: int, parked_mib: int, message: str | None = None, *, now_s: int) -> Session:
+        """Park a running or resuming session: it gives up its shares, and the host has ``parked_mib`` of GPU memory."""
+        with self.writing(now_s=now_s) as write:
+            old = expected(write.one(session_id), lifecycle.UP)
+            if old.state is S.PARKED:
+                return old
+            return self._move(write, old, parked(old, write.world.nodes, parked_mib, message, now_s=now_s))
+
+    def want(self, session_id: int, wanted: bool, *, now_s: int) -> Session:
+        """Store whether a parked session wants its shares back; a session in another state is left unchanged."""
+        with self.writing(now_s=now_s) as write:
+            old = write.one(session_id)
+            if old.state is not S.PARKED or (old.wanted_at_s is not None) is wanted:
+                return old
+            new = replace(old, wanted_at_s=now_s if wanted else None, wait_reason=None)
+            return write.save_one(new, "wanted", "WANTED" if wanted else None)
+
     def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
         """Store since when both the GPU and the kernels of a running session are idle; None: one of them is busy."""
         with self.writing(now_s=now_s) as write:
-            old = expected(write.one(session_id), (S.RUNNING,))
+            old = expected(write.one(session_id), lifecycle.UP)
             if old.idle_since_s == since_s:
                 return old
             new = replace(old, idle_since_s=since_s)
@@ -236,7 +261,7 @@ class SessionStore(StoreConnection):
     ) -> Session:
         """Store a warning to the owner of a running session, and the cause that may end it; None withdraws it."""
         with self.writing(now_s=now_s) as write:
-            old = expected(write.one(session_id), (S.RUNNING,))
+            old = expected(write.one(session_id), lifecycle.UP)
             if old.message == message:
                 return old
             return write.save_one(replace(old, message=message), "warned", None if message is None else cause)
@@ -293,6 +318,17 @@ def end_state(session: Session) -> SessionState:
     return S.CANCELLED if session.state in EARLY else S.TERMINATING
 
 
+def parked(
+    session: Session, nodes: Iterable[Node], parked_mib: int, message: str | None, *, now_s: int
+) -> Session:
+    """Return a running or resuming session PARKED."""
+    shares = session.placement.shares if session.placement else ()
+    devices = (device for node in nodes for device in node.devices)
+    held = size_until(now_s, shares=shares, devices=devices)
+    new = replace(session, sizes=lifecycle.with_size(session, held), message=message or session.message)
+    return replace(lifecycle.moved(new, S.PARKED, now_s=now_s), parked_mib=parked_mib)
+
+
 def amount_words(session: Session) -> str:
     """Return the amount that a session requests, for the log: "0.5 fGPU", "4096 MiB", "4096 MiB, 25 %"."""
     asked = session.request
@@ -333,19 +369,20 @@ def _refuse(requests: Sequence[Request], groups: SessionIndex, most: int | None)
 
 
 def _write_plan(write: Write, changes: Sequence[tuple[Session, Session]]) -> tuple[Session, ...]:
-    """Write the sessions that a plan changes, given before and after; return the placed ones."""
+    """Write the sessions that a plan changes, given before and after; return the placed and the resuming ones."""
     placed = [new for _, new in changes if new.state is S.SCHEDULED]
+    resuming = [new for _, new in changes if new.state is S.RESUMING]
     write.save([new for _, new in changes])
     write.give_shares(placed)
     for old, new in changes:
-        if new.state is S.SCHEDULED:
+        if new.state in (S.SCHEDULED, S.RESUMING):
             write.event("moved", new, was=old.state)
             continue
         if new.wait_reason is not old.wait_reason:
             write.event("waits", new, reason=new.wait_reason)
         if new.promised_at_s != old.promised_at_s:
             write.event("promised", new, reason=WaitReason.RESERVED)
-    return tuple(placed)
+    return (*placed, *resuming)
 
 
 def _hold(write: Write, found: Sequence[Session], held: bool) -> list[Session]:

@@ -12,7 +12,6 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, Sess
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.core.records import held_between
 from fgpu_scheduler.core.resizing import (
-    MOST_SIZES,
     Amount,
     NotResized,
     available_to,
@@ -61,10 +60,6 @@ def test_the_amount_that_it_has_changes_nothing() -> None:
     assert mine(lab, HALF) == lab.of("me")
 
 
-def ten_of_ten(session: Session) -> Session:
-    return replace(session, sizes=(Size(0, 1, 1, 1, 1),) * MOST_SIZES)
-
-
 @pytest.mark.parametrize(
     ("lab", "amount", "why"),
     [
@@ -102,11 +97,6 @@ def test_a_quota_holds_what_a_session_grows_to() -> None:
     own = Quota(QuotaScope.USER, "*", max_fgpu_milli=700, max_sessions=1)
     assert mine(replace(lab, quotas=(own,)), LARGE) is NotResized.QUOTA
     assert isinstance(mine(replace(lab, quotas=(own,)), Amount(700)), Session)
-
-
-def test_a_session_is_resized_so_often_and_no_more() -> None:
-    lab = world().running("me", "0.5")
-    assert resized(lab, ten_of_ten(lab.of("me")), LARGE) is NotResized.TOO_OFTEN
 
 
 def takes(lab: World, milli: int, policy: Policy = EASY) -> bool:

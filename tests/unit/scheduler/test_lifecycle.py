@@ -16,6 +16,7 @@ from fgpu_scheduler.core.lifecycle import (
     MOVED_BY,
     SERVING,
     final_state,
+    holds_shares,
     moved,
     returned_to_queue,
 )
@@ -27,6 +28,7 @@ from fgpu_scheduler.core.model import (
     Session,
     SessionState,
     Share,
+    Size,
     WaitReason,
 )
 from fgpu_scheduler.errors import InvalidTransition
@@ -48,6 +50,14 @@ DESIGNED = {
     (S.PULLING, S.RUNNING),
     (S.PULLING, S.TERMINATING),
     (S.RUNNING, S.TERMINATING),
+    (S.PREPARING, S.PARKED),
+    (S.PULLING, S.PARKED),
+    (S.RUNNING, S.PARKED),
+    (S.PARKED, S.RESUMING),
+    (S.PARKED, S.TERMINATING),
+    (S.RESUMING, S.RUNNING),
+    (S.RESUMING, S.PARKED),
+    (S.RESUMING, S.TERMINATING),
     (S.TERMINATING, S.TERMINATED),
     (S.TERMINATING, S.ERROR),
 }
@@ -96,7 +106,7 @@ def test_a_change_is_legal_exactly_as_designed(current: S, to: S) -> None:
 
 
 def test_an_illegal_change_names_the_legal_ones() -> None:
-    with pytest.raises(InvalidTransition, match=r"legal: RUNNING, PENDING, TERMINATING\)"):
+    with pytest.raises(InvalidTransition, match=r"legal: RUNNING, PARKED, PENDING, TERMINATING\)"):
         moved(session(S.PULLING), S.SCHEDULED, now_s=9)
     with pytest.raises(InvalidTransition, match="legal: none: it has ended"):
         moved(session(S.ERROR), S.RUNNING, now_s=9)
@@ -119,11 +129,17 @@ def test_an_illegal_change_names_the_legal_ones() -> None:
             {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE},
         ),
         (S.PREPARING, S.PULLING, {"wait_reason": None}),
-        (S.PREPARING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
+        (S.PREPARING, S.RUNNING, {"wait_reason": None}),
+        (S.PREPARING, S.PARKED, {"wait_reason": None, "parked_at_s": 9}),
+        (S.RUNNING, S.PARKED, {"wait_reason": None, "parked_at_s": 9}),
+        (S.PARKED, S.RESUMING, {"wait_reason": None, "sizes": (Size(9, 0, 0, 0, 0),)}),
+        (S.PARKED, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
+        (S.RESUMING, S.RUNNING, {"wait_reason": None}),
+        (S.RESUMING, S.PARKED, {"wait_reason": None, "parked_at_s": 9}),
         (S.PREPARING, S.PENDING, {"placement": None, "scheduled_at_s": None}),
         (S.PULLING, S.PENDING, {"placement": None, "scheduled_at_s": None}),
         (S.PREPARING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
-        (S.PULLING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
+        (S.PULLING, S.RUNNING, {"wait_reason": None}),
         (S.PULLING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
         (S.RUNNING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
         (S.TERMINATING, S.TERMINATED, {"wait_reason": None, "held": False, "ended_at_s": 9}),
@@ -194,7 +210,41 @@ def test_what_was_held_stays_on_record_after_the_end(to: S) -> None:
 
 
 def test_shares_are_held_exactly_between_the_queue_and_the_end() -> None:
-    assert set(HOLDING) == {S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING}
+    held = {state for state in S if holds_shares(session(state))}
+    assert held == {S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING, S.RESUMING, S.TERMINATING, S.PARKED}
+    assert set(HOLDING) == held
+    assert not any(holds_shares(session(state, parked_at_s=5)) for state in S)
+
+
+def test_a_session_starts_once_however_often_it_is_parked() -> None:
+    started = moved(session(S.PREPARING, started_at_s=None), S.RUNNING, now_s=9)
+    parked = moved(started, S.PARKED, now_s=10)
+    wanted = replace(parked, wanted_at_s=11, parked_mib=512, idle_since_s=8)
+    resuming = moved(wanted, S.RESUMING, now_s=12)
+    assert (resuming.parked_at_s, resuming.wanted_at_s, resuming.idle_since_s) == (None, 11, None)
+    again = moved(resuming, S.RUNNING, now_s=13)
+    assert (again.started_at_s, again.wanted_at_s, again.parked_mib) == (9, None, 0)
+    refused = moved(resuming, S.PARKED, now_s=13)
+    assert (refused.parked_at_s, refused.wanted_at_s, refused.parked_mib) == (13, None, 512)
+
+
+def test_a_session_on_demand_is_parked_from_its_placement_on() -> None:
+    waits = session(S.PENDING, request=replace(REQUEST, on_demand=True), placement=None)
+    placed = moved(waits, S.SCHEDULED, now_s=9)
+    assert placed.parked_at_s == 9
+    assert moved(placed, S.PENDING, now_s=10).parked_at_s is None
+
+
+def test_the_oldest_amounts_of_a_session_become_one_with_the_same_sum() -> None:
+    held = session(S.RUNNING, scheduled_at_s=0)
+    for number in range(lifecycle.MOST_SIZES + 50):
+        held = replace(
+            held, sizes=lifecycle.with_size(held, Size(10 * number + 10, 1000 * (number % 2), 0, 0, 0))
+        )
+    assert len(held.sizes) == lifecycle.MOST_SIZES
+    since = (0, *(size.until_s for size in held.sizes))
+    used = sum(s.fgpu_milli * (s.until_s - begun) for s, begun in zip(held.sizes, since, strict=False))
+    assert used == pytest.approx(1000 * 10 * 75, rel=0.01)
 
 
 def test_every_state_is_live_or_ended_and_has_its_mover() -> None:

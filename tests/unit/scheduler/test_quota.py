@@ -110,7 +110,7 @@ def test_sessions_in_other_resource_groups_do_not_count_against_the_quota_of_one
 def test_a_session_counts_while_it_holds_its_share(state: SessionState) -> None:
     found = lab(Quota(USER, "a", max_sessions=1), runs=(("a", "0.5", ()),))
     found = replace(found, sessions=(replace(found.sessions[0], state=state),))
-    holds = ("SCHEDULED", "PREPARING", "PULLING", "RUNNING", "TERMINATING")
+    holds = ("SCHEDULED", "PREPARING", "PULLING", "RUNNING", "PARKED", "RESUMING", "TERMINATING")
     assert Ledger(found).allows(waits("a")) is (state not in holds)
 
 

@@ -12,6 +12,7 @@ from simulator import World, world
 from simulator.world import NOW_S, request
 from store_worlds import opened
 
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.reclaim import (
@@ -83,10 +84,35 @@ def test_a_resource_group_has_its_own_rules() -> None:
     assert reclaims(lab, plan(lab, Policy()), AllRules(LIFE, {"default": Rules()}), warned_for_s={}) == ()
 
 
-@pytest.mark.parametrize("state", [s for s in SessionState if s is not SessionState.RUNNING])
+@pytest.mark.parametrize("state", [s for s in SessionState if s not in UP])
 def test_only_what_runs_is_ended(state: SessionState) -> None:
     lab = runs(10**5, state=state, idle_since_s=0, ends_at_s=5, ends_cause=LIMIT)
     assert decided(lab, replace(LIFE, idle_after_s=1), 10**6) == ()
+
+
+PARKS = replace(NAP, park_after_s=600, parked_for_s=3600)
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "warned"),
+    [
+        (SessionState.RUNNING, {"idle_since_s": NOW_S - 10**5}, False),
+        (SessionState.PARKED, {"idle_since_s": NOW_S - 10**5, "parked_at_s": NOW_S - 3599}, False),
+        (SessionState.PARKED, {"parked_at_s": NOW_S - 3600}, True),
+        (SessionState.PARKED, {"parked_at_s": NOW_S - 3600, "kept_until_s": NOW_S + 1}, False),
+        (SessionState.PARKED, {"parked_at_s": NOW_S - 3600, "wanted_at_s": NOW_S - 9}, False),
+    ],
+)
+def test_where_sessions_are_parked_only_a_parked_one_that_stays_away_is_ended(
+    state: SessionState, changes: dict[str, int], warned: bool
+) -> None:
+    lab = runs(10**5, state=state, **changes)
+    assert decided(lab, PARKS) == ((Warn(1, IDLE, NOW_S + 600),) if warned else ())
+
+
+def test_the_time_limit_of_a_parked_session_goes_on() -> None:
+    lab = runs(7200, state=SessionState.PARKED, parked_at_s=NOW_S - 60)
+    assert decided(lab, LIFE) == (Warn(1, LIMIT, NOW_S + 600),)
 
 
 @pytest.mark.parametrize(("idle_s", "warned"), [(None, False), (1799, False), (1800, True), (10**5, True)])
