@@ -14,6 +14,7 @@ from fgpu_scheduler import (
     Quota,
     Refusal,
     Request,
+    account_names,
     amounts_that_fit,
     counted_names,
     format_milli,
@@ -56,6 +57,7 @@ class LaunchRequest(Request):
         found = {
             "image": self.image,
             "group": self.resource_group,
+            "account": account_names(self.account)[-1] if self.account else None,
             **gpu,
             "gpu_models": list(self.gpu_models) or None,
             "cpu": format_milli(self.cpu_milli),
@@ -72,10 +74,12 @@ class LaunchRequest(Request):
 def asks_the_same(before: Request, again: Request) -> bool:
     """Return whether a repeated request equals the waiting one, which then keeps its place in the queue.
 
-    Hub groups and the name do not count, as they may have changed, nor a default time limit that was set since.
+    Hub groups and the name do not count, as they may have changed, nor a default time limit or accounts that were set
+    since.
     """
-    limit_s = before.time_limit_s or again.time_limit_s
-    return replace(before, groups=(), name="", time_limit_s=limit_s) == replace(again, groups=(), name="")
+    limit_s, account = before.time_limit_s or again.time_limit_s, before.account or again.account
+    same = replace(before, groups=(), name="", account=account, time_limit_s=limit_s)
+    return same == replace(again, groups=(), name="")
 
 
 class Refused(FGPUError):
@@ -102,6 +106,8 @@ class Offer:
     #: None if sessions may run without a limit.
     max_time_limit_s: int | None = None
     quotas: tuple[Quota, ...] = ()
+    #: The paths of the user's accounts, the usual one first; none if there are no accounts.
+    accounts: tuple[str, ...] = ()
     #: The CPU and memory with any amount of the GPU; 0: in proportion to the amount's part of the node's GPUs.
     usual_cpu_milli: int = 0
     usual_memory_mib: int = 0
@@ -129,6 +135,11 @@ class Offer:
 
     def _may_start(self, image: Image) -> bool:
         return self.available.why_not(image.slug, self.nodes) is None
+
+    @property
+    def account_paths(self) -> dict[str, str]:
+        """The paths of the user's accounts by their names, the usual one first."""
+        return {account_names(path)[-1]: path for path in self.accounts}
 
     @property
     def max_priority(self) -> int:
@@ -279,6 +290,7 @@ def make_offer(
         none = Refusal("image", "no_image", "image: you may use no image; ask an administrator")
         raise Refused([cannot_start(i.name, why_not[i.slug] or "") for i in shown] or [none])
     hub_groups = tuple(hub_groups)
+    accounts = settings.account_tree().paths_for(hub_groups)
     shown = [i for i in shown if why_not[i.slug] is None]
     shown.sort(key=lambda i: not i.default)
     of = {group: [n for n in own if n.resource_group == group] for group in groups}
@@ -304,9 +316,11 @@ def make_offer(
             memory_mib=0,
             time_limit_s=settings.default_time_limit_s or longest_s,
             groups=tuple(sorted(hub_groups)),
+            account=accounts[0] if accounts else "",
         ),
         longest_s,
         settings.quotas_given(),
+        accounts,
         settings.milli("default_cpu") or 0,
         settings.default_memory_mib,
         lending,

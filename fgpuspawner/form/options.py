@@ -92,6 +92,10 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
         refusals.append(Refusal("options", "unknown_option", message))
     group = given.choice("group", offer.groups, offer.default.resource_group)
+    accounts = offer.account_paths
+    account = given.choice("account", tuple(accounts), next(iter(accounts))) if accounts else ""
+    if not accounts and raw.get("account"):
+        given.refuse("account", "unknown_choice", "there are no accounts here; leave it out")
     image = _image(given, offer)
     default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
     gpu_memory_mib, models = given.maybe_whole("gpu_memory_mib"), offer.models(group)
@@ -102,6 +106,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         offer.default,
         image=image.slug,
         resource_group=group,
+        account=accounts.get(account, ""),
         fgpu_milli=fgpu_milli,
         cpu_milli=given.amount("cpu", cpu_milli),
         memory_mib=given.memory_mib(memory_mib),
@@ -135,6 +140,9 @@ def parse_to_start(
     Raises:
         Refused: with every reason at once; also where the image is another user's and not accepted.
     """
+    if waiting is not None and raw.get("account") not in offer.account_paths:
+        # The accounts have changed since it was submitted.
+        raw = {name: value for name, value in raw.items() if name != "account"}
     if waiting is not None and raw.get("image", waiting.image) == waiting.image:
         raw, offer = {**raw, "image": waiting.image}, replace(offer, available=NOTHING_KNOWN)
     wanted = parse(raw, offer)

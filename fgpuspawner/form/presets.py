@@ -42,7 +42,8 @@ def one_click(
     asked: dict[Request, Request] = {}
     for session in sorted(sessions, key=lambda s: s.id, reverse=True):
         own = session.request
-        asked.setdefault(replace(own, user="", server_name="", priority=0, groups=(), name=""), own)
+        plain = replace(own, user="", server_name="", priority=0, groups=(), account="", name="")
+        asked.setdefault(plain, own)
     launches = (
         _launch(own, offer) for own in asked.values() if _parsed(LaunchRequest.of(own).as_options(), offer)
     )

@@ -168,6 +168,7 @@ ENDED = query_parameter("ended", FLAG, "`1`: the last 50 ended ones, too")
 GROUP = query_parameter("group", TEXT, "the first of the caller's by default")
 FORECAST_OPTIONS = {
     "group": "resource group",
+    "account": "the account whose share it counts for",
     "image": "slug of an image",
     "fgpu": "amount of fGPU",
     "gpu_memory_mib": "exact GPU memory, in place of fGPU",

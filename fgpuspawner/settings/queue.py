@@ -15,6 +15,8 @@ from traitlets import Dict, Integer, List
 from fgpu_scheduler import (
     LARGEST_MILLI,
     MIN_TIME_LIMIT_S,
+    Account,
+    Accounts,
     AllRules,
     BadAmount,
     BadSettings,
@@ -35,10 +37,13 @@ from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 ANYBODY = "*"
 """Stands for any user, Hub group or resource group."""
 HIGHEST_PRIORITY = 1000
+ACCOUNT_NAME = r"[A-Za-z0-9._-]{1,64}"
 KEEP_S = 1800
 
 Known = Mapping[str, int | type]
 """The keys of a dict, each with its type, or with the least number of seconds that it can be."""
+ACCOUNT = ("weight", "parent", "groups")
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000
 POLICY: Known = {"order": str, "placement": str, "longest_wait_s": 1, "half_life_s": 1}
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
@@ -61,6 +66,19 @@ class QueueSettings(TimeoutSettings):
     - ``longest_wait_s``: after an n-th of this wait a request for n GPUs goes to the front of its priority, and a place
       is kept for it; default: a quarter of ``queue_timeout_s``, at most half of it
     - ``half_life_s``: time in which past use loses half its weight, for orders that count it
+    """
+    accounts = Dict().tag(
+        example='{"science": {"weight": 2}, "physics": {"parent": "science", "groups": ["physics"]}}'
+    )
+    """Groups of users that share what there is by weight, as one tree; orders that count use compare accounts first.
+
+    Each value is a dict with any of these keys:
+
+    - ``weight``: share beside the accounts with the same parent (1)
+    - ``parent``: account above it
+    - ``groups``: Hub groups whose members may use it; one in several gets the first, or chooses (``account``)
+
+    Users in none share the account "default", which may be given a weight and a parent, too.
     """
     quotas = List(Dict())
     """Limits for a user or a Hub group: fGPU, sessions, waiting requests, and how long sessions last.
@@ -124,7 +142,36 @@ class QueueSettings(TimeoutSettings):
             return replace(policy, max_lifetime_s=rules.of(group).max_lifetime_s)
 
         groups = {group: limited(own.get(group, default), group) for group in {**own, **rules.groups}}
-        return Policy(limited(default, ANYBODY), groups)
+        return Policy(limited(default, ANYBODY), groups, self.account_tree())
+
+    def account_tree(self) -> Accounts:
+        """Return the accounts, which share by weight."""
+        found: dict[str, Account] = {}
+        for name, words in self.accounts.items():
+            where = f"c.FGPU.accounts[{name!r}]"
+            if not isinstance(name, str) or not re.fullmatch(ACCOUNT_NAME, name):
+                raise BadSettings(f"{where}: use letters, digits, '.', '_' and '-' for a name, at most 64")
+            if not isinstance(words, dict):
+                raise BadSettings(f"{where} must be a dict, got {words!r}")
+            check_keys(where, words, ACCOUNT)
+            weight, groups = words.get("weight", 1), words.get("groups", [])
+            number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not number or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+                limits = f"a number from {LEAST_WEIGHT} to {MOST_WEIGHT}"
+                raise BadSettings(f"{where}['weight'] is {weight!r}; use {limits}")
+            if not isinstance(groups, list | tuple) or not all(isinstance(g, str) and g for g in groups):
+                raise BadSettings(f"{where}['groups'] is {groups!r}; use a list of names of Hub groups")
+            found[name] = Account(weight, words.get("parent"), tuple(groups))
+        for name in found:
+            above = [name]
+            while (parent := found[above[-1]].parent) is not None:
+                where = f"c.FGPU.accounts[{above[-1]!r}]['parent'] is {parent!r}"
+                if parent not in found:
+                    raise BadSettings(f"{where}, which is no account; use one of {', '.join(found)}")
+                if parent in above:
+                    raise BadSettings(f"{where}, which is below it; leave one of the parents out")
+                above.append(parent)
+        return Accounts(found)
 
     def half_life_s(self, resource_group: str) -> int:
         """Return the half-life of past use in this resource group, in seconds."""

@@ -39,6 +39,7 @@ FIELDS = {
     for field in (
         Field("image", "Image"),
         Field("group", "Resource group"),
+        Field("account", "Account"),
         Field("fgpu", "GPU (fGPU)", "{} fGPU", is_optional=True),
         Field("gpu_memory_mib", "GPU memory (MiB)", "{} MiB of GPU memory", 4096, is_optional=True),
         Field("compute_percent", "Compute (%)", "{} %", 25, is_optional=True),
@@ -54,7 +55,8 @@ FIELDS = {
         Field("name", "Name", is_optional=True),
     )
 }
-PRESET_FIELDS = tuple(n for n in FIELDS if n not in ("time_limit_s", "memory_gib", "priority", "name"))
+NOT_OF_PRESETS = ("account", "time_limit_s", "memory_gib", "priority", "name")
+PRESET_FIELDS = tuple(name for name in FIELDS if name not in NOT_OF_PRESETS)
 """Fields that a preset may set."""
 
 

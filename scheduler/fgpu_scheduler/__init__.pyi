@@ -1,5 +1,9 @@
 # The public names: `lazy_loader` loads each when it is first used.
 from .core import scores as scores
+from .core.accounts import Account as Account
+from .core.accounts import Accounts as Accounts
+from .core.accounts import AccountShare as AccountShare
+from .core.accounts import account_names as account_names
 from .core.admission import (
     MIN_CPU_MILLI as MIN_CPU_MILLI,
 )
@@ -272,6 +276,7 @@ from .core.units import (
 from .core.units import (
     share_memory_mib as share_memory_mib,
 )
+from .core.usage import account_shares as account_shares
 from .errors import (
     BadAmount as BadAmount,
 )

@@ -105,6 +105,17 @@ def test_usage_of_an_ended_session_halves_in_each_half_life(
     assert store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
 
 
+def test_usage_of_each_account_of_a_user_is_kept(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    for account, length_s in (("physics", 10), ("science/physics", 20), ("physics", 30)):
+        session = run(store, replace(ask("alice"), account=account), now_s=60 - length_s)
+        end(store, session.id, now_s=60)
+    assert store.snapshot(60).usage == (
+        Usage("alice", "lab", 500 * 40, "physics"),
+        Usage("alice", "lab", 500 * 20, "science/physics"),
+    )
+
+
 def test_usage_counts_from_the_placement(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     placed = store.submit([ask("alice")], now_s=1)[0]

@@ -36,6 +36,7 @@ FULL_REQUEST = Request(
     gpu_models=("Test GPU", 'Other, "quoted"'),
     time_limit_s=3600,
     priority=-7,
+    account="science/physics",
     groups=("a,b", "class", 'Zoë "quoted"'),
     name='Zoë "train"',
     setup=2**33,

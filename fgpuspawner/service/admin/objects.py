@@ -50,8 +50,15 @@ class QueueFacts(Object):
     fgpu_free: Amount
 
 
+class AccountShare(Object):
+    path: str
+    share_percent: Count
+    used_percent: Count
+
+
 class WaitingQueue(QueueFacts):
     entries: list[WaitingEntry]
+    accounts: list[AccountShare]
 
 
 class Queues(Answer):

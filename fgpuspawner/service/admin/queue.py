@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from fgpu_scheduler import (
+    Accounts,
     Forecast,
     InvalidTransition,
     NodeState,
     Session,
     SystemClock,
     UnknownSession,
+    account_shares,
     format_milli,
 )
 from fgpuspawner import scopes
 from fgpuspawner.engines.base import WhoseQueue
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
-from fgpuspawner.service.admin.objects import OneWaiting, Queues, WaitingEntry, WaitingQueue
+from fgpuspawner.service.admin.objects import AccountShare, OneWaiting, Queues, WaitingEntry, WaitingQueue
 from fgpuspawner.service.api.capacity import allocatable_in, used_of
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.handler import Handler, whole_number
@@ -28,13 +30,21 @@ STUCK_AFTER_S = 600
 """A longer wait without a forecast is marked, in seconds."""
 
 
-def queues_object(world: World, viewer: Viewer, site: Site, *, now_s: int, most: int | None = None) -> Queues:
+def queues_object(
+    world: World,
+    viewer: Viewer,
+    site: Site,
+    *,
+    now_s: int,
+    most: int | None = None,
+    accounts: Accounts | None = None,
+) -> Queues:
     """Return each resource group's queue, next one first, with a limited number of entries. For administrators only.
 
     Marks are counted over all waiting requests.
     """
     groups = sorted({*world.groups, *world.queues})
-    queues = [_queue(group, world, viewer, site, now_s, most) for group in groups]
+    queues = [_queue(group, world, viewer, site, now_s, most, accounts or Accounts()) for group in groups]
     return Queues(queues=queues, simulated=world.simulated())
 
 
@@ -45,6 +55,7 @@ def _queue(
     site: Site,
     now_s: int,
     most: int | None,
+    accounts: Accounts,
 ) -> WaitingQueue:
     own = world.queues.get(group, ())
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
@@ -61,6 +72,7 @@ def _queue(
         fgpu_used=format_milli(max(0, used_of(world, group).fgpu_milli)),
         fgpu_free=format_milli(max(0, _free(world, group))),
         entries=[_entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]],
+        accounts=[AccountShare.of(a) for a in account_shares(world.snapshot, group, accounts).values()],
     )
 
 
@@ -107,6 +119,7 @@ async def queues(handler: Handler, *, most: int | None = None) -> Queues:
         service.site,
         now_s=SystemClock().now_s(),
         most=most,
+        accounts=service.settings.account_tree(),
     )
 
 

@@ -27,6 +27,7 @@ Admission
 
 The queue
     policies            what an administrator configures for a resource group
+    accounts            the tree of accounts and users, and the order in which it is fair
     usage               past and present usage, and its decay
     orders              the order of a queue: priority, then age, then arrival, usage or dominant share
     reservations        the place that is reserved for a blocked request, and the known ends that free it

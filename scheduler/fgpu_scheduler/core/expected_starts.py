@@ -166,7 +166,7 @@ def expected_starts(
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
     starts = ExpectedStarts({}, bool(history.lengths), open_groups, {})
-    for group, queue in orders.queue_snapshots(world).items():
+    for group, queue in orders.queue_snapshots(world, policy.accounts).items():
         own = policy.of(group)
         with (cache or PlanCache()).free_capacity(world, group, own.placing) as capacity:
             begin = _SimulationStart(world, queue, own, history.lengths, capacity)

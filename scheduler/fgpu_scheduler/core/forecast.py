@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from fgpu_scheduler.core.accounts import AccountShare
 from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
     BASIS_NOW,
@@ -20,12 +21,14 @@ from fgpu_scheduler.core.expected_starts import (
 )
 from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
 from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
+from fgpu_scheduler.core.orders import fifo, lifo
 from fgpu_scheduler.core.planner import PlanCache, ReserveDecision, StartDecision, WaitDecision, applied, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.shares import RequestShape, shape
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
+from fgpu_scheduler.core.usage import account_shares
 
 STARTS_NOW = "starts now"
 NOT_RESUMED = "the Hub has restarted, and resumes this request soon"
@@ -112,7 +115,7 @@ def _forecast(
     # Sessions that start in this pass take capacity from the others.
     world = applied(snapshot, now)
     starts = expected_starts(world, policy, history, only, cache)
-    texts = _WaitTexts(world, cache)
+    texts = _WaitTexts(world, policy, cache)
     sessions = {s.id: s for s in snapshot.sessions}
     length: dict[str, int] = {}
     found = []
@@ -175,7 +178,7 @@ def forecast_new(
         last = max(ranges, key=lambda one: one.middle_at_s)
         start = ExpectedStart(last.middle_at_s, BASIS_TYPICAL, NOT_COMPUTED, last)
     position = 1 + sum(1 for d in now.decisions if d.session_id in ahead and not isinstance(d, StartDecision))
-    texts = _WaitTexts(snapshot, cache)
+    texts = _WaitTexts(snapshot, policy, cache)
     waits = texts.forecast(session, decision, position, start, start.basis)
     return _ranged(waits, start, snapshot.now_s, history)
 
@@ -188,8 +191,9 @@ def _starts_now(session_id: int, now_s: int) -> Forecast:
 class _WaitTexts:
     """The texts that say why sessions wait. In ``world`` every session that starts now has started."""
 
-    def __init__(self, world: Snapshot, cache: PlanCache) -> None:
-        self._cache = cache
+    def __init__(self, world: Snapshot, policy: Policy, cache: PlanCache) -> None:
+        self._world, self._policy, self._cache = world, policy, cache
+        self._accounts: dict[str, dict[str, AccountShare]] = {}
         self._ledger = Ledger(world)
         self._shortages: dict[RequestShape, str] = {}
 
@@ -205,10 +209,21 @@ class _WaitTexts:
         # Over a quota a session waits for others that the quota counts, not for those on the GPU that it gets later.
         ahead = None if start is None or waits.reason is WaitReason.QUOTA else start.ahead
         promised_at_s = waits.starts_at_s if isinstance(waits, ReserveDecision) else None
-        text = self.of(session, waits.reason)
+        text = f"{self.of(session, waits.reason)}{self._account(session, waits.reason)}"
         return Forecast(
             session.id, position, waits.reason, text, None, basis, promised_at_s=promised_at_s, ahead=ahead
         )
+
+    def _account(self, session: Session, reason: WaitReason) -> str:
+        """Say what the session's account has used, if that decides its place in the queue."""
+        accounts, group = self._policy.accounts, session.request.resource_group
+        counts = self._policy.of(group).order not in (fifo, lifo)
+        if not accounts.by_name or not counts or reason not in (WaitReason.RESOURCES, *BY_RESERVATION):
+            return ""
+        if group not in self._accounts:
+            self._accounts[group] = account_shares(self._world, group, accounts)
+        name = accounts.name(session.request.account)
+        return f"; {self._accounts[group][name].words}"
 
     def of(self, session: Session, reason: WaitReason) -> str:
         """Say why a session waits."""

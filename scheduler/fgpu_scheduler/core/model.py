@@ -142,7 +142,8 @@ class Request:
     None, without a compute limit. ``gpu_models`` are the accepted models, the preferred one first; empty accepts all.
     The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
     in order. ``name`` is the session's name for people; ``setup`` is the id of its own variables and start script, 0 for
-    none; ``folders`` are the names of the chosen shared folders.
+    none; ``folders`` are the names of the chosen shared folders. ``account`` is the path of the account that is charged,
+    "" if there are no accounts.
     A session ``on_demand`` starts parked: it waits for no GPU, and gets its shares when it wants them.
     """
 
@@ -163,6 +164,7 @@ class Request:
     setup: int = 0
     folders: tuple[str, ...] = ()
     on_demand: bool = False
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,7 @@ class Usage:
     user: str
     resource_group: str
     fgpu_milli_s: int
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)

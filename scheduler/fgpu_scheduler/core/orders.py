@@ -6,14 +6,15 @@ An order ranks by arrival (`fifo`, `lifo`), by past usage (`fair_share`, `usage_
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from operator import attrgetter
 
+from fgpu_scheduler.core.accounts import Accounts, Member, Standings, fair_ranks
 from fgpu_scheduler.core.lifecycle import HOLDING, holds_shares
 from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.quota import least_milli
-from fgpu_scheduler.core.usage import taken_by_user, taken_milli, used_by_user
+from fgpu_scheduler.core.usage import member_of, taken_by_member, taken_milli, used_by_member
 
 #: The assumed length of a session without a time limit when too few have ended to estimate it.
 UNLIMITED_S = 4 * 3600
@@ -33,20 +34,21 @@ class QueueSnapshot:
     resource_group: str
     waiting: Sequence[Session]
     waited_s: Sequence[int]
+    accounts: Accounts = field(default_factory=Accounts)
 
 
 #: Returns a rank for each waiting session. Lower comes first; equal ranks go by position.
 Order = Callable[[QueueSnapshot], Sequence[float]]
 
 
-def queue_snapshots(snapshot: Snapshot) -> dict[str, QueueSnapshot]:
+def queue_snapshots(snapshot: Snapshot, accounts: Accounts | None = None) -> dict[str, QueueSnapshot]:
     """Return the queue of each resource group with waiting sessions, by name; sessions on demand pass the queue."""
-    found = {}
+    found, accounts = {}, accounts or Accounts()
     for group, waiting in sorted(snapshot.index.waiting.items()):
         own = by_place([s for s in waiting.values() if not s.request.on_demand])
         if not own:
             continue
-        found[group] = QueueSnapshot(snapshot, group, own, waited_s(own, snapshot.now_s))
+        found[group] = QueueSnapshot(snapshot, group, own, waited_s(own, snapshot.now_s), accounts)
     return found
 
 
@@ -163,18 +165,14 @@ def lifo(queue: QueueSnapshot) -> Sequence[float]:
 
 
 def fair_share(queue: QueueSnapshot) -> Sequence[float]:
-    """Rank by the decayed usage of the user and of their own requests ahead: fGPU x 1000 x seconds.
+    """Rank by the decayed usage of accounts and users, and of their own requests ahead: fGPU x 1000 x seconds.
 
     So a user's second request stands behind the first ones of all users with as little usage.
     """
-    used: dict[str, float] = {**used_by_user(queue.snapshot, queue.resource_group)}
-    ranks = []
-    for session, milli, length_s in zip(queue.waiting, asked_milli(queue), lengths_s(queue), strict=True):
-        user = session.request.user
-        before = used.get(user, 0)
-        ranks.append(before)
-        used[user] = before + milli * length_s
-    return ranks
+    used = {m: (amount,) for m, amount in used_by_member(queue.snapshot, queue.resource_group).items()}
+    asked = zip(queue.waiting, asked_milli(queue), lengths_s(queue), strict=True)
+    waiting = ((member_of(session), (milli * length_s,)) for session, milli, length_s in asked)
+    return fair_ranks(queue.accounts, used, waiting)
 
 
 # Set on seeds 1 to 12 of bench/scheduler/lab.py (docs/decisions/0027).
@@ -191,13 +189,11 @@ def usage_size_age(queue: QueueSnapshot) -> Sequence[float]:
 
     The size is the square of the time limit, times the root of the fGPU: limits predict the waits that a session causes
     better than amounts do. Without a limit the estimated length counts once, since it predicts less. Usage is that of
-    `fair_share`, with the user's own requests ahead. Without a limit, the fGPU that the user holds now counts as well, so
-    that users who request much at a time are held back.
+    `fair_share`, with the user's own requests ahead; that of each account above counts like the user's. Without a limit,
+    the fGPU that they hold now counts as well, so that users who request much at a time are held back.
     """
-    used: dict[str, float] = {**used_by_user(queue.snapshot, queue.resource_group)}
-    taken = taken_by_user(queue.snapshot, queue.resource_group)
-    usage = USAGE / max(1.0, sum(used.values()) / max(1, len(used)))
-    taking = TAKEN / max(1.0, sum(taken.values()) / max(1, len(taken)))
+    used = Standings(queue.accounts, used_by_member(queue.snapshot, queue.resource_group))
+    taken = Standings(queue.accounts, taken_by_member(queue.snapshot, queue.resource_group))
     ranks = []
     sizes: dict[tuple[int, float, int | None], float] = {}
     lengths = lengths_s(queue)
@@ -205,24 +201,22 @@ def usage_size_age(queue: QueueSnapshot) -> Sequence[float]:
         queue.waiting, queue.waited_s, asked_milli(queue), lengths, strict=True
     ):
         asked = session.request
-        user, limit_s = asked.user, asked.time_limit_s
+        member, limit_s = member_of(session), asked.time_limit_s
         size = sizes.get((milli, length_s, limit_s))
         if size is None:
             size = sqrt(milli) * length_s * (limit_s or UNLIMITED_S)
             sizes[milli, length_s, limit_s] = size
-        before = used.get(user, 0)
-        used[user] = before + milli * length_s
-        rank = size * (1 + usage * before) / (PATIENCE_S + waited_s)
+        rank = size * (1 + USAGE * used.of(member)) / (PATIENCE_S + waited_s)
+        used.add(member, milli * length_s)
         if limit_s is None:
-            beside = taken.get(user, 0)
-            taken[user] = beside + milli
-            rank *= 1 + taking * beside
+            rank *= 1 + TAKEN * taken.of(member)
+            taken.add(member, milli)
         ranks.append(rank)
     return ranks
 
 
 def drf(queue: QueueSnapshot) -> Sequence[float]:
-    """Rank by the user's dominant share in millionths of the resource group: the largest of fGPU, CPU and memory.
+    """Rank by the dominant share of accounts and users in millionths of the resource group: of fGPU, CPU or memory.
 
     It counts the sessions of the user and their own requests ahead (dominant resource fairness: Ghodsi et al., NSDI
     2011).
@@ -232,22 +226,17 @@ def drf(queue: QueueSnapshot) -> Sequence[float]:
     fgpu = 10**6 / max(1, sum(d.capacity_milli for n in nodes for d in n.devices))
     cpu = 10**6 / max(1, sum(n.cpu_milli for n in nodes))
     memory = 10**6 / max(1, sum(n.memory_mib for n in nodes))
-    #: For each user the share of fGPU, CPU and memory.
-    taken: dict[str, list[float]] = {}
+
+    def share(session: Session, milli: int) -> tuple[float, float, float]:
+        return milli * fgpu, session.request.cpu_milli * cpu, session.request.memory_mib * memory
+
+    taken: dict[Member, tuple[float, float, float]] = {}
     for session in snapshot.sessions:
-        asked = session.request
-        if session.state in HOLDING and asked.resource_group == group:
-            own = taken.setdefault(asked.user, [0, 0, 0])
-            own[0] += taken_milli(session) * fgpu if holds_shares(session) else 0
-            own[1] += asked.cpu_milli * cpu
-            own[2] += asked.memory_mib * memory
-    ranks = []
-    for session, milli in zip(queue.waiting, asked_milli(queue), strict=True):
-        asked = session.request
-        own = taken.get(asked.user) or taken.setdefault(asked.user, [0, 0, 0])
-        # Rounded, because the order of the additions changes the last digits.
-        ranks.append(int(max(own) + 0.5))
-        own[0] += milli * fgpu
-        own[1] += asked.cpu_milli * cpu
-        own[2] += asked.memory_mib * memory
-    return ranks
+        if session.state in HOLDING and session.request.resource_group == group:
+            milli = taken_milli(session) if holds_shares(session) else 0
+            member, own = member_of(session), share(session, milli)
+            a, b, c = taken.get(member, (0, 0, 0))
+            taken[member] = a + own[0], b + own[1], c + own[2]
+    asked = zip(queue.waiting, asked_milli(queue), strict=True)
+    waiting = ((member_of(session), share(session, milli)) for session, milli in asked)
+    return fair_ranks(queue.accounts, taken, waiting)

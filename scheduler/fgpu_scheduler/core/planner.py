@@ -109,7 +109,7 @@ def plan(snapshot: Snapshot, policy: Policy, cache: PlanCache | None = None) -> 
             placed = isinstance(found, Placement)
             decisions.append((StartDecision if placed else WaitDecision)(session.id, found))  # type: ignore[arg-type]
         snapshot = applied(snapshot, Plan(snapshot.version, tuple(decisions)))
-    for group, queue in orders.queue_snapshots(snapshot).items():
+    for group, queue in orders.queue_snapshots(snapshot, policy.accounts).items():
         group_policy = policy.of(group)
         with cache.free_capacity(snapshot, group, group_policy.placing) as capacity:
             scheduler = GroupScheduler(snapshot, capacity, group_policy, ledger)

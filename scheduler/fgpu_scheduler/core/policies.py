@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fgpu_scheduler.core import orders
+from fgpu_scheduler.core.accounts import Accounts
 from fgpu_scheduler.core.orders import Order
 from fgpu_scheduler.core.scores.placements import PLACEMENTS, ScoreFactory
 from fgpu_scheduler.errors import BadSettings
@@ -36,10 +37,11 @@ class GroupPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The policy of every resource group: its own, or else the default."""
+    """The policy of every resource group: its own, or else the default. The accounts are those of all."""
 
     default: GroupPolicy = GroupPolicy()
     groups: Mapping[str, GroupPolicy] = field(default_factory=dict)
+    accounts: Accounts = field(default_factory=Accounts)
 
     def of(self, resource_group: str) -> GroupPolicy:
         """Return the policy of a resource group."""

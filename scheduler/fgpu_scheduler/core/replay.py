@@ -110,7 +110,7 @@ class _Replay:
         self._due: list[tuple[int, int, int]] = []
         self._outcomes: dict[int, Outcome] = {}
         #: The usage of ended sessions by user and resource group, and the instant to which it is decayed.
-        self._used: dict[tuple[str, str], tuple[float, int]] = {}
+        self._used: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._fits: dict[Request, bool] = {}
         self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
@@ -183,16 +183,18 @@ class _Replay:
             self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
         else:
             self._runs = self._runs.then(past_runs([replace(session, ended_at_s=now_s)]))
-            own = session.request.user, session.request.resource_group
+            asked = session.request
+            own = asked.user, asked.resource_group, asked.account
             self._used[own] = self._left_of(own, now_s) + fgpu_seconds(session, now_s), now_s
 
-    def _left_of(self, own: tuple[str, str], now_s: int) -> float:
+    def _left_of(self, own: tuple[str, str, str], now_s: int) -> float:
         amount, at_s = self._used.get(own, (0.0, now_s))
         half_life_s = self._policy.of(own[1]).half_life_s
         return decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s)
 
     def _usage(self, now_s: int) -> tuple[Usage, ...]:
-        return tuple(Usage(*own, round(self._left_of(own, now_s))) for own in sorted(self._used))
+        used = ((own, round(self._left_of(own, now_s))) for own in sorted(self._used))
+        return tuple(Usage(user, group, amount, account) for (user, group, account), amount in used)
 
     def _plan(self, now_s: int) -> None:
         self._version += 1

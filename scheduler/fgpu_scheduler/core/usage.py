@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fgpu_scheduler.core.accounts import Accounts, AccountShare, Member
 from fgpu_scheduler.core.lifecycle import holds_shares
 from fgpu_scheduler.core.model import Session, Snapshot
 
@@ -42,30 +43,42 @@ def taken_milli(session: Session) -> int:
     return shares[0].fgpu_milli if len(shares) == 1 else sum(share.fgpu_milli for share in shares)
 
 
+def member_of(session: Session) -> Member:
+    """Return the account and the user whose usage a session adds to."""
+    return session.request.account, session.request.user
+
+
 def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:
     """Return the rest of an amount after ``age_s`` seconds; all of it after a clock that was set back."""
     half_lives: float = max(0, age_s) / half_life_s
     return amount * float(0.5**half_lives)
 
 
-def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
-    """Return the usage of each user in a resource group: ended sessions, decayed, and sessions that hold shares."""
-    used: dict[str, int] = {}
+def used_by_member(snapshot: Snapshot, resource_group: str) -> dict[Member, int]:
+    """Return the usage of each user and account in a resource group: decayed, with sessions that hold shares."""
+    used: dict[Member, int] = {}
     for ended in snapshot.usage:
         if ended.resource_group == resource_group:
-            used[ended.user] = used.get(ended.user, 0) + ended.fgpu_milli_s
+            member = ended.account, ended.user
+            used[member] = used.get(member, 0) + ended.fgpu_milli_s
     for session in snapshot.sessions:
         if session.placement is not None and session.request.resource_group == resource_group:
-            user = session.request.user
-            used[user] = used.get(user, 0) + fgpu_seconds(session, snapshot.now_s)
+            member = member_of(session)
+            used[member] = used.get(member, 0) + fgpu_seconds(session, snapshot.now_s)
     return used
 
 
-def taken_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
-    """Return the fGPU x 1000 that each user holds in a resource group; users without shares are left out."""
-    taken: dict[str, int] = {}
+def taken_by_member(snapshot: Snapshot, resource_group: str) -> dict[Member, int]:
+    """Return the fGPU x 1000 that each user of an account holds in a resource group, without those who hold none."""
+    taken: dict[Member, int] = {}
     for session in snapshot.sessions:
         asked = session.request
         if holds_shares(session) and asked.resource_group == resource_group:
-            taken[asked.user] = taken.get(asked.user, 0) + taken_milli(session)
+            member = member_of(session)
+            taken[member] = taken.get(member, 0) + taken_milli(session)
     return taken
+
+
+def account_shares(snapshot: Snapshot, resource_group: str, accounts: Accounts) -> dict[str, AccountShare]:
+    """Return the share and the usage of each account in a resource group, by name."""
+    return accounts.shares(used_by_member(snapshot, resource_group))

@@ -31,8 +31,8 @@ from fgpu_scheduler.store.schema import sessions
 
 EMPTY = "[]"
 
-Used = Mapping[tuple[str, str], tuple[float, int]]
-"""The usage of ended sessions by user and resource group, in fGPU x 1000 x seconds, decayed to a time."""
+Used = Mapping[tuple[str, str, str], tuple[float, int]]
+"""The usage of ended sessions by user, resource group and account, in fGPU x 1000 x seconds, decayed to a time."""
 
 
 def event_of(row: Sequence[Any]) -> Event:

@@ -77,7 +77,7 @@ sessions = sa.Table(
     metadata,
     sa.Column("id", Id, primary_key=True),
     # Not "user": in PostgreSQL the unquoted word is the database's own user.
-    *_filled(sa.Text, "user_name", "server_name", "image", "resource_group", "state"),
+    *_filled(sa.Text, "user_name", "server_name", "image", "resource_group", "account", "state"),
     # ``name``: the session's name for people. ``setup``: its row in ``fgpu_setups``, 0: none.
     *_filled(sa.Text, "name"),
     *_filled(sa.BigInteger, "setup"),
@@ -123,7 +123,7 @@ shares = sa.Table(
 usage = sa.Table(
     "fgpu_usage",
     metadata,
-    *_key(sa.Text, "user_name", "resource_group"),
+    *_key(sa.Text, "user_name", "resource_group", "account"),
     # fGPU x 1000 x seconds of ended sessions, decayed to ``at_s``.
     *_filled(sa.Double, "fgpu_milli_s"),
     *_filled(sa.BigInteger, "at_s"),

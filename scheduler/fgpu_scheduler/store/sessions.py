@@ -304,10 +304,11 @@ class SessionStore(StoreConnection):
         if new.placement is None and old.placement is not None:
             write.take_shares(new.id)
         if new.state in lifecycle.ENDED and (amount := float(fgpu_seconds(new, write.now_s))):
-            user, group = new.request.user, new.request.resource_group
-            before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
+            asked, group = new.request, new.request.resource_group
+            own = asked.user, group, asked.account
+            before, at_s = write.world.used.get(own, (0.0, write.now_s))
             before = decayed(before, age_s=write.now_s - at_s, half_life_s=self._half_life_s(group))
-            write.set_used(user, group, amount + before)
+            write.set_used(asked, amount + before)
         write.save([new])
         write.event("moved", new, was=old.state, reason=new.end_cause or new.wait_reason)
         return new

@@ -80,10 +80,12 @@ class Contents:
         )
 
     def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
-        """Return the usage decayed to now, by user and resource group."""
+        """Return the usage decayed to now, by user, resource group and account."""
         found = (
-            Usage(user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))))
-            for (user, group), (amount, at_s) in sorted(self.used.items())
+            Usage(
+                user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))), account
+            )
+            for (user, group, account), (amount, at_s) in sorted(self.used.items())
         )
         return tuple(one for one in found if one.fgpu_milli_s)
 

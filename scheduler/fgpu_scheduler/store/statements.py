@@ -211,7 +211,7 @@ def read_quotas(connection: sa.Connection) -> tuple[Quota, ...]:
 def read_used(connection: sa.Connection) -> Used:
     """Return the usage of ended sessions."""
     rows = connection.execute(sa.select(usage))
-    return {(user, group): (amount, at_s) for user, group, amount, at_s in rows}
+    return {(user, group, account): (amount, at_s) for user, group, account, amount, at_s in rows}
 
 
 def read_asked(connection: sa.Connection, newest_id: int) -> tuple[RequestCount, ...]:

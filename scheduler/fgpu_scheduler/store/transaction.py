@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
-from fgpu_scheduler.core.model import Session, SessionState
+from fgpu_scheduler.core.model import Request, Session, SessionState
 from fgpu_scheduler.errors import StaleVersion, UnknownSession
 from fgpu_scheduler.store import statements
 from fgpu_scheduler.store.database import Database
@@ -126,7 +126,7 @@ class Write:
         self.log: list[dict[str, Any]] = []
         #: The new and changed sessions, by id, and the changed usage.
         self.changed: dict[int, Session] = {}
-        self.used: dict[tuple[str, str], tuple[float, int]] = {}
+        self.used: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._only_sessions = True
 
     def then(self) -> Contents | None:
@@ -212,10 +212,11 @@ class Write:
         """Delete the shares of a session."""
         statements.RELEASE.one(self.connection, {"session_id": session_id})
 
-    def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
-        """Set the usage of a user's ended sessions, decayed to now."""
-        self.used[user, resource_group] = fgpu_milli_s, self.now_s
-        row = {"user_name": user, "resource_group": resource_group, "fgpu_milli_s": fgpu_milli_s}
+    def set_used(self, asked: Request, fgpu_milli_s: float) -> None:
+        """Set the usage of the ended sessions of a request's user and account in its group, decayed to now."""
+        user, group, account = own = asked.user, asked.resource_group, asked.account
+        self.used[own] = fgpu_milli_s, self.now_s
+        row = {"user_name": user, "resource_group": group, "account": account, "fgpu_milli_s": fgpu_milli_s}
         put(self.connection, usage, [{**row, "at_s": self.now_s}])
 
     def take_message(self, session_id: int) -> str | None:

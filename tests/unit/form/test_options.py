@@ -72,8 +72,8 @@ NUMBER = "is not a number such as 0.5"
 LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
-    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, memory_mib, "
-    "memory_gib, count, time_limit, time_limit_s, priority, name"
+    "the options are image, group, account, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, "
+    "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
@@ -858,3 +858,54 @@ def test_sessions_are_named_after_the_request_or_the_image() -> None:
     named = parse({"name": "  <b>train </b> "}, offer())
     assert named.names(servers, "pytorch") == ["<b>train </b>", "<b>train </b> 2", "<b>train </b> 3"]
     assert asks_the_same(named.for_server(""), parse({}, offer()).for_server("", "PyTorch 1"))
+
+
+ACCOUNTS = {"science": {}, "physics": {"parent": "science", "groups": ["phys"]}, "arts": {"groups": ["arts"]}}
+
+
+def offer_for(*hub_groups: str, **given: Any) -> Offer:
+    own = settings(**given)
+    return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), hub_groups=hub_groups)
+
+
+def test_user_of_several_accounts_chooses_one_or_gets_the_first() -> None:
+    several = offer_for("arts", "phys", accounts=ACCOUNTS)
+    assert parse({}, several).account == "science/physics"
+    assert parse({"account": "arts"}, several).account == "arts"
+    assert parse(parse({"account": "arts"}, several).as_options(), several).account == "arts"
+    assert parse({}, offer_for(accounts=ACCOUNTS)).account == "default"
+    assert parse({}, offer_for("phys")).account == ""
+
+
+@pytest.mark.parametrize(
+    ("accounts", "chosen", "line"),
+    [
+        (ACCOUNTS, "arts", "account: there is no 'arts'; choose one of physics"),
+        (ACCOUNTS, "science/physics", "account: there is no 'science/physics'; choose one of physics"),
+        (ACCOUNTS, "science", "account: there is no 'science'; choose one of physics"),
+        (ACCOUNTS, ["physics"], "account: there is no ['physics']; choose one of physics"),
+        ({}, "physics", "account: there are no accounts here; leave it out"),
+    ],
+)
+def test_account_of_others_is_refused(accounts: dict[str, Any], chosen: object, line: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse({"account": chosen}, offer_for("phys", accounts=accounts))
+    assert str(refused.value) == line
+
+
+def test_waiting_request_keeps_its_place_when_accounts_have_changed() -> None:
+    before = parse({"account": "arts"}, offer_for("arts", "phys", accounts=ACCOUNTS))
+    again, _ = parse_to_start({"account": "arts"}, offer_for("phys"), before.for_server(""))
+    assert again.account == ""
+    unaware = replace(before, account="")
+    assert asks_the_same(unaware, before)
+    assert not asks_the_same(before, replace(before, account="science/physics"))
+
+
+def test_form_has_a_field_for_accounts_only_if_there_is_a_choice() -> None:
+    def html(*hub_groups: str) -> BeautifulSoup:
+        own = offer_for(*hub_groups, accounts=ACCOUNTS)
+        return BeautifulSoup(form.render(own, hub_prefix="/hub/", ticket="t", given={}), "html.parser")
+
+    assert [o["value"] for o in html("arts", "phys").select("#fgpu-account option")] == ["physics", "arts"]
+    assert html("phys").select("#fgpu-account") == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from worlds import ADMIN, SITE, Build, node
 
-from fgpu_scheduler import NodeState
+from fgpu_scheduler import Account, Accounts, NodeState
 from fgpuspawner.service.admin.objects import WaitingQueue
 from fgpuspawner.service.admin.queue import LONG_WAIT_S, STUCK_AFTER_S, queues_object
 from fgpuspawner.service.model import World
@@ -53,3 +53,11 @@ def test_entry_has_requested_and_current_priority() -> None:
     build.sessions[-1] = replace(waits, request=replace(waits.request, priority=9), asked_priority=0)
     (entry,) = queue_of(build.world(), 1)["entries"]
     assert (entry["priority"], entry["asked_priority"]) == (9, 0)
+
+
+def test_queue_shows_the_share_and_the_use_of_each_account() -> None:
+    world = Build().running("bob", 2000).pending("alice", 1000).world()
+    accounts = Accounts({"physics": Account(3)})
+    found = queue_of(world, 60, accounts=accounts)["accounts"]
+    assert [(a["path"], a["share_percent"]) for a in found] == [("default", 25), ("physics", 75)]
+    assert queue_of(world, 60)["accounts"] == []

@@ -15,6 +15,8 @@ import pytest
 from traitlets.config import Config
 
 from fgpu_scheduler import (
+    Account,
+    Accounts,
     BadSettings,
     Caps,
     Node,
@@ -119,6 +121,19 @@ def node(**keys: Any) -> dict[str, Any]:
             "max_sessions is 0; ... must be at least 1",
         ),
         ({"groups": {"class": {}}}, "groups: no node is in group 'class'; add one to c.FGPU.nodes"),
+        (
+            {"accounts": {"a/b": {}}},
+            "accounts['a/b']: use letters, digits, '.', '_' and '-' for a ... most 64",
+        ),
+        ({"accounts": {"a": 2}}, "accounts['a'] must be a dict, got 2"),
+        ({"accounts": {"a": {"wait": 2}}}, "accounts['a'] has an unknown key 'wait'; ... parent, groups"),
+        ({"accounts": {"a": {"weight": 0}}}, "accounts['a']['weight'] is 0; use a number from 0.01 to 1000"),
+        ({"accounts": {"a": {"groups": "g"}}}, "accounts['a']['groups'] is 'g'; use a list of ... groups"),
+        ({"accounts": {"a": {"parent": "b"}}}, "accounts['a']['parent'] is 'b', which is no ... one of a"),
+        (
+            {"accounts": {"a": {"parent": "b"}, "b": {"parent": "a"}}},
+            "accounts['b']['parent'] is 'a', which is below it; leave one of the parents out",
+        ),
         ({"policies": {"class": {}}}, "policies: there is no resource group 'class'; there are 'default'"),
         ({"policies": {"*": ["fifo"]}}, "policies['*'] must be a dict, got ['fifo']"),
         ({"policies": {"*": {"ordre": "fifo"}}}, "policies['*'] has an ... half_life_s"),
@@ -540,6 +555,12 @@ def test_resource_groups_have_own_policies_and_rules() -> None:
     assert rules.of("default") == Rules(idle_after_s=900)
     assert rules.of("class") == Rules(max_lifetime_s=7200, preempt=True, min_runtime_s=1800)
     assert (own.keep_s("default"), own.keep_s("class")) == (1800, 60)
+
+
+def test_accounts_are_read_into_one_tree() -> None:
+    own = made(accounts={"science": {"weight": 2.5}, "physics": {"parent": "science", "groups": ["phys"]}})
+    by_name = {"science": Account(2.5), "physics": Account(1, "science", ("phys",))}
+    assert own.policy() == Policy(group_policy(), accounts=Accounts(by_name))
 
 
 def test_queue_has_no_limits_by_default() -> None:
