@@ -29,6 +29,7 @@ SECTIONS = {
         "run": ("sessions", "start sessions, or queue them"),
         "list": ("sessions", "your sessions"),
         "show": ("sessions", "everything about one session"),
+        "logs": ("sessions", "what a session has printed"),
         "grow": ("sessions", "give a running session more of its GPU, or less"),
         "end": ("sessions", "end a session, or cancel its request"),
         "forecast": ("sessions", "when a request would start"),

@@ -128,6 +128,18 @@ def show_command(api: Api, session: int) -> list[str]:
     return Report(lines, found)
 
 
+@users_command("logs")
+@session_argument
+@click.option(
+    "--lines", type=click.IntRange(1, 1000), metavar="NUMBER", help="how many of the last lines; default: 200"
+)
+def logs_command(api: Api, session: int, lines: int | None) -> list[str]:
+    """Print what a session's server and start script have printed, also of one that failed."""
+    more = {} if lines is None else {"lines": lines}
+    found = api.service_call("GET", f"sessions/{session}/log", **more)
+    return Report([printable(line) for line in found["lines"]], found)
+
+
 @users_command("forecast")
 @fields
 def forecast_command(api: Api, **fields: str | None) -> list[str]:

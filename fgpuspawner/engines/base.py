@@ -47,6 +47,7 @@ class Capabilities:
     are enforced, not only counted. ``apart``: sessions run as separate users; ``networks``: also on separate networks.
     ``machines``: nodes may be other machines. ``finds_nodes``: the engine lists all nodes, and ``c.FGPU.nodes`` only
     overrides what it found. ``sees_processes``: it tells which session a process belongs to, which the watchdog needs.
+    ``reads_logs``: it returns what a session's server has printed.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Capabilities:
     saves_images: bool = False
     fetches_images: bool = False
     warm_pool: bool = False
+    reads_logs: bool = False
     queue: WhoseQueue = WhoseQueue.OURS
 
     @property
@@ -429,6 +431,14 @@ class Engine(Launcher):
     def is_away(self, session: Session) -> bool:
         """Return whether the session's machine is silent, but may answer again: what it runs is unknown."""
         return False
+
+    async def log(self, session: Session, *, lines: int) -> bytes | None:
+        """Return the last lines that the session's server has printed; None if there are none, or no longer.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        return None
 
     async def cgroup(self, session: Session) -> str | None:
         """Return the session's cgroup (version 2) as a path below the cgroup root; None if unknown."""

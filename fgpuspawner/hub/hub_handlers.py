@@ -14,18 +14,21 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from jupyterhub import orm
+from jupyterhub.apihandlers import APIHandler
 from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
 from jupyterhub.apihandlers.users import UserServerAPIHandler, UserTokenListAPIHandler
 from jupyterhub.handlers import BaseHandler
 from jupyterhub.handlers.pages import HealthCheckHandler
 from jupyterhub.scopes import needs_scope
 from jupyterhub.user import User
+from jupyterhub.utils import url_path_join
 from tornado.web import HTTPError
 
-from fgpu_scheduler import FGPUError
+from fgpu_scheduler import FGPUError, UnknownSession
+from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.disks import HubDisk
 from fgpuspawner.hub.runtime import Runtime
-from fgpuspawner.scopes import SESSION_HEADER
+from fgpuspawner.scopes import SERVICE, SESSION_HEADER
 
 MOST_OF_A_USER = 16 << 10
 """Bytes of an ordinary user's request; the launch form has less than one KiB."""
@@ -188,3 +191,28 @@ def serve_health(app: Any, disk: HubDisk, runtime: Runtime) -> None:
     app.handlers[:] = [
         (entry[0], own, *entry[2:]) if entry[1] is HealthCheckHandler else entry for entry in app.handlers
     ]
+
+
+class SessionLogHandler(APIHandler):  # type: ignore[misc]
+    """A session's log, for the managed service only: it knows who may read it."""
+
+    runtime: Runtime
+
+    async def get(self, session_id: str) -> None:
+        asker = self.current_user
+        if not isinstance(asker, orm.Service) or asker.name != SERVICE:
+            raise HTTPError(403, "only the service reads logs")
+        try:
+            found = await self.runtime.logs.read(await self.runtime.queue.session(int(session_id)))
+        except UnknownSession:
+            raise HTTPError(404, "there is no such session") from None
+        except EngineSilent as e:
+            raise HTTPError(503, str(e)) from None
+        self.set_header("Content-Type", "application/octet-stream")
+        self.finish(found)
+
+
+def serve_logs(app: Any, runtime: Runtime) -> None:
+    """Add the address of sessions' logs to the Hub's API."""
+    own = type("SessionLogHandler", (SessionLogHandler,), {"runtime": runtime})
+    app.handlers.insert(0, (url_path_join(app.hub_prefix, "api/fgpu/log/([0-9]{1,18})"), own))

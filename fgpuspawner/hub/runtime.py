@@ -49,6 +49,7 @@ from fgpuspawner.hub.image_worker import kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import HubMetrics
 from fgpuspawner.hub.resizing import resizer_of
+from fgpuspawner.hub.session_logs import SessionLogs
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
@@ -156,6 +157,7 @@ class Runtime:
         self.poll_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_POLL_EVERY_S)
         self.gpu_idle_times = GpuIdleTimes(SystemClock(), every_s=self.poll_every_s)
         atexit.register(self.drivers.close)
+        self.logs = SessionLogs(self.engine, settings.data_path())
         self.checked = None if settings.end_unknown_sessions else CheckedEngine(self.engine, self.store)
         self.queue: Queue = Scheduler(
             self.store,

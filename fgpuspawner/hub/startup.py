@@ -22,7 +22,7 @@ from fgpuspawner.hub.adoption import adopt
 from fgpuspawner.hub.background_work import begin_background_work
 from fgpuspawner.hub.checks import check_hub, use_start_timeout, use_subdomains
 from fgpuspawner.hub.disks import HubDisk
-from fgpuspawner.hub.hub_handlers import record_requesters, serve_health
+from fgpuspawner.hub.hub_handlers import record_requesters, serve_health, serve_logs
 from fgpuspawner.hub.hub_lock import CHECK_EVERY_S, HubLock, check_not_moved
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.scopes import OF_GROUPS, SERVICE
@@ -62,6 +62,7 @@ def start_with_the_hub(app: Any, only: HubLock) -> None:
     disk.begin(background)
     disk.exit_on_full_disk()
     serve_health(app, disk, runtime)
+    serve_logs(app, runtime)
     mirror_admin_role(app)
     record_requesters(app, runtime.opened)
     _note_the_end(app, runtime)

@@ -11,6 +11,7 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from fgpuspawner.scopes import SESSION_HEADER
 
+LOG_WITHIN_S = 20.0
 TIMEOUT_S = 60.0
 """The Hub answers a long start or end with 202 well before this."""
 
@@ -57,6 +58,21 @@ class Hub:
             HubUnreachable: the Hub does not answer.
         """
         return await self._call("DELETE", user, server_name, token, means={SESSION_HEADER: str(session_id)})
+
+    async def log(self, session_id: int, *, token: str) -> tuple[int, bytes]:
+        """Return the status, and the end of what a session's server has printed, not masked.
+
+        Raises:
+            HubUnreachable: the Hub does not answer.
+        """
+        request = HTTPRequest(
+            f"{self._api_url}/fgpu/log/{session_id}",
+            headers={"Authorization": f"token {token}"},
+            connect_timeout=5.0,
+            request_timeout=LOG_WITHIN_S,
+        )
+        response = await self._fetch(request)
+        return response.code, response.body
 
     async def has_time(self) -> None:
         """Return once the Hub has finished its current work and answers.

@@ -246,6 +246,13 @@ class Point(Object):
     sm_percent: Number | None
 
 
+class SessionLog(Answer):
+    """The last lines that a session's server and start script have printed, oldest first; secrets are masked."""
+
+    session_id: Count
+    lines: list[str]
+
+
 class SessionMeter(Answer):
     """``every_s`` is the distance of points; a larger one is a gap."""
 

@@ -241,6 +241,13 @@ CALLS = (
         "GPU use of a session",
         objects.SessionMeter,
     ),
+    call(
+        "GET /sessions/{id}/log",
+        "sessionLog",
+        "What a session's server has printed, for its owner",
+        objects.SessionLog,
+        number("lines", 1000, "how many of the last lines; 200 by default"),
+    ),
     call("GET /sessions/{id}/receipt", "receipt", "A session's receipt", objects.OneReceipt),
     call("GET /meters", "meters", "GPU use of running sessions", objects.Meters, ALL),
     call(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from fgpu_scheduler import (
     ENDED,
@@ -45,6 +46,7 @@ from fgpuspawner.service.problems import (
     no_such_session,
 )
 from fgpuspawner.text.fields import BAD_NAME, clean_name
+from fgpuspawner.text.logs import shown_lines
 from fgpuspawner.text.resizing import not_resized_words
 from fgpuspawner.text.sessions import amount_words, session_name
 from fgpuspawner.text.times import duration
@@ -155,6 +157,26 @@ async def rename_session(handler: Handler, session_id: str, name: object) -> Ses
     return await handler.service.reader.change(
         lambda store, now_s: store.rename(session.id, found, now_s=now_s)
     )
+
+
+async def session_log(handler: Handler, session_id: str, *, lines: int) -> list[str]:
+    """Return the last lines of a session's log, without secrets, for its owner or an administrator of everything."""
+    session = await handler.visible_session(session_id)
+    viewer = handler.viewer
+    if not viewer.admin and not (is_mine(session, viewer) and may_resize(session, viewer)):
+        raise forbidden(
+            "only its owner and administrators read a session's log, or a program in the session itself"
+        )
+    if not session.attempt:
+        return []
+    try:
+        status, text = await handler.service.hub.log(session.id, token=handler.hub_auth.api_token)
+    except HubUnreachable as e:
+        raise hub_unavailable() from e
+    if status != HTTPStatus.OK:
+        raise Problem(503, "no_log", "the session's log cannot be read now; try again in a moment")
+    await audit_action(handler, session, "session.log")
+    return shown_lines(text, most=lines)
 
 
 def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:

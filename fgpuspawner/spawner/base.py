@@ -635,6 +635,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 self._in_background(self.runtime.audit(session, "session.end", actor=by))
             await self._cancel_launch()
             if session.state is SessionState.TERMINATING:
+                await self.runtime.logs.keep(session, session.end_cause or cause)
                 with self.runtime.metrics.engine.labels("stop").time():
                     is_gone = await self.runtime.engine.stop(session, now=now)
                 if not is_gone:

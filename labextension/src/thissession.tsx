@@ -53,6 +53,9 @@ export function ThisSession(props: {
           <bdi>{session.display_name}</bdi>{' '}
           <Away href={sessionHref(hub, session, 'rename')}>
             {trans.__('Rename…')}
+          </Away>{' '}
+          <Away href={sessionHref(hub, session, 'log')}>
+            {trans.__('Log')}
           </Away>
         </p>
       )}

@@ -76,6 +76,21 @@ async def test_ended_server_is_reported_with_exit_status_and_last_output(lab: La
     assert await alive(engine) == []
 
 
+async def test_log_of_a_running_and_an_ended_server_is_read_by_any_hub(lab: Lab) -> None:
+    engine = lab.engine()
+    running, failed = lab.session(), lab.session()
+    await answer(await engine.start(lab.spec(engine, running)))
+    await engine.start(lab.spec(engine, failed, "exits"))
+    await ended(engine, failed)
+    if not engine.capabilities.reads_logs:
+        assert await engine.log(running, lines=9) is None
+        return
+    again = lab.engine()
+    assert b"up" in (await again.log(running, lines=9) or b"").splitlines()
+    assert b"no luck" in (await again.log(failed, lines=9) or b"").splitlines()
+    assert await again.log(lab.session(), lines=9) is None
+
+
 async def test_server_out_of_memory_is_ended_with_that_cause(lab: Lab) -> None:
     engine = lab.engine()
     if not engine.capabilities.real_limits:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import memory_words
+from fgpu_scheduler import Audit, memory_words
 from fgpuspawner.cli import main as cli
 from hubprocess import HubProcess, until
 
@@ -137,6 +137,30 @@ def test_a_session_is_started_listed_shown_and_ended(people: tuple[Person, Perso
     out, err = alice.fgpu("end", number, "--json", status=1)
     assert json.loads(out)["error"]["code"] == "already_ended"
     assert err.count("\n") == 1
+
+
+def test_a_log_is_read_by_its_owner_and_administrators_only(people: tuple[Person, Person]) -> None:
+    alice, bob = people
+    session = alice.json("run", "--fgpu", "0.3", *SMALL, "--name", "my training", "--wait")["sessions"][0]
+    assert session["display_name"] == "my training"
+    number = str(session["id"])
+    lines = alice.fgpu("logs", number)[0]
+    assert "miniserver for session" in lines
+    assert alice.json("logs", number, "--lines", "1")["lines"] == [f"miniserver for session {number}"]
+    assert bob.json("logs", number, status=1)["error"]["code"] == "no_such_session"
+    hub = alice.hub
+    for token in (alice.token, hub.token):
+        # Only the service's own token, which knows who may read it.
+        assert hub.api("GET", f"fgpu/log/{number}", token=token).status_code == 403
+    admin = Person(hub, "admin", hub.add_user("admin"), alice.home)
+    assert "miniserver for session" in admin.fgpu("logs", number)[0]
+    audit = [line for line in Audit(hub.store).lines(limit=9) if line.action == "session.log"]
+    assert [(line.actor, line.target) for line in audit] == [
+        ("admin", f"session {number} (my training) of alice")
+    ]
+    alice.fgpu("end", number)
+    until(lambda: alice.fgpu("list")[0] == "no sessions\n", what="it has ended")
+    assert "miniserver for session" in alice.fgpu("logs", number)[0]
 
 
 def test_several_sessions_are_one_request(people: tuple[Person, Person]) -> None:

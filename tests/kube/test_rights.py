@@ -179,6 +179,10 @@ async def checks(lost: Lost) -> None:
     await lost.engine.probe(lost.pod().session, ["fgpu-probe"], environment={}, timeout_s=10)
 
 
+async def reads_its_log(lost: Lost) -> None:
+    await lost.engine.log(lost.pod().session, lines=9)
+
+
 async def looks(lost: Lost) -> None:
     await observes(lost)
     lost.engine.survey()
@@ -210,6 +214,7 @@ CASES: dict[tuple[str, str, bool], Case] = {
         checks, "the cluster did not run the check of the session's GPU limit", "HTTP 403"
     ),
     EXEC_CREATE: Case(checks, "the cluster did not run the check of the session's GPU limit", "HTTP 403"),
+    ("pods/log", "get", False): Case(reads_its_log, "the cluster does not return the log: "),
     ("secrets", "create", False): Case(starts, "the cluster refuses the session: "),
     ("persistentvolumeclaims", "get", False): Case(
         starts_where_homes_are_at_their_quota, "the cluster refuses the session: ", "exceeded quota"

@@ -211,6 +211,16 @@ class Containers:
                 del self._ends[next(iter(self._ends))]
         return self._ends[container]
 
+    async def log(self, session: Session, lines: int) -> bytes | None:
+        """Return the last lines of a session's container; None if there is no container."""
+        try:
+            found: bytes = await self._look("logs", self.name(session), tail=lines)
+        except NotFound:
+            return None
+        except FAILED as e:
+            raise EngineSilent("the Docker engine does not answer") from e
+        return found or None
+
     async def log_tail(self, container: str) -> list[str]:
         """Return a container's last lines of output; none if the engine does not answer."""
         try:

@@ -13,6 +13,7 @@ from docker.errors import APIError
 from fgpu_scheduler import EndCause
 from fgpuspawner.engines.base import Ended
 from fgpuspawner.engines.docker import handover
+from fgpuspawner.text.logs import LONGEST_LINE, masked
 
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127
@@ -49,8 +50,12 @@ def how_it_ended(container: Mapping[str, Any]) -> Ended:
 
 
 def as_text(line: str) -> str:
-    """Return a line without terminal control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line.expandtabs())
+    """Return a line without terminal control characters, and without what looks like a password."""
+    return masked(
+        "".join(
+            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:LONGEST_LINE].expandtabs()
+        )
+    )
 
 
 def with_last_words(ended: Ended, tail: Sequence[str]) -> Ended:

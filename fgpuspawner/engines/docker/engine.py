@@ -87,6 +87,7 @@ class DockerEngine(Engine):
         saves_images=True,
         fetches_images=True,
         warm_pool=True,
+        reads_logs=True,
     )
 
     def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:
@@ -342,6 +343,9 @@ class DockerEngine(Engine):
             return await in_a_thread_of_its_own(run, daemon.client, name, words)
         except FAILED as e:
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
+
+    async def log(self, session: Session, *, lines: int) -> bytes | None:
+        return await self.fleet.of(session).containers.log(session, lines)
 
     async def cgroup(self, session: Session) -> str | None:
         daemon = self.fleet.of(session)

@@ -139,7 +139,30 @@ class Api:
         accept: str = JSON,
     ) -> dict[str, Any]:
         """Return the answer to one request."""
+        try:
+            found = json.loads(await self._read(method, path, query, body, content, accept))
+        except NO_ANSWER as e:
+            raise _silent(e) from e
+        if not isinstance(found, dict) or not found.keys() & {"kind", "gitVersion"}:
+            raise EngineSilent("something else answers in place of the cluster's API")
+        return found
 
+    async def text(self, path: str, query: Sequence[tuple[str, str]]) -> bytes:
+        """Return a text, such as a log."""
+        try:
+            return await self._read("GET", path, query, None, JSON, "*/*")
+        except NO_ANSWER as e:
+            raise _silent(e) from e
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        body: object,
+        content: str,
+        accept: str,
+    ) -> bytes:
         async def call() -> bytes:
             async with (
                 asyncio.timeout(ANSWERS_WITHIN_S),
@@ -150,13 +173,7 @@ class Api:
                 raise _refusal(answer.status, text)
             return text
 
-        try:
-            found = json.loads(await self._logged_in(call))
-        except NO_ANSWER as e:
-            raise _silent(e) from e
-        if not isinstance(found, dict) or not found.keys() & {"kind", "gitVersion"}:
-            raise EngineSilent("something else answers in place of the cluster's API")
-        return found
+        return await self._logged_in(call)
 
     async def _logged_in(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a call, which is repeated once with a new login if the API refuses the token."""

@@ -77,6 +77,10 @@ def node_of(pod: Manifest) -> str:
     return str((pod["metadata"].get("annotations") or {}).get(marks.NODE, ""))
 
 
+MOST_LOG_READ = 256 << 10
+NOT_BEGUN = 400
+
+
 class KubernetesEngine(Engine):
     """Sessions as pods of one namespace, each restricted to the node of its placement."""
 
@@ -88,6 +92,7 @@ class KubernetesEngine(Engine):
         machines=True,
         finds_nodes=True,
         sees_processes=False,
+        reads_logs=True,
     )
 
     def __init__(
@@ -528,6 +533,17 @@ class KubernetesEngine(Engine):
                 "Session %d: the check of its GPU limit could not be run: %s", session.id, e or "too late"
             )
             raise LaunchFailed("the cluster did not run the check of the session's GPU limit") from e
+
+    async def log(self, session: Session, *, lines: int) -> bytes | None:
+        name = marks.name_of(self._installation.id, session.id, session.attempt)
+        query = [("container", CONTAINER), ("tailLines", str(lines)), ("limitBytes", str(MOST_LOG_READ))]
+        try:
+            return await self._api.text(f"{self._own}/pods/{name}/log", query) or None
+        except Refused as e:
+            # 400: its container has not begun.
+            if e.status in (NOT_FOUND, NOT_BEGUN):
+                return None
+            raise EngineSilent(f"the cluster does not return the log: {e}") from e
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         grace_s = 1 if now else self._stop_timeout_s

@@ -35,6 +35,7 @@ RIGHTS = (
     Right("pods", ("get", "create", "delete"), "sessions, and pods that lease GPUs"),
     # Opening a channel needs "get"; from Kubernetes 1.35 on "create" as well.
     Right("pods/exec", ("get", "create"), "checking a session's limits from inside; which GPU a lease has"),
+    Right("pods/log", ("get",), "what a session's server has printed, for its owner"),
     Right("secrets", ("create",), "sessions' tokens, which are in no pod's manifest"),
     Right("persistentvolumeclaims", ("get", "create", "delete"), "homes"),
     Right("resourceclaims", ("create",), "a session's share of a GPU", group=DRA, dialect="dra"),

@@ -33,6 +33,7 @@ from fgpuspawner.images.labels import is_version
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.sealing import sealed_environment
+from fgpuspawner.text.logs import MOST_LINES, shown_lines
 
 log = logging.getLogger("fgpu.local")
 
@@ -46,6 +47,7 @@ STOPPERS = 16
 """A server that ignores the first signal occupies one for long; that only delays other stops."""
 LOOKERS = 4
 LOGS_EVERY_S = 10.0
+MOST_LOG_READ = 256 << 10
 PACKAGES = {"pytorch": "torch"}
 """Package names of frameworks that differ from their names."""
 
@@ -86,7 +88,7 @@ def availability(image: Image, server: str) -> Availability:
 class LocalEngine(Engine):
     """Runs sessions as processes beside each other, not separated. CPU and memory limits are counted, not enforced."""
 
-    capabilities = Capabilities("local processes, all of one system user")
+    capabilities = Capabilities("local processes, all of one system user", reads_logs=True)
 
     def __init__(self, installation: Installation, *, stop_timeout_s: float, server: str = SERVER) -> None:
         settings = installation.settings
@@ -144,7 +146,7 @@ class LocalEngine(Engine):
         found = self._processes.exit_status(session)
         if found is None:
             return None
-        status, tail = found
+        status, tail = found[0], "\n".join(shown_lines(found[1], most=MOST_LINES))
         log.info("Last output of session %d:\n%s", session.id, tail)
         lines = [line for line in tail.splitlines() if line.strip()]
         last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status else ""
@@ -173,6 +175,10 @@ class LocalEngine(Engine):
         if launched is None:
             raise LaunchFailed("the address of the session's server is unknown")
         return launched.port, self._folder_of(session.id)
+
+    async def log(self, session: Session, *, lines: int) -> bytes | None:
+        tail = functools.partial(self._processes.log_tail, session, MOST_LOG_READ)
+        return await self._in(self._lookers, tail) or None
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         self._launched.pop(session.id, None)

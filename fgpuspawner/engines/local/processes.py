@@ -147,7 +147,7 @@ class Processes:
             pass
         return None
 
-    def exit_status(self, session: Session) -> tuple[int | None, str] | None:
+    def exit_status(self, session: Session) -> tuple[int | None, bytes] | None:
         """Return the exit status and last output of an ended server, None while it lives.
 
         A negative status is a signal; None is unknown, for a process that this Hub did not start.
@@ -158,13 +158,16 @@ class Processes:
         status = child.poll() if child is not None else None
         if status is None and (child is not None or self._server(handle) is not None):
             return None
+        return status, self.log_tail(session, LOG_TAIL_BYTES)
+
+    def log_tail(self, session: Session, most_bytes: int) -> bytes:
+        """Return the end of what the session's server has printed; empty if there is nothing."""
         try:
             with self.log_path(session).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-                tail = file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
+                file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+                return file.read(most_bytes)
         except OSError:
-            tail = ""
-        return status, tail
+            return b""
 
     def environment(self, session: Session, port: int) -> dict[str, str] | None:
         """Return the environment of the session's process that listens on the port, or None."""

@@ -17,7 +17,9 @@ from fgpuspawner.service.session_actions import (
     keep_session,
     rename_session,
     resize_session,
+    session_log,
 )
+from fgpuspawner.text.logs import LINES_SHOWN, MOST_LINES
 
 ENDED_SHOWN = 50
 
@@ -61,6 +63,13 @@ class OneSession(Api):
             text = 'the body must be nothing, or a JSON object such as {"message": "repair at 15:00"}'
             raise bad_argument("message", text)
         return message
+
+
+class SessionLog(Api):
+    async def get(self, session_id: str) -> None:
+        most = self.number("lines", default=LINES_SHOWN, least=1, most=MOST_LINES)
+        lines = await session_log(self, session_id, lines=most)
+        self.answer(objects.SessionLog(session_id=int(session_id), lines=lines))
 
 
 class Keep(Api):

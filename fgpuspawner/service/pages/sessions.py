@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import MOST_MESSAGE_TEXT, Session, StoreUnavailable, SystemClock, memory_words
+from fgpu_scheduler import ENDED, MOST_MESSAGE_TEXT, Session, StoreUnavailable, SystemClock, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service import objects
 from fgpuspawner.service.api.capacity import capacity_object
@@ -30,9 +30,11 @@ from fgpuspawner.service.session_actions import (
     keep_session,
     rename_session,
     resize_session,
+    session_log,
 )
 from fgpuspawner.text.fields import MOST_NAME
-from fgpuspawner.text.sessions import session_name
+from fgpuspawner.text.logs import LINES_SHOWN
+from fgpuspawner.text.sessions import end_words, session_name
 from fgpuspawner.text.times import cell, duration
 
 PAST_SHOWN = 5
@@ -241,6 +243,19 @@ class RenameSessionPage(FormPage):
     async def submit(self) -> None:
         await rename_session(self, self.path_args[0], self.field("name"))
         self.redirect(self.service.prefix, status=303)
+
+
+class LogPage(PageHandler):
+    async def get(self, session_id: str) -> None:
+        session = await self.visible_session(session_id)
+        lines = await session_log(self, session_id, lines=LINES_SHOWN)
+        self.render(
+            "log.html",
+            session=session,
+            name=session_name(session.request),
+            lines=lines,
+            why=end_words(session.end_cause, session.message) if session.state in ENDED else "",
+        )
 
 
 class KeepPage(PageHandler):

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from test_large_clusters import ID, NODES, OWN, Cluster, node, opened, pod
 
-from fgpuspawner.engines.base import LaunchFailed
+from fgpuspawner.engines.base import EngineSilent, LaunchFailed
 
 NAME = f"fgpu-{ID}-1-1"
 
@@ -75,3 +75,34 @@ async def test_missing_image_is_reported_after_the_files_are_in_place(tmp_path: 
     async with opened(kube, tmp_path) as (engine, _):
         with pytest.raises(LaunchFailed, match="cannot be had: not found"):
             await engine._up(spec(), NAME)
+
+
+class Printed(Cluster):
+    """A cluster that returns a pod's log, or refuses with a status."""
+
+    status = 200
+    asked: dict[str, str]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if not request.path.endswith("/log"):
+            return await super().answer(request)
+        self.asked = dict(request.query)
+        if self.status != 200:
+            refused = {"kind": "Status", "reason": "Refused", "message": "no"}
+            return web.json_response(refused, status=self.status)
+        return web.Response(text="up\nserving\n")
+
+
+async def test_log_is_that_of_the_sessions_own_container(tmp_path: Path) -> None:
+    own = [started(running={})]
+    world = Printed({NODES: [node("gpu1")], "/api/v1/pods": own, OWN: own})
+    session: Any = SimpleNamespace(id=1, attempt=1, placement=SimpleNamespace(node_id="gpu1"))
+    async with opened(world, tmp_path) as (engine, _):
+        assert await engine.log(session, lines=9) == b"up\nserving\n"
+        assert (world.asked["container"], world.asked["tailLines"]) == ("notebook", "9")
+        for status in (400, 404):
+            world.status = status
+            assert await engine.log(session, lines=9) is None
+        world.status = 403
+        with pytest.raises(EngineSilent, match="does not return the log"):
+            await engine.log(session, lines=9)
