@@ -197,17 +197,15 @@ class Runtime:
         self._spawner_class.notice_end(session)
 
     def _activity(self) -> SessionActivity | None:
-        """Return the source of idle times, if any group parks or ends idle sessions."""
+        """Return the source of idle times, if any group ends idle sessions."""
         rules = self.settings.rules()
-        if not any(own.watches_idleness_from_s for own in (rules.default, *rules.groups.values())):
+        if not any(own.ends_idle_after_s for own in (rules.default, *rules.groups.values())):
             return None
         return SessionActivity(
             self._spawner_class,
             self.gpu_idle_times,
             SystemClock(),
-            idle_after_s=lambda session: (
-                rules.of(session.request.resource_group).watches_idleness_from_s or 0
-            ),
+            idle_after_s=lambda session: rules.of(session.request.resource_group).ends_idle_after_s or 0,
         )
 
     def open_engine(self, urls: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from fgpu_scheduler import (
     quota_words,
 )
 from fgpuspawner.settings.service import TimeoutSettings
-from fgpuspawner.settings.traits import Whole, check_keys, is_whole
+from fgpuspawner.settings.traits import LARGEST_MIB, Whole, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
@@ -46,7 +46,10 @@ ACCOUNT = ("weight", "parent", "groups")
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000
 POLICY: Known = {"order": str, "placement": str, "longest_wait_s": 1, "half_life_s": 1}
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
-RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
+PARK_TIMES = {"park_after_s": 10, "parked_for_s": 60}
+RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool, "park": str, **PARK_TIMES}
+NEVER, WHEN_NEEDED, ALWAYS = PARK = ("never", "when needed", "always")
+PARK_AFTER_S = 600
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
 QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
@@ -111,7 +114,14 @@ class QueueSettings(TimeoutSettings):
     - ``requeue``: whether a pre-empted session waits again, at its old queue position (True)
     - ``grace_s``: time from the warning to the end (600)
     - ``keep_s``: how much time *Keep running* gives an idle session (1800)
+    - ``park``: "when needed" parks a session with an idle GPU while another one waits, "always" at once ("never"): its
+      GPU memory goes to the machine's memory and its GPU to others, and its variables stay; it is not ended by
+      ``idle_after_s`` then. See ``parked_memory_mib``
+    - ``park_after_s``: how long its GPU is idle before it is parked (600)
+    - ``parked_for_s``: a session that stays parked for this long is ended, after a warning
     """
+    parked_memory_mib = Whole(0, max=LARGEST_MIB).tag(example="65536")
+    """Memory of each machine, in MiB, that may hold the GPU memory of parked sessions; 0: no session is parked."""
     extend_by_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(example="3600")
     """Seconds that owners may add to the time limit of a running session, each time they ask; 0: they may not.
 
@@ -182,8 +192,26 @@ class QueueSettings(TimeoutSettings):
         own: dict[str, Rules] = {}
         for group, words in self.reclaim.items():
             _check_values(f"c.FGPU.reclaim[{group!r}]", words, RECLAIM, besides=", or leave it out")
-            own[group] = Rules(**{key: value for key, value in words.items() if key != "keep_s"})
+            given = {key: value for key, value in words.items() if key not in ("keep_s", "park")}
+            own[group] = Rules(**given, **self._parking(group, words))
         return AllRules(own.pop(ANYBODY, Rules()), own)
+
+    def _parking(self, group: str, words: Mapping[str, Any]) -> dict[str, Any]:
+        where, park = f"c.FGPU.reclaim[{group!r}]", words.get("park", NEVER)
+        if park not in PARK:
+            raise BadSettings(f"{where}['park'] is {park!r}; use {', '.join(map(repr, PARK))}")
+        if park == NEVER:
+            for key in PARK_TIMES:
+                if key in words:
+                    raise BadSettings(f"{where}[{key!r}] needs 'park' there: {WHEN_NEEDED!r} or {ALWAYS!r}")
+            return {}
+        if not self.parked_memory_mib:
+            raise BadSettings(
+                f"{where}['park'] is {park!r}, and c.FGPU.parked_memory_mib is 0; set it to the memory of each machine, "
+                "in MiB, that may hold the GPU memory of parked sessions"
+            )
+        after_s = {} if "park_after_s" in words else {"park_after_s": PARK_AFTER_S}
+        return {**after_s, "park_always": park == ALWAYS}
 
     def keep_s(self, resource_group: str) -> int:
         """Return for how long "keep" puts off the end of an idle session of this resource group."""

@@ -162,6 +162,7 @@ def moved(
         refused=session.refused if to in (S.PENDING, S.SCHEDULED, *LAUNCHING) else (),
         sizes=sizes,
         parked_at_s=now_s if parks else None if to in (S.PENDING, S.RESUMING) else session.parked_at_s,
+        park_asked_at_s=None if to is S.PARKED else session.park_asked_at_s,
         wanted_at_s=None if to in (S.RUNNING, S.PARKED) else session.wanted_at_s,
         parked_mib=0 if to is S.RUNNING else session.parked_mib,
         # A session that wants its GPU is not idle.

@@ -277,6 +277,8 @@ class Session:
     sizes: tuple[Size, ...] = ()
     #: Since when it is parked: it holds no share, and its placement says where it had one. It stays set after its end.
     parked_at_s: int | None = None
+    #: Since when a person asks to have it parked, until it is.
+    park_asked_at_s: int | None = None
     #: Since when it wants its shares back, until it runs again.
     wanted_at_s: int | None = None
     #: The host memory in MiB that has the contents of its GPU memory, until it runs again.

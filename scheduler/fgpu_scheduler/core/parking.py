@@ -15,64 +15,87 @@ from fgpu_scheduler.core.returning import parked_mib
 from fgpu_scheduler.core.shares import accepts_model
 from fgpu_scheduler.core.units import memory_words
 
+#: The idle time after which a session on demand is parked for others where the rules park no session.
+ON_DEMAND_AFTER_S = 600
 #: The wait reasons of sessions that other shares could start.
 WAITS_FOR_SHARES = (WaitReason.RESOURCES, WaitReason.RESERVED, WaitReason.PRIORITY)
 
 
 def due_for_parking(
-    snapshot: Snapshot, rules: AllRules, *, held_mib: Mapping[int, int], host_mib: Mapping[str, int]
+    snapshot: Snapshot,
+    rules: AllRules,
+    *,
+    gpu_idle_since_s: Mapping[int, int],
+    held_mib: Mapping[int, int],
+    host_mib: Mapping[str, int],
 ) -> tuple[Session, ...]:
-    """Return the sessions to park now, the one that has been idle for longest first.
+    """Return the sessions to park now: first those that people ask for, then the one that has been idle for longest.
 
-    ``held_mib`` is the GPU memory that each session holds, by its id; a session without an entry is left out.
-    ``host_mib`` is the host memory that each node has for parked sessions, by its id: those returned fit there together.
+    By session id, ``gpu_idle_since_s`` says since when its GPU is idle (UTC seconds; none: it is busy, or unknown), and
+    ``held_mib`` how much GPU memory it holds (none: it is unknown, and the session is left out). ``host_mib`` is the host
+    memory that each node has for parked sessions: those returned fit there together.
     """
-    used, found = parked_mib(snapshot), []
-    for session in _idle_long_enough(snapshot, rules):
-        where, mib = session.placement, held_mib.get(session.id)
-        assert where is not None
-        if mib is not None and used.get(where.node_id, 0) + mib <= host_mib.get(where.node_id, 0):
-            used[where.node_id] = used.get(where.node_id, 0) + mib
-            found.append(session)
-    return tuple(found)
+    return _due(snapshot, rules, gpu_idle_since_s, held_mib, host_mib)[0]
 
 
 def no_room_to_park(
-    snapshot: Snapshot, rules: AllRules, *, held_mib: Mapping[int, int], host_mib: Mapping[str, int]
+    snapshot: Snapshot,
+    rules: AllRules,
+    *,
+    gpu_idle_since_s: Mapping[int, int],
+    held_mib: Mapping[int, int],
+    host_mib: Mapping[str, int],
 ) -> Mapping[int, str]:
-    """Return, by id, why sessions that are idle for long enough do not fit into the host memory of their node."""
-    due = {s.id for s in due_for_parking(snapshot, rules, held_mib=held_mib, host_mib=host_mib)}
-    used, found = parked_mib(snapshot), {}
-    for session in _idle_long_enough(snapshot, rules):
-        if session.id not in due and session.id in held_mib and session.placement is not None:
-            node_id = session.placement.node_id
-            whole_mib = host_mib.get(node_id, 0)
-            left_mib = max(0, whole_mib - used.get(node_id, 0))
-            found[session.id] = (
-                f"it is not parked: it holds {memory_words(held_mib[session.id])} of GPU memory, and {node_id} has "
-                f"{memory_words(left_mib)} left of the {memory_words(whole_mib)} for parked sessions"
+    """Return, by id, why sessions that are due do not fit into the host memory of their node."""
+    return _due(snapshot, rules, gpu_idle_since_s, held_mib, host_mib)[1]
+
+
+def _due(
+    snapshot: Snapshot,
+    rules: AllRules,
+    gpu_idle_since_s: Mapping[int, int],
+    held_mib: Mapping[int, int],
+    host_mib: Mapping[str, int],
+) -> tuple[tuple[Session, ...], dict[int, str]]:
+    used, found, no_room = parked_mib(snapshot), list[Session](), dict[int, str]()
+    for session in _wished_or_idle(snapshot, rules, gpu_idle_since_s):
+        mib = held_mib.get(session.id)
+        if mib is None or session.placement is None:
+            continue
+        node_id = session.placement.node_id
+        whole_mib, used_mib = host_mib.get(node_id, 0), used.get(node_id, 0)
+        if used_mib + mib <= whole_mib:
+            used[node_id] = used_mib + mib
+            found.append(session)
+        else:
+            no_room[session.id] = (
+                f"it is not parked: it holds {memory_words(mib)} of GPU memory, and {node_id} has "
+                f"{memory_words(max(0, whole_mib - used_mib))} left of the {memory_words(whole_mib)} for parked sessions"
             )
-    return found
+    return tuple(found), no_room
 
 
-def _idle_long_enough(snapshot: Snapshot, rules: AllRules) -> list[Session]:
-    """Return the running sessions that the rules park now, the one that has been idle for longest first."""
+def _wished_or_idle(
+    snapshot: Snapshot, rules: AllRules, gpu_idle_since_s: Mapping[int, int]
+) -> list[Session]:
+    """Return the running sessions to park by a person's wish or by the rules, in their order."""
     now_s, found = snapshot.now_s, []
     for session in snapshot.sessions:
-        own, since_s = rules.of(session.request.resource_group), session.idle_since_s
-        if session.state is not SessionState.RUNNING or own.park_after_s is None or since_s is None:
+        if session.state is not SessionState.RUNNING or not session.placement or not session.placement.shares:
             continue
+        if session.park_asked_at_s is not None:
+            found.append((0, session.park_asked_at_s, session.id, session))
+            continue
+        own, since_s = rules.of(session.request.resource_group), gpu_idle_since_s.get(session.id)
+        after_s = own.park_after_s
+        if after_s is None and session.request.on_demand:
+            after_s = ON_DEMAND_AFTER_S
         kept = session.kept_until_s is not None and now_s < session.kept_until_s
-        if (
-            now_s < since_s + own.park_after_s
-            or kept
-            or not session.placement
-            or not session.placement.shares
-        ):
+        if after_s is None or since_s is None or kept or now_s < since_s + after_s:
             continue
         if own.park_always or _could_help(session, snapshot):
-            found.append((since_s, session.id, session))
-    return [session for _, _, session in sorted(found)]
+            found.append((1, since_s, session.id, session))
+    return [one[-1] for one in sorted(found, key=lambda one: one[:3])]
 
 
 def _could_help(session: Session, snapshot: Snapshot) -> bool:

@@ -37,7 +37,7 @@ class Rules:
     ``idle_after_s``. With ``preempt``, requests of higher priority may end sessions that have run for ``min_runtime_s``;
     with ``requeue`` these are queued again.
 
-    A session is parked when it has been idle for ``park_after_s``: with ``park_always`` at once, else while another
+    A session is parked when its GPU has been idle for ``park_after_s``: with ``park_always`` at once, else while another
     session could use its share. Then ``idle_after_s`` has no effect; a session that was parked for ``parked_for_s``
     without wanting its shares back is ended as an idle one, after a warning.
     """
@@ -53,9 +53,9 @@ class Rules:
     parked_for_s: int | None = None
 
     @property
-    def watches_idleness_from_s(self) -> int | None:
-        """How long a session may be idle until a rule applies to it; None if none does."""
-        return self.idle_after_s if self.park_after_s is None else self.park_after_s
+    def ends_idle_after_s(self) -> int | None:
+        """How long a session may be idle until it is warned; None if idle sessions are parked, or stay."""
+        return self.idle_after_s if self.park_after_s is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,8 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
 
 
 def _is_idle(session: Session, rules: Rules, now_s: int) -> bool:
-    if rules.park_after_s is None:
-        since_s, longest_s = session.idle_since_s, rules.idle_after_s
-    else:
+    since_s, longest_s = session.idle_since_s, rules.ends_idle_after_s
+    if rules.park_after_s is not None:
         parked = session.state is SessionState.PARKED and not wants_shares(session)
         since_s, longest_s = session.parked_at_s if parked else None, rules.parked_for_s
     return since_s is not None and longest_s is not None and now_s >= since_s + longest_s

@@ -26,6 +26,7 @@ class Event:
     - "extended": TIME_LIMIT, when the owner has extended its time limit;
     - "resized": the amounts before and after;
     - "renamed": None, when it has got another name;
+    - "park": None, when a person asks to have it parked;
     - "wanted": WANTED when a parked session wants its shares back, or None when it no longer does;
     - "answered": the result of a request to resize it, DONE or REFUSED;
     - "priority": the priorities before and after a change by an administrator;

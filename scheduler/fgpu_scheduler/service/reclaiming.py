@@ -23,12 +23,12 @@ class Reclaiming:
         self._cache = PlanCache()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
-        """Return the running sessions that their rules park or end for being idle."""
+        """Return the running sessions that their rules end for being idle."""
         return tuple(
             session
             for session in self._store.snapshot(now_s).sessions
             if session.state in UP
-            and self._rules.of(session.request.resource_group).watches_idleness_from_s is not None
+            and self._rules.of(session.request.resource_group).ends_idle_after_s is not None
         )
 
     def note_idle(

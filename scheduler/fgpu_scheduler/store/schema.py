@@ -95,7 +95,7 @@ sessions = sa.Table(
     *_optional(sa.Text, "gpu_models"),
     *_optional(sa.BigInteger, "scheduled_at_s", "started_at_s", "ended_at_s", "queued_at_s", "promised_at_s"),
     *_optional(sa.BigInteger, "ends_at_s", "idle_since_s", "kept_until_s", "replaces", "place_of"),
-    *_optional(sa.BigInteger, "parked_at_s", "wanted_at_s"),
+    *_optional(sa.BigInteger, "parked_at_s", "park_asked_at_s", "wanted_at_s"),
     *_optional(sa.BigInteger, "gpu_memory_mib", "time_limit_s"),
     # ``asked_priority``: the requested priority, if an administrator changed it.
     *_optional(sa.Integer, "compute_percent", "asked_priority"),

@@ -221,6 +221,14 @@ class SessionStore(StoreConnection):
                 return old
             return self._move(write, old, parked(old, write.world.nodes, parked_mib, message, now_s=now_s))
 
+    def ask_to_park(self, session_id: int, *, now_s: int) -> Session:
+        """Store that a running session shall be parked, however busy it is. The Hub parks it if its engine can."""
+        with self.writing(now_s=now_s) as write:
+            old = expected(write.one(session_id), (S.RUNNING,))
+            if old.park_asked_at_s is not None:
+                return old
+            return write.save_one(replace(old, park_asked_at_s=now_s), "park")
+
     def want(self, session_id: int, wanted: bool, *, now_s: int) -> Session:
         """Store whether a parked session wants its shares back; a session in another state is left unchanged."""
         with self.writing(now_s=now_s) as write:

@@ -190,49 +190,61 @@ PARKS = AllRules(Rules(park_after_s=600))
 ALWAYS = AllRules(Rules(park_after_s=600, park_always=True))
 
 
-def idle(lab: World, **idle_s: int) -> World:
-    for user, seconds in idle_s.items():
-        lab = changed(lab, user, idle_since_s=NOW_S - seconds)
-    return lab
-
-
-def due(lab: World, rules: AllRules, held: int = 1000, room: int = 10**6) -> list[str]:
+def due(lab: World, rules: AllRules, held: int = 1000, room: int = 10**6, **idle_s: int) -> list[str]:
+    """Return the users of the sessions to park, with the seconds for which the GPUs of some users have been idle."""
+    idle = {lab.of(user).id: NOW_S - seconds for user, seconds in idle_s.items()}
     held_mib = {s.id: held for s in lab.sessions}
     host = {node.id: room for node in lab.nodes}
-    return [s.request.user for s in due_for_parking(lab, rules, held_mib=held_mib, host_mib=host)]
+    found = due_for_parking(lab, rules, gpu_idle_since_s=idle, held_mib=held_mib, host_mib=host)
+    return [s.request.user for s in found]
 
 
 def test_the_session_that_has_been_idle_for_longest_is_parked_first() -> None:
-    lab = idle(world(devices=3).running("a", "1").running("b", "1").running("c", "1"), a=600, b=900, c=599)
-    assert due(lab, ALWAYS) == ["b", "a"]
-    assert due(changed(lab, "b", kept_until_s=NOW_S + 1), ALWAYS) == ["a"]
-    assert due(lab, AllRules()) == []
+    lab = world(devices=3).running("a", "1").running("b", "1").running("c", "1")
+    assert due(lab, ALWAYS, a=600, b=900, c=599) == ["b", "a"]
+    assert due(changed(lab, "b", kept_until_s=NOW_S + 1), ALWAYS, a=600, b=900) == ["a"]
+    assert due(lab, AllRules(), a=600) == []
 
 
 def test_a_session_is_parked_only_while_it_helps_another_one() -> None:
-    lab = idle(world(devices=2).running("a", "1").running("b", "1"), a=600)
-    assert due(lab, PARKS) == []
+    lab = world(devices=2).running("a", "1").running("b", "1")
+    assert due(lab, PARKS, a=600) == []
     waits = lab.pending("new", "1")
-    assert due(changed(waits, "new", wait_reason=RESOURCES), PARKS) == ["a"]
-    assert due(changed(waits, "new", wait_reason=QUOTA), PARKS) == []
+    assert due(changed(waits, "new", wait_reason=RESOURCES), PARKS, a=600) == ["a"]
+    assert due(changed(waits, "new", wait_reason=QUOTA), PARKS, a=600) == []
 
 
 def test_a_session_is_parked_for_one_that_wants_its_gpu_back() -> None:
     lab = parked(world().running("away", "1"), "away", 5).running("a", "1", on=GPU)
-    lab = idle(lab, a=600)
-    assert due(lab, PARKS) == ["a"]
-    assert due(parked(lab, "away"), PARKS) == []
+    assert due(lab, PARKS, a=600) == ["a"]
+    assert due(parked(lab, "away"), PARKS, a=600) == []
+
+
+def test_a_session_on_demand_is_parked_for_others_without_a_rule() -> None:
+    lab = world().running("a", "1").pending("new", "1")
+    lab = changed(lab, "new", wait_reason=RESOURCES)
+    lab = changed(lab, "a", request=replace(lab.of("a").request, on_demand=True))
+    assert due(lab, AllRules(), a=599) == []
+    assert due(lab, AllRules(), a=600) == ["a"]
+
+
+def test_a_session_is_parked_first_if_a_person_asks_for_it_and_whatever_the_rules() -> None:
+    lab = world(devices=2).running("a", "1").running("b", "1")
+    lab = changed(lab, "b", park_asked_at_s=NOW_S, kept_until_s=NOW_S + 1)
+    assert due(lab, ALWAYS, a=9000) == ["b", "a"]
+    assert due(lab, AllRules()) == ["b"]
 
 
 def test_no_session_is_parked_that_the_host_memory_does_not_hold() -> None:
-    lab = idle(world(devices=2).running("a", "1").running("b", "1"), a=600, b=900)
-    assert due(lab, ALWAYS, held=1000, room=1500) == ["b"]
+    lab = world(devices=2).running("a", "1").running("b", "1")
+    assert due(lab, ALWAYS, 1000, 1500, a=600, b=900) == ["b"]
     full = changed(parked(lab, "b"), "b", parked_mib=1000)
-    assert due(full, ALWAYS, held=1000, room=1500) == []
+    assert due(full, ALWAYS, 1000, 1500, a=600) == []
     (node,) = full.nodes
-    (words,) = no_room_to_park(full, ALWAYS, held_mib={1: 1000, 2: 1000}, host_mib={node.id: 1500}).values()
+    measured = {"gpu_idle_since_s": {1: 0}, "held_mib": {1: 1000}, "host_mib": {node.id: 1500}}
+    (words,) = no_room_to_park(full, ALWAYS, **measured).values()
     assert words == (
         f"it is not parked: it holds 1.0 GiB of GPU memory, and {node.id} has 500 MiB left of the 1.5 GiB for parked "
         "sessions"
     )
-    assert due_for_parking(lab, ALWAYS, held_mib={}, host_mib={node.id: 10**6}) == ()
+    assert due_for_parking(lab, ALWAYS, **{**measured, "held_mib": {}}) == ()

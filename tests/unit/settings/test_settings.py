@@ -173,7 +173,22 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"default_time_limit_s": 7200, "max_time_limit_s": 3600}, "default_time_limit_ ... it at most that"),
         ({"max_priority": {"staff": 5000}}, "max_priority['staff'] is ... whole number from 0 to 1000"),
         ({"reclaim": {"class": {}}}, "reclaim: there is no resource group 'class'; there are 'default'"),
-        ({"reclaim": {"*": {"idle_minutes": 60}}}, "reclaim['*'] has an ... keep_s, preempt, requeue"),
+        (
+            {"reclaim": {"*": {"idle_minutes": 60}}},
+            "reclaim['*'] has an ... park, park_after_s, parked_for_s",
+        ),
+        (
+            {"reclaim": {"*": {"park": "often"}}},
+            "reclaim['*']['park'] is 'often'; use 'never', 'when needed', 'always'",
+        ),
+        (
+            {"reclaim": {"*": {"park_after_s": 600}}},
+            "reclaim['*']['park_after_s'] needs 'park' there: 'when needed' or 'always'",
+        ),
+        (
+            {"reclaim": {"*": {"park": "always"}}},
+            "reclaim['*']['park'] ... may hold the GPU memory of parked sessions",
+        ),
         ({"reclaim": {"*": {"idle_after_s": 9}}}, "reclaim['*']['idle_after_ ... 36000000, or leave it out"),
         (
             {"reclaim": {"*": {"preempt": True, "min_runtime_s": 0}}},
@@ -561,6 +576,16 @@ def test_accounts_are_read_into_one_tree() -> None:
     own = made(accounts={"science": {"weight": 2.5}, "physics": {"parent": "science", "groups": ["phys"]}})
     by_name = {"science": Account(2.5), "physics": Account(1, "science", ("phys",))}
     assert own.policy() == Policy(group_policy(), accounts=Accounts(by_name))
+
+
+def test_parking_has_a_default_time_and_needs_memory_of_the_machine() -> None:
+    reclaim = {
+        "*": {"park": "when needed"},
+        "class": {"park": "always", "park_after_s": 60, "parked_for_s": 3600},
+    }
+    own = made(nodes=TWO_NODES, groups=TWO_GROUPS, reclaim=reclaim, parked_memory_mib=65536)
+    assert own.rules().of("default") == Rules(park_after_s=600)
+    assert own.rules().of("class") == Rules(park_after_s=60, park_always=True, parked_for_s=3600)
 
 
 def test_queue_has_no_limits_by_default() -> None:
