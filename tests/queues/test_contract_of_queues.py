@@ -11,7 +11,7 @@ import pytest
 from queue_lab import MOST_WAITING, NODE, Lab
 
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, WaitReason
-from fgpu_scheduler.errors import SessionExists, TooManyPending, UnknownSession
+from fgpu_scheduler.errors import InvalidTransition, SessionExists, TooManyPending, UnknownSession
 from fgpu_scheduler.queue import Requeued, SessionEnded
 
 S = SessionState
@@ -309,3 +309,75 @@ async def test_nodes_are_the_configured_ones(lab: Lab) -> None:
     await lab.queue.change_nodes([larger])
     assert (await lab.queue.snapshot()).nodes == (larger,)
     assert not lab.queue.database_is_away
+
+
+# --- Parking ---
+
+
+async def becomes(lab: Lab, session_id: int, state: S) -> Session:
+    """Return the session once it is in this state."""
+    async for _ in lab.queue.changes(at_least_every_s=1):
+        session = await lab.queue.session(session_id)
+        if session.state is state:
+            return session
+    raise AssertionError("the queue tells of nothing any more")
+
+
+async def test_a_parked_session_gives_its_share_to_others_and_gets_it_back_when_they_end(lab: Lab) -> None:
+    away = await lab.run((await submit(lab, "alice")).id)
+    parked = await lab.queue.park(away.id, 512)
+    assert (parked.state, parked.parked_mib, parked.placement) == (S.PARKED, 512, away.placement)
+    assert await lab.queue.park(away.id, 512) == parked
+    assert await lab.queue.serving("alice", "") == parked
+    other = await lab.run((await submit(lab, "bob")).id)
+    wanted = await lab.queue.want(away.id, True)
+    assert wanted.wanted_at_s is not None
+    assert (await lab.queue.want(away.id, True)).wanted_at_s == wanted.wanted_at_s
+    assert (await lab.queue.outlook()).wanted[away.id].position == 1
+    late = await submit(lab, "carol")
+    await lab.queue.end(other.id, EndCause.USER)
+    await lab.queue.gone(other.id)
+    await becomes(lab, away.id, S.RESUMING)
+    assert (await lab.queue.session(late.id)).state is S.PENDING
+    back = await lab.queue.resumed(away.id)
+    assert (back.state, back.started_at_s, back.parked_mib) == (S.RUNNING, away.started_at_s, 0)
+    assert await lab.queue.resumed(away.id) == back
+
+
+async def test_a_session_whose_gpu_cannot_be_given_back_is_parked_again_with_a_message(lab: Lab) -> None:
+    away = await lab.run((await submit(lab, "alice")).id)
+    await lab.queue.park(away.id, 512)
+    await lab.queue.want(away.id, True)
+    await becomes(lab, away.id, S.RESUMING)
+    parked = await lab.queue.park(away.id, 512, "the driver refused")
+    assert (parked.state, parked.wanted_at_s, parked.message) == (S.PARKED, None, "the driver refused")
+
+
+async def test_a_call_that_no_longer_waits_gives_up_its_claim(lab: Lab) -> None:
+    away = await lab.run((await submit(lab, "alice")).id)
+    await lab.queue.park(away.id, 0)
+    await lab.run((await submit(lab, "bob")).id)
+    await lab.queue.want(away.id, True)
+    assert (await lab.queue.want(away.id, False)).wanted_at_s is None
+    assert (await lab.queue.outlook()).wanted == {}
+
+
+async def test_a_session_on_demand_starts_beside_a_full_gpu_and_is_parked_when_its_server_answers(
+    lab: Lab,
+) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    (new,) = await lab.queue.submit([replace(ask("bob"), on_demand=True)])
+    parked = await lab.run(new.id)
+    assert parked.state is S.PARKED
+    assert parked.placement is not None
+    assert await lab.queue.running(new.id, parked.attempt, parked.launched or "") == parked
+
+
+async def test_only_a_session_that_runs_is_parked_or_resumed(lab: Lab) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    waiting = await submit(lab, "bob")
+    with pytest.raises(InvalidTransition):
+        await lab.queue.park(waiting.id, 0)
+    with pytest.raises(InvalidTransition):
+        await lab.queue.resumed(waiting.id)
+    assert (await lab.queue.want(waiting.id, True)).wanted_at_s is None

@@ -41,6 +41,7 @@ Forecasts
     run_lengths         how long sessions run, learned from those that ended
     forecast_accuracy   how good earlier forecasts were, and the calibration of the next ones
     expected_starts     the planner's passes, run forward in several simulated worlds
+    expected_returns    when parked sessions get the shares back that they want
     forecast            position, reason and range of the start of each waiting session
     request_forecast    the same for a request that is not submitted yet
     unblocking          which single end would start the first session of a queue

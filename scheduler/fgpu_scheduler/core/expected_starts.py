@@ -14,7 +14,7 @@ Later passes keep the order of the first, except for requests that reach their l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -301,12 +301,47 @@ def _ahead(
     return BlockingSessions(len(needed), sum(map(taken_milli, needed)), tuple(sorted(s.id for s in needed)))
 
 
-class _End(NamedTuple):
+class KnownEnd(NamedTuple):
     """What is known of the end of a session: the instant, or the rest of its limit and the past runs."""
 
     sure_s: int | None = None
     left_s: int | None = None
     rest: RemainingTime | None = None
+
+    def at_s(self, part: float, now_s: int) -> int | None:
+        """Return the instant of the end if it runs for as long as this part of similar sessions; None if unknown."""
+        if self.rest is not None:
+            at_s = now_s + max(1, self.rest.at_s(part))
+            return at_s if self.left_s is None else min(at_s, now_s + self.left_s)
+        return self.sure_s if self.left_s is None else now_s + self.left_s
+
+
+def known_end(
+    session: Session,
+    now_s: int,
+    *,
+    ledger: Ledger,
+    policy: GroupPolicy,
+    rest: Callable[[str, str, int], RemainingTime | None],
+) -> KnownEnd:
+    """Return what is known of the end of a session that holds shares at an instant, or starts then.
+
+    ``rest`` returns how long a session of a user and image that has run for some seconds goes on.
+    """
+    if session.state is SessionState.TERMINATING:
+        return KnownEnd(now_s + 1)
+    if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
+        return KnownEnd(max(session.ends_at_s, now_s + 1))
+    # The clock may have been set back since.
+    started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
+    request = session.request
+    limits = session.time_limit_s, ledger.limit_s(request), policy.max_lifetime_s
+    limit_s = min((limit for limit in limits if limit is not None), default=None)
+    ran_s = now_s - started_s
+    left_s = None if limit_s is None else limit_s - ran_s
+    if left_s is not None and left_s <= 0:
+        return KnownEnd(now_s + SOON_S)
+    return KnownEnd(None, left_s, rest(request.user, request.image, ran_s))
 
 
 class _SimulationStart:
@@ -329,7 +364,7 @@ class _SimulationStart:
         self._rest_at_start: dict[tuple[str, str], RemainingTime | None] = {}
         #: By id, the sessions that hold shares, and where.
         self.holding: dict[int, tuple[Session, Placement]] = {}
-        self.ends: dict[int, _End] = {}
+        self.ends: dict[int, KnownEnd] = {}
         for s in world.sessions:
             # With quotas, sessions of the same user in other resource groups may have to end first.
             matters = self.by_user or s.request.resource_group == queue.resource_group
@@ -343,27 +378,17 @@ class _SimulationStart:
         self.started = scheduler.fill(self.queue)
         self.scheduler = scheduler.copy(self.started)
 
-    def end_of(self, session: Session, now_s: int) -> _End:
+    def end_of(self, session: Session, now_s: int) -> KnownEnd:
         """Return what is known of the end of a session that holds shares at an instant, or starts then."""
-        if session.state is SessionState.TERMINATING:
-            return _End(now_s + 1)
-        if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
-            return _End(max(session.ends_at_s, now_s + 1))
-        # The clock may have been set back since.
-        started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
-        request = session.request
-        limits = session.time_limit_s, self._ledger.limit_s(request), self._policy.max_lifetime_s
-        limit_s = min((limit for limit in limits if limit is not None), default=None)
-        ran_s = now_s - started_s
-        left_s = None if limit_s is None else limit_s - ran_s
-        if left_s is not None and left_s <= 0:
-            return _End(now_s + SOON_S)
+        return known_end(session, now_s, ledger=self._ledger, policy=self._policy, rest=self._rest)
+
+    def _rest(self, user: str, image: str, ran_s: int) -> RemainingTime | None:
         if ran_s:
-            return _End(None, left_s, self._lengths.rest(request.user, request.image, ran_s))
-        key = request.user, request.image
+            return self._lengths.rest(user, image, ran_s)
+        key = user, image
         if key not in self._rest_at_start:
             self._rest_at_start[key] = self._lengths.rest(*key, 0)
-        return _End(None, left_s, self._rest_at_start[key])
+        return self._rest_at_start[key]
 
 
 class _Simulation:
@@ -489,17 +514,11 @@ class _Simulation:
         is_empty = not self._queue.heads
         return SimulatedQueue(self._passes, ends if is_empty else (), self._scheduler.nodes, is_empty)
 
-    def _expect(self, session_id: int, end: _End, now_s: int) -> bool:
+    def _expect(self, session_id: int, end: KnownEnd, now_s: int) -> bool:
         """Append the expected end of a session to the heap's list; return False if its end is not known."""
-        at_s, typical = end.sure_s, False
-        if end.rest is not None:
-            self.is_uncertain = typical = True
-            part = 0.5 if self._number is None else _part(session_id, self._number)
-            at_s = now_s + max(1, end.rest.at_s(part))
-            if end.left_s is not None:
-                at_s = min(at_s, now_s + end.left_s)
-        elif end.left_s is not None:
-            at_s = now_s + end.left_s
+        typical = end.rest is not None
+        self.is_uncertain = self.is_uncertain or typical
+        at_s = end.at_s(0.5 if self._number is None else _part(session_id, self._number), now_s)
         if at_s is None:
             return False
         self._ends.append((at_s, session_id, typical))

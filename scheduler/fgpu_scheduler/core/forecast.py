@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.accounts import AccountShare
+from fgpu_scheduler.core.expected_returns import ExpectedReturn, expected_returns
 from fgpu_scheduler.core.expected_starts import (
     BASIS_LIMITS,
+    BASIS_NO_NODE,
     BASIS_NOW,
     BASIS_TYPICAL,
     NOT_COMPUTED,
@@ -20,7 +23,7 @@ from fgpu_scheduler.core.expected_starts import (
     start_behind,
 )
 from fgpu_scheduler.core.forecast_accuracy import ForecastHistory, StartRange
-from fgpu_scheduler.core.model import Session, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Quota, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import fifo, lifo
 from fgpu_scheduler.core.planner import PlanCache, ReserveDecision, StartDecision, WaitDecision, applied, plan
 from fgpu_scheduler.core.policies import Policy
@@ -33,6 +36,9 @@ from fgpu_scheduler.core.usage import account_shares
 STARTS_NOW = "starts now"
 NOT_RESUMED = "the Hub has restarted, and resumes this request soon"
 KEPT = "a place is kept for it"
+COMES_BACK = "its GPU is free, and it comes back now"
+GPU_IN_USE = "its GPU is in use until a session there ends or is parked"
+NODE_AWAY = "its machine does not answer"
 BEHIND = "enough is free, but it is kept for somebody ahead in the queue"
 
 
@@ -71,12 +77,14 @@ class Forecast:
 class Outlook:
     """A snapshot with the forecast of every waiting session, by its id, in the order of the queues.
 
-    ``unblockings`` say, by resource group, what would start the first session of a blocked queue.
+    ``unblockings`` say, by resource group, what would start the first session of a blocked queue. ``wanted`` has, by id,
+    the forecast of each parked session that wants its shares back: its position is among those of the same GPUs.
     """
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast]
     unblockings: Mapping[str, Unblocking] = field(default_factory=dict)
+    wanted: Mapping[int, Forecast] = field(default_factory=dict)
     #: By resource group, for `forecast_new`.
     futures: Mapping[str, tuple[SimulatedQueue, ...]] = field(default_factory=dict, repr=False)
 
@@ -84,16 +92,40 @@ class Outlook:
 def outlook(snapshot: Snapshot, policy: Policy, history: Callable[[str], ForecastHistory]) -> Outlook:
     """Return the forecasts of every queue; ``history`` is called once for each resource group."""
     found: dict[int, Forecast] = {}
+    wanted: dict[int, Forecast] = {}
     heads: dict[str, Unblocking] = {}
     futures: dict[str, tuple[SimulatedQueue, ...]] = {}
     for group in snapshot.resource_groups:
         own = snapshot.of_group(group)
-        shown, starts = _forecast(own, policy, history(group))
+        known = history(group)
+        shown, starts = _forecast(own, policy, known)
+        wanted |= {r.session.id: _returns(r, own) for r in expected_returns(own, policy, known.lengths)}
         found |= {one.session_id: one for one in shown}
         futures |= starts.futures
         if (head := unblocking(own, policy)) is not None:
             heads[group] = head
-    return Outlook(snapshot, found, heads, futures)
+    return Outlook(snapshot, found, heads, wanted, futures)
+
+
+def _returns(expected: ExpectedReturn, snapshot: Snapshot) -> Forecast:
+    """Return the forecast of a parked session that wants its shares back."""
+    session, reason, at = expected.session, expected.waits or WaitReason.RESOURCES, expected.range
+    text = COMES_BACK if expected.waits is None else GPU_IN_USE
+    if expected.basis == BASIS_NO_NODE:
+        text = NODE_AWAY
+    elif expected.waits is WaitReason.QUOTA:
+        back = lifecycle.moved(session, SessionState.RESUMING, now_s=snapshot.now_s)
+        text = _quota_text(Ledger(snapshot).stops(back))
+    found = Forecast(session.id, expected.position, reason, text, None, expected.basis)
+    if at is None:
+        return found
+    early_s, middle_s, late_s = at.early_at_s, at.middle_at_s, at.late_at_s
+    return replace(found, expected_start_at_s=middle_s, early_at_s=early_s, late_at_s=late_s)
+
+
+def _quota_text(quota: Quota | None) -> str:
+    of = "its quota" if quota is None else f"the quota of {quota_words(quota)}"
+    return f"{of} is used up until a session ends"
 
 
 def forecast(
@@ -235,9 +267,7 @@ class _WaitTexts:
             case WaitReason.PRIORITY:
                 return BEHIND
             case WaitReason.QUOTA:
-                quota = self._ledger.stops(session)
-                of = "its quota" if quota is None else f"the quota of {quota_words(quota)}"
-                return f"{of} is used up until a session ends"
+                return _quota_text(self._ledger.stops(session))
             case WaitReason.CLUSTER:
                 last = session.refused[-1]
                 return f"the cluster had no place on {last.node_id} after all, and is asked again soon: {last.words}"

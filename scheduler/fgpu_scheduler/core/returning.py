@@ -47,6 +47,8 @@ def returns(snapshot: Snapshot) -> tuple[ReturnDecision, ...]:
     wanted = sorted(
         filter(lifecycle.wants_shares, snapshot.sessions), key=lambda s: (s.wanted_at_s or 0, s.id)
     )
+    if not wanted:
+        return ()
     homes = _Homes(snapshot)
     blocked: set[str] = set()
     found = []
@@ -105,7 +107,7 @@ class _Homes:
         if node is None or node.state not in (NodeState.READY, NodeState.CORDONED):
             return WaitReason.RESOURCES
         left = self._left(node)
-        fits = placement.claimed_shares(left, _without_machine(session.request), where)
+        fits = placement.claimed_shares(left, without_machine(session.request), where)
         return WaitReason.RESOURCES if fits is None else None
 
     def take(self, session: Session) -> None:
@@ -113,7 +115,7 @@ class _Homes:
         where, node = session.placement, self._node(session)
         assert where is not None
         assert node is not None
-        self._free[node.id] = placement.claimed(self._left(node), _without_machine(session.request), where)
+        self._free[node.id] = placement.claimed(self._left(node), without_machine(session.request), where)
         self._ledger.take(self._resuming(session))
 
     def _node(self, session: Session) -> Node | None:
@@ -131,7 +133,7 @@ class _Homes:
         return self._free[node.id]
 
 
-def _without_machine(request: Request) -> Request:
+def without_machine(request: Request) -> Request:
     """Return a request for the same GPU share without CPU and memory, which a parked session has already."""
     return replace(request, cpu_milli=0, memory_mib=0)
 
