@@ -161,6 +161,22 @@ def _raise_refusals(found: Json) -> None:
         raise CallFailed(refusals[0]["code"], words, refusals[0]["field"])
 
 
+@users_command("park")
+@session_argument
+def park_command(api: Api, session: int) -> list[str]:
+    """Give a session's GPU to others; its kernels and variables stay."""
+    found = api.service_call("POST", f"sessions/{session}/park")
+    return Report([f"session {session} is being parked; a cell that needs the GPU gets it back"], found)
+
+
+@users_command("wake")
+@session_argument
+def wake_command(api: Api, session: int) -> list[str]:
+    """Ask for the GPU of a parked session."""
+    found = api.service_call("POST", f"sessions/{session}/wake")
+    return Report([f"session {session} gets its GPU back as soon as it is free"], found)
+
+
 # -- starting and ending ------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ class Capabilities:
     ``machines``: nodes may be other machines. ``finds_nodes``: the engine lists all nodes, and ``c.FGPU.nodes`` only
     overrides what it found. ``sees_processes``: it tells which session a process belongs to, which the watchdog needs.
     ``reads_logs``: it returns what a session's server has printed.
+    ``parks``: a session's GPU memory can go to the host's memory, and its memory limit can change.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Capabilities:
     fetches_images: bool = False
     warm_pool: bool = False
     reads_logs: bool = False
+    parks: bool = False
     queue: WhoseQueue = WhoseQueue.OURS
 
     @property
@@ -439,6 +441,13 @@ class Engine(Launcher):
             EngineSilent: the engine does not answer.
         """
         return None
+
+    async def set_memory(self, session: Session, memory_mib: int) -> None:
+        """Change the memory limit of a running session; nothing where the engine only counts memory.
+
+        Raises:
+            LaunchFailed: it could not be changed.
+        """
 
     async def cgroup(self, session: Session) -> str | None:
         """Return the session's cgroup (version 2) as a path below the cgroup root; None if unknown."""

@@ -56,7 +56,14 @@ def begin_background_work(runtime: Runtime) -> None:
     watches = (watchdog.observe,) if runtime.engine.capabilities.sees_processes else ()
     poller.begin(
         background,
-        (*watches, compute.observe, code.observe, runtime.gpu_idle_times.observe, sampler.observe),
+        (
+            *watches,
+            compute.observe,
+            code.observe,
+            runtime.gpu_idle_times.observe,
+            sampler.observe,
+            runtime.parker.observe,
+        ),
     )
     atexit.register(poller.close)
     background.every(
@@ -87,6 +94,7 @@ def begin_background_work(runtime: Runtime) -> None:
     runtime.metrics.begin(background)
     runtime.inventory.begin(background)
     runtime.resizer.begin(background)
+    runtime.parker.begin(background)
     begin_retention(background, Retention(runtime.store), clock, days=settings.history_days)
     runtime.prefetch.begin(background)
     runtime.image_watch.begin()

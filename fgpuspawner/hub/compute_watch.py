@@ -18,10 +18,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
-from fgpuspawner.hub.watchdog import Judge, Record, WatchedSessions, launched_with
+from fgpu_scheduler import FGPUError, Placement, Session, ShareMode, holds_shares
+from fgpuspawner.hub.watchdog import Judge, Record, WatchedSessions, launched_with, watched_on
 from fgpuspawner.isolation.backends import DriverCgroup, Interposer
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource, running_on
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.isolation.report import BadReport, SlotReport
 
@@ -112,14 +112,15 @@ def _programs(pids: Sequence[int]) -> str:
 def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | None:
     """Return where a session computed more than its share; None if the driver does not tell. Pure.
 
-    Sessions without a share of compute, or with a whole GPU, have no limit.
+    Sessions without a share of compute, or with a whole GPU, have no limit. A parked session may compute nothing.
     """
     assert session.placement is not None
-    found = []
+    found, parked = [], not holds_shares(session)
     for share in session.placement.shares:
         use = snapshot.devices.get(share.device_uuid)
         timed = share.mode is ShareMode.MEMORY_COMPUTE and 0 < share.compute_percent < 100
-        if not timed or use is None:
+        percent = 0 if parked else share.compute_percent
+        if not (timed or parked) or use is None:
             continue
         if not isinstance(use, DeviceUse):
             return None
@@ -131,8 +132,8 @@ def above_share(snapshot: GpuSnapshot, session: Session) -> list[Computed] | Non
                 return None
             if process.sm_percent > 0:
                 percents[process.inner_pid] = percents.get(process.inner_pid, 0.0) + process.sm_percent
-        if sum(percents.values()) > share.compute_percent + TOLERANCE_PERCENT:
-            found.append(Computed(share.device_uuid, share.compute_percent, percents))
+        if sum(percents.values()) > percent + TOLERANCE_PERCENT:
+            found.append(Computed(share.device_uuid, percent, percents))
     return found
 
 
@@ -176,7 +177,7 @@ class ComputeWatch:
         """Ask the sessions that computed too much for their slots, concurrently."""
         self._judge.keep(live)
         self._trusted = {s.id: self._trusted[s.id] for s in live if s.id in self._trusted}
-        there = running_on(snapshot.devices, live)
+        there = watched_on(snapshot, live)
         for session in live:
             if session.id not in there or launched_with(session) not in WATCHED:
                 continue

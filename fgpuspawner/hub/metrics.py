@@ -95,6 +95,12 @@ class HubMetrics(Collector):
             CALLS_S,
             "call",
         )
+        self.parking = self._histogram(
+            "parking",
+            "Moving the GPU memory of a session. way: parked (to the host) or resumed (back).",
+            STARTS_S,
+            "way",
+        )
         self.ends = self._counter("sessions_ended", "Sessions that have ended, by cause.", "group", "cause")
         self.resizes = self._counter(
             "resizes", "Requests to resize a running session, by outcome.", "outcome"

@@ -34,9 +34,8 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine, EngineSilent, LaunchFailed
-from fgpuspawner.hub.session_probes import Verification, slots_of
+from fgpuspawner.hub.session_probes import ProveLimits, prover, slots_of
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.report import BadReport
@@ -54,8 +53,6 @@ MIB = 2**20
 
 HeldBytes = Callable[[Session], Awaitable[int]]
 """Returns what libfgpu has granted to a session of its GPU, in bytes. Raises FGPUError if that is unknown."""
-ProveLimits = Callable[[Session, Limits], Awaitable[Sequence[str]]]
-"""Asks from inside a session where these limits are not in force."""
 
 
 class ResizeRefused(FGPUError):
@@ -274,15 +271,6 @@ def resizer_of(
         found = (await slots_of(engine, isolation, session, ())).held
         return found[0] if found else 0
 
-    async def problems(session: Session, held_to: Limits) -> Sequence[str]:
-        folder = IN_CONTAINER if engine.capabilities.own_root else isolation.folder(session.id)
-        variables = limits.environment(
-            session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated(session)
-        )
-        backend, timeout_s = isolation.backend_of(session), settings.verify_timeout_s
-        verification = Verification(engine, backend, timeout_s=timeout_s, data=settings.data_path())
-        return await verification.problems(session, held_to, variables)
-
     step_milli, clock = settings.caps().fgpu_step_milli, SystemClock()
     return Resizer(
         store,
@@ -290,7 +278,7 @@ def resizer_of(
         isolation,
         clock,
         held=held,
-        problems=problems,
+        problems=prover(engine, isolation, settings, simulated=simulated),
         step_milli=step_milli,
         on_outcome=on_outcome,
     )

@@ -48,8 +48,10 @@ from fgpuspawner.hub.image_pulls import ImageWatch, Prefetch, PullProgressFile
 from fgpuspawner.hub.image_worker import kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import HubMetrics
+from fgpuspawner.hub.parking import Parker
 from fgpuspawner.hub.resizing import resizer_of
 from fgpuspawner.hub.session_logs import SessionLogs
+from fgpuspawner.hub.session_probes import prover
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
@@ -275,6 +277,16 @@ class Runtime:
             on_outcome=lambda outcome: self.metrics.resizes.labels(outcome).inc(),
         )
         await self.resizer.heal(live)
+        self.parker = Parker(
+            self.queue,
+            self.engine,
+            self.isolation,
+            self.drivers,
+            self.gpu_idle_times,
+            self.settings,
+            prove=prover(self.engine, self.isolation, self.settings, simulated=self.is_simulated),
+            on_moved=lambda way, took_s: self.metrics.parking.labels(way).observe(took_s),
+        )
         for session in live:
             server = session.request.user, session.request.server_name
             if session.state in UP and server not in self._served:

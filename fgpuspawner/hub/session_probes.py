@@ -9,12 +9,13 @@ import asyncio
 import logging
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import Endpoint, Engine, EngineSilent, LaunchFailed
+from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, WRITTEN, Backend, Prepared
 from fgpuspawner.isolation.choice import note_verdict
 from fgpuspawner.isolation.limits import Limits
@@ -31,8 +32,12 @@ from fgpuspawner.isolation.report import (
     slots_command,
     static_command,
 )
+from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu")
+
+ProveLimits = Callable[[Session, Limits], Awaitable[Sequence[str]]]
+"""Asks from inside a session where these limits are not in force."""
 
 WITHIN_S = 20
 """For the answer about libfgpu's accounting."""
@@ -101,6 +106,30 @@ class Verification:
         return [*self._backend.verify(limits, report, static[0] if static else None), *driver_says]
 
 
+def prover(
+    engine: Engine, isolation: Isolation, settings: FGPU, *, simulated: Callable[[Session], bool]
+) -> ProveLimits:
+    """Return a function that proves the limits of running sessions."""
+
+    async def problems(session: Session, held_to: Limits) -> Sequence[str]:
+        folder = IN_CONTAINER if engine.capabilities.own_root else isolation.folder(session.id)
+        variables = limits.environment(
+            session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated(session)
+        )
+        backend, timeout_s = isolation.backend_of(session), settings.verify_timeout_s
+        verification = Verification(engine, backend, timeout_s=timeout_s, data=settings.data_path())
+        return await verification.problems(session, held_to, variables)
+
+    return problems
+
+
+def account_path(engine: Engine, isolation: Isolation, session_id: int) -> str:
+    """Return where libfgpu's account is for a program in the session."""
+    if engine.capabilities.own_root:
+        return f"{IN_CONTAINER}/{WRITTEN}/accounting"
+    return str(isolation.folder(session_id) / "accounting")
+
+
 async def slots_of(
     engine: Engine, isolation: Isolation, session: Session, processes: Sequence[int]
 ) -> SlotReport:
@@ -114,8 +143,7 @@ async def slots_of(
     """
     nonce, own = secrets.token_hex(16), isolation.folder(session.id)
     inside = engine.capabilities.own_root
-    account = f"{IN_CONTAINER}/{WRITTEN}/accounting" if inside else str(own / "accounting")
-    command = slots_command(nonce, account, processes)
+    command = slots_command(nonce, account_path(engine, isolation, session.id), processes)
     try:
         async with asyncio.timeout(WITHIN_S):
             if inside:

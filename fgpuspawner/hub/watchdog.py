@@ -12,15 +12,16 @@ be changed by either.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol, assert_never
 
-from fgpu_scheduler import LAUNCHING, EndCause, FGPUError, Session
+from fgpu_scheduler import LAUNCHING, EndCause, FGPUError, Session, SystemClock, holds_shares
 from fgpuspawner.engines.base import Launched
 from fgpuspawner.isolation.facts import CONTEXT_GUESS_MIB
-from fgpuspawner.isolation.gpu_poller import GpuSnapshot, running_on
+from fgpuspawner.isolation.gpu_poller import GpuSnapshot, on_gpus
 from fgpuspawner.isolation.manager import BACKENDS, Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
 
@@ -289,7 +290,7 @@ class Watchdog:
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Warn and end the sessions that a snapshot shows above their limit."""
         self._judge.keep(live)
-        there = running_on(snapshot.devices, live)
+        there = watched_on(snapshot, live)
         watched = {s.id: self._allowances(s) for s in live if s.id in there and launched_with(s) in WATCHED}
         if not watched:
             return
@@ -312,6 +313,8 @@ class Watchdog:
 
     def _allowances(self, session: Session) -> dict[str, Allowance]:
         assert session.placement is not None
+        if not holds_shares(session):
+            return {share.device_uuid: Allowance(0) for share in session.placement.shares}
         real = {d.uuid: not d.simulated for d in self._isolation.devices_of(session)}
         charged = self._isolation.host.context_mib
         return {
@@ -349,6 +352,14 @@ class Watchdog:
     def _log_recovery(self, about: str) -> None:
         if self._troubles.pop(about, 0):
             log.warning("The watchdog sees again: %s", about)
+
+
+def watched_on(snapshot: GpuSnapshot, live: Sequence[Session]) -> frozenset[int]:
+    """Return the sessions to check in a snapshot: a parked one only if the snapshot is younger than its parking."""
+    taken_at_s = SystemClock().now_s() - (time.monotonic() - snapshot.at_s)
+    return on_gpus(
+        snapshot.devices, [s for s in live if s.parked_at_s is None or s.parked_at_s + 1 < taken_at_s]
+    )
 
 
 def launched_with(session: Session) -> str | None:

@@ -47,6 +47,7 @@ class Interposer(Backend):
     watched = True
     lends_compute = True
     resizes = True
+    parks = True
 
     def available(self, devices: Sequence[Device]) -> str | None:
         if self.host.native is None:
@@ -131,6 +132,7 @@ class Mig(Interposer):
 
     name = "mig"
     resizes = False
+    parks = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         others = [d.uuid for d in devices if not d.uuid.startswith(MIG_PREFIX)]
@@ -148,6 +150,7 @@ class Mps(Interposer):
 
     name = "mps"
     resizes = False
+    parks = False
     limits_compute = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
@@ -185,6 +188,7 @@ class DriverCgroup(Interposer):
 
     name = "driver-cgroup"
     resizes = False
+    parks = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         if any(d.simulated for d in devices):

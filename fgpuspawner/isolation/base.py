@@ -23,6 +23,9 @@ WRITTEN = "written"
 """Folder below `IN_CONTAINER` for the files that the session's processes write: libfgpu's log and accounting file."""
 WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
 
+PARKING_DRIVER = 570
+"""The first driver that moves the GPU memory of a process to the host: cuCheckpointProcess* of CUDA 12.8."""
+
 MOST_OF_SHARE = 4
 """Kernel code is charged at most a quarter of the slice for each process."""
 
@@ -148,6 +151,8 @@ class Backend:
     """Whether sessions can lend each other compute."""
     resizes = False
     """Whether a session's slice can change while it runs."""
+    parks = False
+    """Whether a session's GPU memory can go to the host's memory while it is idle."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -163,6 +168,22 @@ class Backend:
             return "on this machine a session keeps the slice that it started with, as its files are copies"
         if not self.resizes:
             return f"on this machine a session keeps the slice that it started with (isolation {self.name!r})"
+        return ""
+
+    @property
+    def unparkable(self) -> str:
+        """The reason why sessions cannot be parked, in words for an owner; empty if they can."""
+        if not self.host.parks:
+            return (
+                "no host memory is set aside for parked sessions"
+                if not self.host.elsewhere
+                else ("sessions on other machines keep their GPU")
+            )
+        if not self.parks:
+            return f"sessions with isolation {self.name!r} keep their GPU"
+        number = self.host.driver.partition(".")[0]
+        if number.isdecimal() and int(number) < PARKING_DRIVER:
+            return f"driver {self.host.driver} cannot move GPU memory to the host; {PARKING_DRIVER} and newer can"
         return ""
 
     def verify(self, limits: Limits, report: ProbeReport, static: ProbeReport | None) -> list[str]:
@@ -210,6 +231,8 @@ class Backend:
             files = [limits_file.write(own, found)]
             if not self.fixed:
                 files.append(limits_file.begin_revisions(own))
+                if session.request.on_demand:
+                    limits_file.close_gate(own)
             if not self.host.own_root:
                 files.append(make_empty(own / "log", mode=0o666))
         except (BadLimits, OSError) as e:

@@ -80,12 +80,14 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class StoredChoice:
-    """A node's backend and reason as `write_choices` stored them. ``fixed`` says why a slice cannot change there."""
+    """A node's backend and reason as `write_choices` stored them. ``fixed`` says why a slice cannot change there, and
+    ``unparkable`` why no session can be parked."""
 
     node_id: str
     backend: str
     reason: str
     fixed: str = ""
+    unparkable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,11 @@ _noting = threading.Lock()
 
 
 def write_choices(data: Path, choices: Iterable[Choice]) -> None:
-    CHOICES.write(
-        data, tuple(StoredChoice(c.node_id, c.backend.name, c.reason, c.backend.fixed) for c in choices)
+    stored = (
+        StoredChoice(c.node_id, c.backend.name, c.reason, c.backend.fixed, c.backend.unparkable)
+        for c in choices
     )
+    CHOICES.write(data, tuple(stored))
 
 
 def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[str]) -> None:

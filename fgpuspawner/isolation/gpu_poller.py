@@ -210,7 +210,7 @@ class GpuPoller:
     # -- in the threads -----------------------------------------------------------------------------------
 
     def _start_threads(self, live: Sequence[Session]) -> None:
-        wanted = {source: running_on(uuids, live) for source, uuids in self._drivers.sources().items()}
+        wanted = {source: on_gpus(uuids, live) for source, uuids in self._drivers.sources().items()}
         with self._changed:
             self._urgent |= {p for p, own in wanted.items() if own - self._wanted.get(p, frozenset())}
             self._wanted = wanted
@@ -267,12 +267,17 @@ class GpuPoller:
         return GpuSnapshot(source, time.monotonic(), found, owners)
 
 
-def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
+def on_gpus(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
+    """Return the sessions whose server runs and whose GPUs are among these, also those that are parked."""
     return frozenset(
         s.id
         for s in live
         if s.state in UP
-        and holds_shares(s)
         and s.placement is not None
         and any(share.device_uuid in uuids for share in s.placement.shares)
     )
+
+
+def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
+    """Return the sessions that hold shares of these GPUs and whose server runs."""
+    return on_gpus(uuids, [s for s in live if holds_shares(s)])

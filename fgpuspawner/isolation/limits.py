@@ -162,6 +162,22 @@ def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> L
     return replace(limits, devices=(changed,))
 
 
+def parked(limits: Limits) -> Limits:
+    """Return the limits of a parked session as its neighbours see them: it keeps its numbers and needs no slots."""
+    return replace(limits, devices=tuple(replace(d, slots=()) for d in limits.devices))
+
+
+def rejoined(limits: Limits, neighbours: Iterable[Limits]) -> Limits:
+    """Return the limits of a session that was parked, with slots beside those of its neighbours."""
+    others = list(neighbours)
+
+    def slots(limit: DeviceLimit) -> Slots:
+        beside = [d.slots for n in others for d in n.devices if d.uuid == limit.uuid]
+        return assign_slots(beside, limit.compute_percent) if limit.slots else ()
+
+    return replace(limits, devices=tuple(replace(d, slots=slots(d)) for d in limits.devices))
+
+
 def _free_number(others: Iterable[DeviceLimit]) -> int:
     """Return the least number that no other session has; there are as many as there can be shares."""
     used = {limit.lending for limit in others}

@@ -59,6 +59,8 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         ),
         # Only through memory: on the Hub's disk a session could make the file of its word grow until it is cut back.
         lends=settings.compute == "elastic" and (accounting is not None or not installation),
+        # The same holds for the word by which a parked session asks for its GPU.
+        parks=settings.parked_memory_mib > 0 and (accounting is not None or not installation),
         most_percent=settings.max_percent,
     )
 
@@ -236,6 +238,29 @@ class Isolation:
             self._publish_lenders([*neighbours, after])
             return after
 
+    def parks(self, session: Session) -> str | None:
+        """Return why a session cannot be parked, in words for its owner, or None if it can."""
+        try:
+            return self.backend_of(session).unparkable or None
+        except CannotPrepare as e:
+            return str(e)
+
+    def gpu_is_wanted(self, session_id: int) -> bool:
+        """Return whether a CUDA call of a parked session waits for its GPU now."""
+        return lending.is_wanted(self.host.memory, str(session_id))
+
+    def rejoin(self, session: Session) -> None:
+        """Give a session that was parked slots beside its present neighbours. Call it before its gate opens.
+
+        Raises:
+            BadLimits, OSError: the limits cannot change.
+        """
+        with self._preparing:
+            own, neighbours = self.folder(session.id), self._neighbours(session.id)
+            after = limits.rejoined(limits.read(own), neighbours)
+            limits.change(own, after)
+            self._publish_lenders([*neighbours, after])
+
     def _publish_lenders(self, sessions: Sequence[Limits]) -> None:
         try:
             lending.publish(self.host.memory, sessions)
@@ -247,8 +272,9 @@ class Isolation:
         for own in sorted(self._folders(), key=lambda path: int(path.name)):
             if int(own.name) != session_id:
                 try:
-                    found.append(limits.read(own))
-                except BadLimits as e:
+                    one = limits.read(own)
+                    found.append(limits.parked(one) if limits.gate_closed(own) else one)
+                except (BadLimits, OSError) as e:
                     # Its slots are unknown, so other sessions may get the same ones.
                     log.warning("The slots of session %s are not known: %s", own.name, e)
         return found

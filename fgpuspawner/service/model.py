@@ -312,3 +312,12 @@ def why_fixed(session: Session, world: World) -> str | None:
     if own is not None and own.fixed:
         return f"{own.fixed[0].upper()}{own.fixed[1:]}."
     return None
+
+
+def why_not_parked(session: Session, world: World) -> str | None:
+    """Return why a session cannot be parked now, or None."""
+    if session.state is not SessionState.RUNNING or session.placement is None:
+        return "Only a running session can be parked."
+    own = next((c for c in world.isolation if c.node_id == session.placement.node_id), None)
+    why = "it is not known whether its machine can do it" if own is None else own.unparkable
+    return f"It can't be parked: {why}." if why else None

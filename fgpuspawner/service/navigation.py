@@ -29,7 +29,7 @@ class NavigationEntry:
 
 
 PAGES = (
-    NavigationEntry("", "Sessions", also=("end", "keep", "extend", "resize", "save")),
+    NavigationEntry("", "Sessions", also=("end", "keep", "park", "wake", "extend", "resize", "save")),
     NavigationEntry("map", "Cluster map"),
     NavigationEntry("history", "History"),
     NavigationEntry("private-images", "My images", of_saved=True),

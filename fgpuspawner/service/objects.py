@@ -212,6 +212,14 @@ class WaitFields(Object):
     pull: Pull | None
 
 
+class Parked(Object):
+    """A session whose GPU memory is in the machine's memory; ``wanted``: it waits for its GPU."""
+
+    since_s: AtS
+    memory_mib: Count
+    wanted: bool
+
+
 class Session(WaitFields, RequestFields):
     state: SessionState
     cpu: Amount
@@ -226,6 +234,8 @@ class Session(WaitFields, RequestFields):
     warning: str | None = None
     preemptible_from_s: AtS | None = None
     can_keep: bool = False
+    parked: Parked | None
+    can_park: bool
     extend_by_s: Count | None = None
     url: str
     pending_url: str

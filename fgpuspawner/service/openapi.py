@@ -222,6 +222,16 @@ CALLS = (
     ),
     of_owners("POST /sessions/{id}/keep", "keepSession", "Keep an idle session", OneSession),
     of_owners(
+        "POST /sessions/{id}/park",
+        "parkSession",
+        "Move a session's GPU memory to the machine's memory, and give its GPU to others",
+        OneSession,
+        status="202",
+    ),
+    of_owners(
+        "POST /sessions/{id}/wake", "wakeSession", "Ask for a parked session's GPU", OneSession, status="202"
+    ),
+    of_owners(
         "POST /sessions/{id}/extend",
         "extendSession",
         "Extend a session's time limit",

@@ -7,7 +7,7 @@ line.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -36,7 +36,15 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import Viewer, extension_of, is_mine, is_visible, request_of, why_fixed
+from fgpuspawner.service.model import (
+    Viewer,
+    extension_of,
+    is_mine,
+    is_visible,
+    request_of,
+    why_fixed,
+    why_not_parked,
+)
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,
@@ -125,6 +133,33 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
     )
     await audit_action(handler, session, "session.keep")
     return kept
+
+
+async def park_session(handler: Handler, session_id: str) -> Session:
+    """Have the Hub park a session, and return it as it is then: the Hub acts within a moment."""
+    session = await handler.visible_session(session_id)
+    if (why := why_not_parked(session, await handler.service.reader.world())) is not None:
+        raise Problem(409, "not_parked", why)
+    asked = await _wished(handler, session, lambda store, now_s: store.ask_to_park(session.id, now_s=now_s))
+    await audit_action(handler, session, "session.park")
+    return asked
+
+
+async def wake_session(handler: Handler, session_id: str) -> Session:
+    """Ask for the GPU of a parked session, and return the session as it is then."""
+    session = await handler.visible_session(session_id)
+    if session.state is not SessionState.PARKED:
+        raise Problem(409, "not_parked", f"session {session_id} is not parked")
+    asked = await _wished(handler, session, lambda store, now_s: store.want(session.id, True, now_s=now_s))
+    await audit_action(handler, session, "session.wake")
+    return asked
+
+
+async def _wished(handler: Handler, session: Session, wish: Callable[[Store, int], Session]) -> Session:
+    try:
+        return await handler.service.reader.change(wish)
+    except InvalidTransition:
+        raise Problem(409, "changed", f"session {session.id} has changed; look again") from None
 
 
 async def extend_session(handler: Handler, session_id: str) -> Session:

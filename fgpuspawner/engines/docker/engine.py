@@ -88,6 +88,7 @@ class DockerEngine(Engine):
         fetches_images=True,
         warm_pool=True,
         reads_logs=True,
+        parks=True,
     )
 
     def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:
@@ -346,6 +347,15 @@ class DockerEngine(Engine):
 
     async def log(self, session: Session, *, lines: int) -> bytes | None:
         return await self.fleet.of(session).containers.log(session, lines)
+
+    async def set_memory(self, session: Session, memory_mib: int) -> None:
+        daemon = self.fleet.of(session)
+        name, limit = daemon.containers.name(session), memory_mib * 2**20
+        update = functools.partial(daemon.client.update_container, mem_limit=limit, memswap_limit=limit)
+        try:
+            await daemon.containers.call(update, name)
+        except FAILED as e:
+            raise LaunchFailed(f"the memory limit of session {session.id} could not be changed: {e}") from e
 
     async def cgroup(self, session: Session) -> str | None:
         daemon = self.fleet.of(session)

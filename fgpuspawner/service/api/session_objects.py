@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     lifetime_s,
     not_extended,
     preemptible_from_s,
+    wants_shares,
 )
 from fgpuspawner.service import objects
 from fgpuspawner.service.model import (
@@ -35,6 +36,7 @@ from fgpuspawner.service.model import (
     resize_object,
     session_label,
     share_is_simulated,
+    why_not_parked,
 )
 from fgpuspawner.text.sessions import (
     WITHDRAWN,
@@ -94,6 +96,8 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         meter=live.now if live else None,
         disk=_disk(session, world, viewer),
         resize=resize_object(session, world),
+        parked=_parked(session),
+        can_park=why_not_parked(session, world) is None,
     )
 
 
@@ -103,9 +107,16 @@ def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
     return world.disks.sessions.get(session.id) if may else None
 
 
+def _parked(session: Session) -> dict[str, object] | None:
+    if session.state is not SessionState.PARKED:
+        return None
+    wanted = session.wanted_at_s is not None
+    return {"since_s": session.parked_at_s, "memory_mib": session.parked_mib, "wanted": wanted}
+
+
 def _wait_fields(session: Session, world: World, viewer: Viewer) -> dict[str, object]:
     """Return why and for how long a session still waits; nothing if it does not."""
-    if session.state is not SessionState.PENDING:
+    if session.state is not SessionState.PENDING and not wants_shares(session):
         return {"wait_reason": None}
     found, sooner = world.forecasts.get(session.id), sooner_words(session, world, viewer) or None
     if found is None:

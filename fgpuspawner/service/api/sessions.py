@@ -15,9 +15,11 @@ from fgpuspawner.service.session_actions import (
     end_session,
     extend_session,
     keep_session,
+    park_session,
     rename_session,
     resize_session,
     session_log,
+    wake_session,
 )
 from fgpuspawner.text.logs import LINES_SHOWN, MOST_LINES
 
@@ -84,6 +86,20 @@ class Extend(Api):
 
     async def post(self, session_id: str) -> None:
         await self.answer_session(await extend_session(self, session_id))
+
+
+class Park(Api):
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await self.answer_session(await park_session(self, session_id), status=202)
+
+
+class Wake(Api):
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await self.answer_session(await wake_session(self, session_id), status=202)
 
 
 class Meters(Api):

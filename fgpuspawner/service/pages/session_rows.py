@@ -18,7 +18,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.meter.model import Meter
 from fgpuspawner.service.csv_file import Cell
-from fgpuspawner.service.objects import Resize, Saving, Session
+from fgpuspawner.service.objects import Parked, Resize, Saving, Session
 from fgpuspawner.text.sessions import about_words, end_words, gib_words, place_words
 from fgpuspawner.text.times import cell
 
@@ -256,14 +256,15 @@ def _between_s(session: Session) -> tuple[int, int] | None:
 def row(session: Session, hub_host: str = "") -> SessionRow:
     """Return the row of a live session. ``hub_host`` is the host of its own paths, if that is another one."""
     state = session.state
-    running, waits = state in UP, state == "PENDING"
+    running, pending = state in UP, state == "PENDING"
+    waits = pending or (session.parked is not None and session.parked.wanted)
     expected, basis = session.expected_start_at_s, session.forecast_basis or ""
     own_path = hub_host if session.mine else None
     return SessionRow(
         session=session,
         state_words=STATE_WORDS[state],
         # A message of a running session is a warning to its owner.
-        why=(session.message or (session.wait_text if waits else "") or "")
+        why=(session.message or parked_words(session.parked) or (session.wait_text if waits else "") or "")
         if waits or running
         else STATE_WORDS[state],
         place=place_words(session.position),
@@ -283,9 +284,9 @@ def row(session: Session, hub_host: str = "") -> SessionRow:
         # Administrators get no link to open other users' servers here.
         open_url=own_path + session.url if running and own_path is not None else None,
         wait_url=own_path + session.pending_url
-        if (waits or state in LAUNCHING) and own_path is not None
+        if (pending or state in LAUNCHING) and own_path is not None
         else None,
-        power=None if state == "TERMINATING" else ("Cancel" if waits else "End"),
+        power=None if state == "TERMINATING" else ("Cancel" if pending else "End"),
         use=use(session.meter),
     )
 
@@ -294,6 +295,14 @@ def _interrupted_from_s(session: Session) -> int | None:
     """Return from when on it may be pre-empted, if not from its start; None once it is warned."""
     from_s = session.preemptible_from_s
     return None if session.warning or from_s == session.started_at_s else from_s
+
+
+def parked_words(parked: Parked | None) -> str:
+    """Return what a parked session keeps and how it gets its GPU; empty if it is not parked."""
+    if parked is None:
+        return ""
+    kept = f"{gib_words(parked.memory_mib)} GiB of GPU memory kept; " if parked.memory_mib else ""
+    return f"{kept}{'it waits for its GPU' if parked.wanted else 'a cell that needs the GPU gets it'}"
 
 
 def saving_words(saving: Saving | None) -> str:

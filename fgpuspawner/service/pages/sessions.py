@@ -28,9 +28,11 @@ from fgpuspawner.service.session_actions import (
     end_session,
     extend_session,
     keep_session,
+    park_session,
     rename_session,
     resize_session,
     session_log,
+    wake_session,
 )
 from fgpuspawner.text.fields import MOST_NAME
 from fgpuspawner.text.logs import LINES_SHOWN
@@ -263,6 +265,22 @@ class KeepPage(PageHandler):
 
     async def post(self, session_id: str) -> None:
         await keep_session(self, session_id)
+        self.redirect(self.service.prefix, status=303)
+
+
+class ParkPage(PageHandler):
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await park_session(self, session_id)
+        self.redirect(self.service.prefix, status=303)
+
+
+class WakePage(PageHandler):
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await wake_session(self, session_id)
         self.redirect(self.service.prefix, status=303)
 
 

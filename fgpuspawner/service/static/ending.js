@@ -1,19 +1,24 @@
-/* Keeping and extending a session, and ending one after a question, without leaving the page. */
+/* Keeping, extending, parking and waking a session, and ending one after a question, without leaving the page. */
 (function () {
   "use strict";
 
-  // By the form's class: what the API calls it, and what is said of it.
-  const WISHES = { keep: ["is kept", "kept"], extend: ["is extended", "extended"] };
+  // By the API's name of the wish: what is said when it is done, and when it is not.
+  const WISHES = {
+    keep: ["is kept", "kept"],
+    extend: ["is extended", "extended"],
+    park: ["is being parked", "parked"],
+    wake: ["gets its GPU as soon as it is free", "given its GPU"],
+  };
 
-  /** Keep an idle session, or extend one, without leaving the page. */
+  /** Carry out the wish of a form without leaving the page. */
   function keepInPlace(root, page) {
     root.addEventListener("submit", async function (event) {
-      const form = event.target.closest("form.keep, form.extend");
+      const form = event.target.closest("form.wish");
       if (!form) {
         return;
       }
       event.preventDefault();
-      const wish = form.classList.contains("keep") ? "keep" : "extend";
+      const wish = form.dataset.wish;
       const [done, told] = WISHES[wish];
       const button = form.querySelector("button");
       button.disabled = true;

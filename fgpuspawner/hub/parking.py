@@ -1,0 +1,331 @@
+"""Parks idle sessions and brings them back. docs/decisions/0066-parking.md has the order of the steps and its reasons.
+
+Parking: the gate closes, so new CUDA calls wait; the driver moves the memory of all processes to the host; NVML shows
+that they hold nothing; the state PARKED is committed, which frees the share.
+
+Resuming: the scheduler has committed RESUMING, so the share is held; the driver moves the memory back; the gate opens;
+RUNNING is committed.
+
+So a crash at any point leaves no share held twice. A session that is RUNNING with a closed gate is brought back, and
+every step can run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from fgpu_scheduler import (
+    EndCause,
+    FGPUError,
+    Queue,
+    Session,
+    SessionState,
+    due_for_parking,
+    duration,
+)
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import Engine
+from fgpuspawner.hub.gpu_observers import GpuIdleTimes
+from fgpuspawner.hub.session_probes import ProveLimits, account_path
+from fgpuspawner.hub.watchdog import MIB
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.gpu_poller import Drivers, GpuSnapshot, running_on
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import DeviceUse
+from fgpuspawner.isolation.report import checkpoint_command, read_checkpoint
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu.parking")
+
+LOOK_EVERY_S = 0.5
+AGAIN_AFTER_S = 600.0
+"""After a refusal of the driver, the next try to park or to resume a session comes that much later."""
+PROVED_WITHIN_S = 5.0
+"""How long the driver may take to show that a parked session holds nothing."""
+MIB_A_SECOND = 500
+"""A driver that moves memory more slowly than this has failed. On the H100 it moves several GiB a second."""
+LEAST_TIME_S = 60
+RELEASED_AFTER_S = 30.0
+"""A session on demand without a CUDA context gives its slice back after this time."""
+ROOM_MIB = 64
+"""Host memory that the driver takes for a parked process beside the contents of its GPU memory."""
+
+
+class CannotPark(FGPUError):
+    """A session cannot be parked or resumed now; the message says why."""
+
+    code = "cannot_park"
+
+
+class Parker:
+    """Carries out what `core.parking` and the scheduler decide. One for the Hub."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        engine: Engine,
+        isolation: Isolation,
+        drivers: Drivers,
+        idle_times: GpuIdleTimes,
+        settings: FGPU,
+        *,
+        prove: ProveLimits,
+        on_moved: Callable[[str, float], None] = lambda way, took_s: None,
+    ) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._isolation = isolation
+        self._drivers = drivers
+        self._idle_times = idle_times
+        self._settings = settings
+        self._rules = settings.rules()
+        self._prove = prove
+        self._on_moved = on_moved
+        self._busy: dict[int, asyncio.Task[None]] = {}
+        #: The nodes of the sessions that are being parked, by session.
+        self._parking: dict[int, str] = {}
+        #: What each session holds of its GPUs by the last snapshot, in MiB, if the driver tells.
+        self._held_mib: dict[int, int] = {}
+        #: Since when a session on demand holds nothing, in monotonic seconds.
+        self._released_s: dict[int, float] = {}
+        #: Until when a session that the driver refused is left alone, in monotonic seconds.
+        self._refused_until_s: dict[int, float] = {}
+        #: The parked sessions with a waiting call, as this process has told the scheduler.
+        self._wanted: set[int] = set()
+
+    def begin(self, background: Background) -> None:
+        background.every(LOOK_EVERY_S, self.look, failed="Sessions are neither parked nor resumed now")
+
+    async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
+        """Note what each session holds of its GPUs."""
+        there = running_on(snapshot.devices, live)
+        for session in (s for s in live if s.id in there):
+            held = held_mib(session, snapshot.devices, snapshot.owners)
+            self._held_mib.pop(session.id, None)
+            if held is not None:
+                self._held_mib[session.id] = held
+            if held != 0 or session.state is not SessionState.RUNNING:
+                self._released_s.pop(session.id, None)
+            else:
+                self._released_s.setdefault(session.id, snapshot.at_s)
+
+    async def look(self) -> None:
+        """Begin what is due: each session has at most one task."""
+        world = await self._queue.snapshot()
+        live = {s.id: s for s in world.sessions}
+        self._forget(live)
+        free = [s for s in world.sessions if s.id not in self._busy]
+        for session in free:
+            match session.state:
+                case SessionState.RESUMING:
+                    self._begin(session, self._resume(session))
+                case SessionState.PARKED:
+                    await self._note_wanted(session)
+                case SessionState.RUNNING if await asyncio.to_thread(self._gate_is_closed, session):
+                    self._begin(session, self._repair(session))
+        idle_since_s = {s.id: self._idle_times.idle_since_s(s.id) for s in free}
+        due = due_for_parking(
+            world,
+            self._rules,
+            gpu_idle_since_s={i: since_s for i, since_s in idle_since_s.items() if since_s is not None},
+            held_mib=self._parkable_mib(free),
+            host_mib={node.id: self._settings.parked_memory_mib for node in world.nodes},
+        )
+        released = [s for s in free if self._has_released(s)]
+        for session in (*released, *due):
+            # One after the other on each node: the first may be enough for the sessions that wait.
+            where = session.placement
+            if (
+                where is not None
+                and session.id not in self._busy
+                and where.node_id not in self._parking.values()
+            ):
+                self._parking[session.id] = where.node_id
+                self._begin(session, self._park(session))
+
+    async def done(self) -> None:
+        """Wait for all tasks, for tests."""
+        while self._busy:
+            await asyncio.wait(tuple(self._busy.values()))
+
+    # -- what is due --------------------------------------------------------------------------------------
+
+    def _forget(self, live: Mapping[int, Session]) -> None:
+        for known in (self._held_mib, self._released_s, self._refused_until_s):
+            for session_id in known.keys() - live.keys():
+                del known[session_id]
+        self._wanted &= live.keys()
+
+    def _parkable_mib(self, sessions: Sequence[Session]) -> Mapping[int, int]:
+        now_s = time.monotonic()
+        return {
+            s.id: self._held_mib[s.id]
+            for s in sessions
+            if s.id in self._held_mib
+            and self._refused_until_s.get(s.id, 0.0) <= now_s
+            and self._isolation.parks(s) is None
+        }
+
+    def _has_released(self, session: Session) -> bool:
+        """Return whether a session on demand has had no CUDA context for a while."""
+        since_s = self._released_s.get(session.id)
+        return (
+            session.request.on_demand
+            and session.state is SessionState.RUNNING
+            and since_s is not None
+            and time.monotonic() - since_s >= RELEASED_AFTER_S
+            and self._isolation.parks(session) is None
+        )
+
+    async def _note_wanted(self, session: Session) -> None:
+        """Tell the scheduler whether a CUDA call of a parked session waits."""
+        if self._refused_until_s.get(session.id, 0.0) > time.monotonic():
+            return
+        calls = await asyncio.to_thread(self._isolation.gpu_is_wanted, session.id)
+        if calls and session.wanted_at_s is None:
+            self._wanted.add(session.id)
+            await self._queue.want(session.id, True)
+        elif not calls and session.id in self._wanted:
+            # The cell was stopped. A wish of its owner, which this process has not told, stays.
+            self._wanted.discard(session.id)
+            await self._queue.want(session.id, False)
+
+    def _gate_is_closed(self, session: Session) -> bool:
+        return limits.gate_closed(self._isolation.folder(session.id))
+
+    def _begin(self, session: Session, step: Coroutine[Any, Any, None]) -> None:
+        self._busy[session.id] = asyncio.create_task(self._guarded(session, step))
+
+    async def _guarded(self, session: Session, step: Coroutine[Any, Any, None]) -> None:
+        try:
+            await step
+        except Exception as e:
+            foreseen = isinstance(e, FGPUError | OSError)
+            self._refused_until_s[session.id] = time.monotonic() + LEAST_TIME_S
+            log.warning(
+                "Session %d is left as it is, trying on: %s", session.id, e, exc_info=None if foreseen else e
+            )
+        finally:
+            self._parking.pop(session.id, None)
+            del self._busy[session.id]
+
+    # -- the steps ----------------------------------------------------------------------------------------
+
+    async def _park(self, session: Session) -> None:
+        began_s, held = time.monotonic(), self._held_mib.get(session.id, 0)
+        await asyncio.to_thread(limits.close_gate, self._isolation.folder(session.id))
+        try:
+            # The driver keeps the contents in the memory of the session's own processes.
+            await self._engine.set_memory(session, session.request.memory_mib + held + ROOM_MIB)
+            await self._checkpoint(session, "park", held)
+            await self._check_nothing_held(session)
+        except (FGPUError, OSError, TimeoutError) as e:
+            self._refused_until_s[session.id] = time.monotonic() + AGAIN_AFTER_S
+            log.warning(
+                "Session %d cannot be parked, next try in %s: %s", session.id, duration(int(AGAIN_AFTER_S)), e
+            )
+            await self._repair(session)
+            return
+        await self._queue.park(session.id, held)
+        took_s = time.monotonic() - began_s
+        self._on_moved("parked", took_s)
+        log.info("Session %d is parked: %d MiB in %.1f s", session.id, held, took_s)
+
+    async def _resume(self, session: Session) -> None:
+        began_s = time.monotonic()
+        try:
+            await asyncio.to_thread(self._isolation.rejoin, session)
+            await self._checkpoint(session, "resume", session.parked_mib)
+        except (FGPUError, OSError, TimeoutError) as e:
+            self._refused_until_s[session.id] = time.monotonic() + LEAST_TIME_S
+            log.warning("Session %d cannot get its GPU back now: %s", session.id, e)
+            words = f"the GPU could not be given back ({e}); it is tried again in {LEAST_TIME_S} s"
+            await self._queue.park(session.id, session.parked_mib, words[:500])
+            self._wanted.discard(session.id)
+            return
+        await self._open(session)
+        if session.request.on_demand:
+            # It was not verified at its start, because the proof needs the GPU.
+            held_to = await asyncio.to_thread(limits.read, self._isolation.folder(session.id))
+            problems = await self._prove(session, held_to)
+            if problems:
+                message = f"the limits of its GPU were not in force ({problems[0][:200]})"
+                await self._queue.end(session.id, EndCause.ISOLATION_FAILED, message)
+                return
+        await self._queue.resumed(session.id)
+        self._wanted.discard(session.id)
+        took_s = time.monotonic() - began_s
+        self._on_moved("resumed", took_s)
+        log.info("Session %d has its GPU back after %.1f s", session.id, took_s)
+
+    async def _repair(self, session: Session) -> None:
+        """Bring back a session that holds its share, after a refusal or a crash of the Hub."""
+        await self._checkpoint(session, "resume", self._held_mib.get(session.id, 0))
+        await self._open(session)
+
+    async def _open(self, session: Session) -> None:
+        await asyncio.to_thread(limits.open_gate, self._isolation.folder(session.id))
+        await self._engine.set_memory(session, session.request.memory_mib)
+
+    async def _checkpoint(self, session: Session, what: str, mib: int) -> None:
+        """Have the driver move the memory of all processes of a session.
+
+        Raises:
+            CannotPark: a process refused; all are as before.
+            BadReport, LaunchFailed, EngineSilent: it is unknown what was done; the step can run again.
+        """
+        timeout_s = LEAST_TIME_S + mib // MIB_A_SECOND
+        nonce, account = secrets.token_hex(16), account_path(self._engine, self._isolation, session.id)
+        command = checkpoint_command(nonce, account, what, timeout_s=timeout_s)
+        async with asyncio.timeout(timeout_s + LEAST_TIME_S):
+            answer = await self._engine.probe(session, command, environment={}, timeout_s=timeout_s)
+        report = read_checkpoint(answer, nonce)
+        if not report.done:
+            raise CannotPark(report.why or "the driver refused")
+
+    async def _check_nothing_held(self, session: Session) -> None:
+        """Return when the host's driver shows that no process of the session holds memory of its GPUs.
+
+        What the session's own program says is not believed.
+        """
+        until_s = time.monotonic() + PROVED_WITHIN_S
+        own = {d.uuid for d in self._isolation.devices_of(session)}
+        while True:
+            held: int | None = 0
+            for source, uuids in self._drivers.sources().items():
+                if own.intersection(uuids) and not source.has_no_driver:
+                    uses = await asyncio.to_thread(self._drivers.reader(source).device_uses, sorted(own), {})
+                    pids = sorted(
+                        {p.pid for u in uses.values() if isinstance(u, DeviceUse) for p in u.processes}
+                    )
+                    owners = await asyncio.to_thread(self._drivers.owners, source, pids)
+                    held = held_mib(session, uses, owners)
+            if held == 0:
+                return
+            if time.monotonic() > until_s:
+                known = "an unknown amount" if held is None else f"{held} MiB"
+                raise CannotPark(f"the driver still shows {known} of GPU memory")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def held_mib(
+    session: Session, devices: Mapping[str, DeviceUse | str], owners: Mapping[int, int]
+) -> int | None:
+    """Return what a session's processes hold of its GPUs, in MiB; None if the driver does not tell. Pure."""
+    assert session.placement is not None
+    total = 0
+    for share in session.placement.shares:
+        use = devices.get(share.device_uuid)
+        if not isinstance(use, DeviceUse):
+            return None
+        for process in use.processes:
+            if owners.get(process.pid) == session.id:
+                if process.used_bytes is None:
+                    return None
+                total += process.used_bytes
+    return -(-total // MIB)
