@@ -98,6 +98,12 @@ export interface OtherSession {
   mine: boolean;
 }
 
+export interface Parked {
+  since_s: number;
+  memory_mib: number;
+  wanted: boolean;
+}
+
 export type Phase =
   | 'WAITING'
   | 'FETCHING'
@@ -194,6 +200,8 @@ export interface Session {
   warning: string | null;
   preemptible_from_s: number | null;
   can_keep: boolean;
+  parked: Parked | null;
+  can_park: boolean;
   extend_by_s: number | null;
   url: string;
   pending_url: string;
