@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from signal import Signals
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter
@@ -224,7 +225,7 @@ def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:
     if len(answer.output) > LARGEST_BYTES:
         raise BadReport("the check printed more than a check does")
     if answer.status not in (0, None):
-        raise BadReport(f"the check ended with status {answer.status}")
+        raise BadReport(f"the check {_ended(answer.status)}")
     try:
         found = kind.validate_json(answer.output)
     except ValueError:
@@ -232,6 +233,13 @@ def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:
     if found.nonce != nonce:
         raise BadReport("the check printed another report than the one that was asked for")
     return found
+
+
+def _ended(status: int) -> str:
+    """Return an exit status in words. A process of this host has a signal's number as -N, one in a container as 128 + N."""
+    number = -status if status < 0 else status - 128
+    crashed = number in set(Signals) - {Signals.SIGKILL}
+    return f"crashed by {Signals(number).name}" if crashed else f"ended with status {status}"
 
 
 # --- What is wrong ---

@@ -143,10 +143,28 @@ static bool gather(int pipe_end)
     }
 }
 
+/* The name of a signal that a crash ends with; its number for another. sigabbrev_np() is newer than old systems are. */
+static const char *signal_name(int number)
+{
+    static const struct {
+        int number;
+        const char *name;
+    } names[] = {{SIGFPE, "SIGFPE"}, {SIGSEGV, "SIGSEGV"}, {SIGBUS, "SIGBUS"}, {SIGILL, "SIGILL"},
+                 {SIGABRT, "SIGABRT"}, {SIGTRAP, "SIGTRAP"}, {SIGSYS, "SIGSYS"}};
+    static char other[32];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (names[i].number == number)
+            return names[i].name;
+    snprintf(other, sizeof(other), "signal %d", number);
+    return other;
+}
+
 /* Reports a child that wrote nothing usable: it hangs, or it has ended. */
 static void tell_failure(pid_t process)
 {
-    char text[128];
+    char text[256];
+    const char *status_word = "crashed";
     const char *step = *probe_step;
     int status = 0;
     bool hangs = now_ms() >= deadline_ms;
@@ -155,13 +173,18 @@ static void tell_failure(pid_t process)
     /* A process that hangs in a driver may outlive its SIGKILL, so it is not waited for. */
     if (!hangs)
         waitpid(process, &status, 0);
-    if (hangs)
+    if (hangs) {
+        status_word = "timed_out";
         snprintf(text, sizeof(text), "no answer in time, in %s", step);
-    else if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-        snprintf(text, sizeof(text), "ended by signal %d in %s", WTERMSIG(status), step);
-    else
-        snprintf(text, sizeof(text), "ended early in %s", step);
-    library_section(&report, hangs ? "timed_out" : "crashed", text, -1, NULL);
+    } else if (step == probe_other_glibc && WIFSIGNALED(status)) {
+        status_word = "not_tried";
+        snprintf(text, sizeof(text), "%s (%s)", step, signal_name(WTERMSIG(status)));
+    } else if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) {
+        snprintf(text, sizeof(text), "the probe crashed by %s in %s", signal_name(WTERMSIG(status)), step);
+    } else {
+        snprintf(text, sizeof(text), "the probe ended early in %s", step);
+    }
+    library_section(&report, status_word, text, -1, NULL);
     json_raw(&report, "}");
 }
 

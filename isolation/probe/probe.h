@@ -52,6 +52,9 @@ struct library {
     const char *file;
 };
 
+/* The step of a static program that loads the session's C library. It crashes there if that is another glibc than the one
+ * that the program was linked with, whatever the driver. */
+extern const char probe_other_glibc[];
 /* Opens it; on failure appends the section's object and returns false. */
 bool library_open(struct library *library, const char *file, struct json *json);
 /* Its function of this name, or NULL. */

@@ -30,8 +30,15 @@ int __libc_start_main(main_function *program, int count, char **words, void (*fi
 }
 #endif
 
+const char probe_other_glibc[] = "a static program cannot load the driver here: the glibc is another than the one it was linked with";
+
 bool library_open(struct library *library, const char *file, struct json *json)
 {
+#ifdef PROBE_STATIC
+    /* Every driver needs the C library. Loaded alone first, it shows that a crash is not the driver's. */
+    *probe_step = probe_other_glibc;
+    dlopen("libc.so.6", RTLD_NOW | RTLD_LOCAL);
+#endif
     *probe_step = file;
     library->file = file;
     library->handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);

@@ -566,6 +566,13 @@ class Answer(NamedTuple):
     not_there: bool = False
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 UNTRIED_WHOLE = Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
 UNTRIED_LOCAL = Result(NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu")
 
@@ -601,7 +608,7 @@ class Session:
             raise
         words = err.decode("utf-8", "replace").strip().split("\n")[-1][:200]
         if process.returncode < 0:
-            return "", f"ended by signal {-process.returncode} {words}"
+            return "", f"crashed by {_signal_name(-process.returncode)} {words}"
         last = out.decode("utf-8", "replace").strip().split("\n")[-1]
         if process.returncode != 0 or not last:
             return "", f"ended with status {process.returncode} {words}"

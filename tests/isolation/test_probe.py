@@ -132,9 +132,9 @@ def outcomes(told: Any, *names: str) -> list[tuple[str, str]]:
 def test_a_driver_that_crashes_is_told(isolation_build: Path, misbehaving: Any) -> None:
     told = report(isolation_build / "probe", "--allocate", "GPU-a=1", env=misbehaving("raise(SIGSEGV)"))
     assert outcomes(told, "cuda", "nvml", "allocate") == [
-        ("crashed", "ended by signal 11 in cuInit"),
-        ("crashed", "ended by signal 11 in nvmlInit"),
-        ("crashed", "ended by signal 11 in cuInit"),
+        ("crashed", "the probe crashed by SIGSEGV in cuInit"),
+        ("crashed", "the probe crashed by SIGSEGV in nvmlInit"),
+        ("crashed", "the probe crashed by SIGSEGV in cuInit"),
     ]
 
 
@@ -204,6 +204,21 @@ def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(session_fold
         assert totals(told) == [8192 * MIB] * 5
     else:
         assert told["cuda"]["status"] in ("not_tried", "crashed")
+
+
+def test_another_glibc_than_the_static_probe_was_linked_with_is_not_taken_for_a_driver_that_crashes(
+    session_folder: MakePath, compile_c: MakePath, tmp_path: Path
+) -> None:
+    """Seen on an H100: its glibc ended the probe by SIGFPE before any of the driver's code ran."""
+    source = tmp_path / "other.c"
+    source.write_text(
+        "__attribute__((constructor)) static void load(void) { volatile int none = 0; none = 100 / none; }\n"
+    )
+    (tmp_path / "libc.so.6").symlink_to(compile_c(source, "-shared", "-fPIC", "-nostdlib"))
+    folder = session_folder(devices=[(UUID, 2048)])
+    told = report(folder / "probe-static", env={"LD_LIBRARY_PATH": str(tmp_path)})
+    words = "a static program cannot load the driver here: the glibc is another than the one it was linked with"
+    assert outcomes(told, "cuda", "nvml") == [("not_tried", f"{words} (SIGFPE)")] * 2
 
 
 LAUNCH = """

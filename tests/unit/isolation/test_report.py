@@ -259,6 +259,8 @@ def test_no_look_at_the_preload_file_is_no_pass() -> None:
         (b"9" * 60000, 0, "printed no report"),
         (b"x" * (LARGEST_BYTES + 1), 0, "more than a check does"),
         (json.dumps(report(PART)).encode(), 1, "ended with status 1"),
+        (b"", -8, "the check crashed by SIGFPE"),
+        (b"", 136, "the check crashed by SIGFPE"),
         (json.dumps(report(PART)).encode(), 137, "ended with status 137"),
         (json.dumps(report(PART) | {"nonce": "old"}).encode(), 0, "another report"),
         (json.dumps({k: v for k, v in report(PART).items() if k != "nonce"}).encode(), 0, "another report"),
