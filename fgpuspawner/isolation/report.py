@@ -236,7 +236,7 @@ def _read(kind: TypeAdapter[ReportT], answer: Answer, nonce: str) -> ReportT:
 
 
 def _ended(status: int) -> str:
-    """Return an exit status in words. A process of this host has a signal's number as -N, one in a container as 128 + N."""
+    """Return an exit status in words. A signal is -N for a process of this host, 128 + N for one in a container."""
     number = -status if status < 0 else status - 128
     crashed = number in set(Signals) - {Signals.SIGKILL}
     return f"crashed by {Signals(number).name}" if crashed else f"ended with status {status}"

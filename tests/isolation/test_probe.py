@@ -217,7 +217,9 @@ def test_another_glibc_than_the_static_probe_was_linked_with_is_not_taken_for_a_
     (tmp_path / "libc.so.6").symlink_to(compile_c(source, "-shared", "-fPIC", "-nostdlib"))
     folder = session_folder(devices=[(UUID, 2048)])
     told = report(folder / "probe-static", env={"LD_LIBRARY_PATH": str(tmp_path)})
-    words = "a static program cannot load the driver here: the glibc is another than the one it was linked with"
+    words = (
+        "a static program cannot load the driver here: the glibc is another than the one it was linked with"
+    )
     assert outcomes(told, "cuda", "nvml") == [("not_tried", f"{words} (SIGFPE)")] * 2
 
 
