@@ -4,7 +4,7 @@
 # make test-kube   those that need a Kubernetes cluster; builds it the first time, in some minutes (root, Debian 12)
 # make docs    the documentation as a site, in build/docs
 # make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
-# make gpu-check  what only a GPU can say, in parts (PARTS="facts shares"; LIST=1 says which, and what to carry; SIMULATED=1)
+# make gpu-check  what only a GPU can say, in parts (PARTS="facts hub::memory", MINUTES=10; LIST=1 says which, and what to carry; SIMULATED=1)
 # make isolation  build libfgpu, the probes and the simulated driver, into fgpuspawner/native
 # make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
@@ -50,7 +50,7 @@ test-kube:
 
 # Installs nothing: a machine with a GPU may have no network. OUT is a folder for the results.
 gpu-check:
-	@$(or $(wildcard $(PY)),python3) tests/gpu/check.py $(PARTS) $(if $(LIST),--list) $(if $(CARRY),--carry) \
+	@$(or $(wildcard $(PY)),python3) tests/gpu/check.py $(PARTS) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIST),--list) $(if $(CARRY),--carry) \
 	  $(if $(SIMULATED),--simulated) $(if $(OUT),--out '$(OUT)')
 
 lint:

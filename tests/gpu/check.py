@@ -1,13 +1,18 @@
 """Checks of libfgpu that need a real GPU, part by part: `make gpu-check`. Standard library only.
 
 check.py [PART ...]         run these parts, or all, on this machine's first GPU
+check.py PART::WORD ...     of a part, only the tests whose name has this word: hub::memory, overhead::eager-modules
+check.py --minutes 10       the parts that fit into this time, in order of worth
 check.py --list             the parts with their times, and what to carry to a machine without network
 check.py --carry            make what must be carried: needs gcc, make and pip
 check.py --simulated        a rehearsal on the simulated driver; its results are marked and count for nothing
 
 Each result is a line of JSON in bench/results/gpu-check-DATE-MODEL.jsonl (`--out FOLDER`), written at once, so
-an interrupted run keeps its results. The GPU's settings stay as they are. The exit status is 0 if nothing was refuted,
-1 if a check was refuted or broke, 2 if nothing can run at all.
+an interrupted run keeps its results. No part takes more than 100 s. What is missing for a part is said at the start,
+a line for each thing, and only that part is left out. The GPU's settings stay as they are. The exit status is 0 if
+nothing was refuted, 1 if a check was refuted or broke, 2 if nothing can run at all.
+
+To add a part: an entry in PARTS, a file test_NAME.py, and its name in the table of docs/isolation.md.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ import argparse
 import contextlib
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
+import math
 import mmap
 import os
 import re
@@ -57,7 +64,30 @@ WHEELS = (
     "cuda-bindings",
     "cuda-pathfinder",
 )
-LIMIT_S = 540
+HUB_WHEELS = (
+    "jupyterhub>=6.1,<7",
+    "jupyter-server>=2.4,<3",
+    "ipykernel>=6.29",
+    "SQLAlchemy>=2.1,<2.2",
+    "alembic>=1.16,<2",
+    "pydantic>=2.9,<3",
+    "psutil>=6",
+    "cryptography>=43",
+    "docker>=7.1,<8",
+    "dockerspawner>=14,<15",
+    "lazy-loader>=0.4,<1",
+    "click>=8.2,<9",
+    "truststore>=0.10,<1",
+)
+"""What the part `hub` needs, with their dependencies: the Hub, the scheduler, and the server of a session. The machine
+must have numpy: PyTorch comes with it, and two would be in each other's way."""
+HUB_ARCHIVE = CARRIED / "hub.zip"
+NEEDLESS = re.compile(
+    r"^debugpy/|/(static/(components|lab)|tests?|docs?)/|\.(map|pyi|exe|dll)$|^(bin|share/jupyter/lab)/"
+)
+"""In the packages of the part `hub`: what is never read there."""
+CARRIED_PYTHON = "3.12"
+LIMIT_S = 100
 PROVED, REFUTED, NOT_RUN = "PROVED", "REFUTED", "NOT RUN"
 WHOLE = "the whole part"
 WIPE_ON_FORK, OFD_SETLK = 18, 37
@@ -65,29 +95,54 @@ WIPE_ON_FORK, OFD_SETLK = 18, 37
 
 @dataclass(frozen=True)
 class Part:
-    """Tests of one file, `test_NAME.py`; ``minutes`` is for planning."""
+    """Tests of one file, test_NAME.py unless ``file`` names another; of these, those that have ``word`` in their name.
 
-    minutes: float
+    ``seconds`` is for planning, as measured on an H100. ``needs`` are modules without which it cannot run.
+    """
+
+    seconds: int
     about: str
+    file: str = ""
+    word: str = ""
+    needs: tuple[str, ...] = ()
 
 
+HUB_NEEDS = (
+    "numpy",
+    "jupyterhub",
+    "jupyter_server",
+    "ipykernel",
+    "sqlalchemy",
+    "alembic",
+    "pydantic",
+    "psutil",
+)
 PARTS = {
-    "facts": Part(1, "kernel, driver and tools; what a context takes"),
-    "addresses": Part(1, "every hooked address is one that the driver exports"),
-    "reports": Part(1, "CUDA, NVML, nvidia-smi, nvidia-ml-py and cuda-bindings see the slice"),
-    "processes": Part(1, "sums over processes; what is charged against what NVML counts"),
-    "frameworks": Part(6, "PyTorch, JAX, CuPy: out of memory at the slice, and they go on"),
-    "overhead": Part(4, "memory that nobody charged: programs, frameworks, stacks"),
-    "rounding": Part(1, "allocations of 512 B to 3 MiB"),
-    "kills": Part(2, "how long the driver keeps memory after a kill"),
-    "shares": Part(8, "shares of 10 to 75 %, alone and beside others"),
-    "long": Part(6, "kernels of seconds, functions that change, a matrix product at a share"),
-    "elastic": Part(6, "compute that is lent: an owner who comes back, cells of notebooks"),
-    "storm": Part(2, "300 processes killed at random instants"),
-    "cost": Part(3, "launch, alloc and free, start of a process, a matrix product"),
-    "verify": Part(1, "fgpu-verify behind a read-only preload"),
-    "mps": Part(1, "NVIDIA's MPS daemon: its caps of memory and SMs, a killed client"),
+    "facts": Part(3, "kernel, driver and tools; what a context takes"),
+    "addresses": Part(2, "every hooked address is one that the driver exports"),
+    "reports": Part(6, "CUDA, NVML, nvidia-smi, nvidia-ml-py and cuda-bindings see the slice"),
+    "processes": Part(5, "sums over processes; what is charged against what NVML counts"),
+    "kills": Part(11, "how long the driver keeps memory after a kill"),
+    "verify": Part(13, "fgpu-verify behind a read-only preload"),
+    "hub": Part(90, "the whole product: sizes, out of memory, shares, a queue, meters", needs=HUB_NEEDS),
+    "shares": Part(65, "shares of 10 to 75 %, alone, with kernels of one length"),
+    "elastic": Part(30, "compute that is lent: an owner who comes back"),
+    "frameworks": Part(70, "PyTorch, JAX, CuPy: out of memory at the slice, and they go on"),
+    "mixed": Part(75, "shares beside others: kernels of other lengths, several processes"),
+    "cells": Part(85, "cells of notebooks with work for 10 % of the time, compute lent", word="[10]"),
+    "overhead": Part(50, "memory that nobody charged: programs, frameworks, stacks"),
+    "product": Part(36, "the rate of a large matrix product in a quarter and in half of the time"),
+    "cost": Part(40, "launch, alloc and free, start of a process"),
+    "changing": Part(75, "kernels of one function that take now short, now long", file="long", word="change"),
+    "speed": Part(55, "a matrix product in a slice with all of the compute", file="product_speed"),
+    "long": Part(80, "kernels of seconds", word="seconds"),
+    "storm": Part(75, "200 processes killed at random instants"),
+    "mps": Part(4, "NVIDIA's MPS daemon: its caps of memory and SMs, a killed client"),
+    "rounding": Part(12, "allocations of 512 B to 3 MiB"),
+    "cells19": Part(65, "cells with work for 19 % of the time", file="cells", word="[19]"),
+    "cells5": Part(65, "cells with work for 5 % of the time", file="cells", word="[5]"),
 }
+"""In order of worth: a short loan runs the first ones."""
 
 
 def main() -> int:
@@ -95,7 +150,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART[::WORD]", help=" ".join(PARTS))
+    parser.add_argument("--minutes", type=float, help="run only what fits into this time")
     parser.add_argument("--list", action="store_true", help="say what there is, and what to carry")
     parser.add_argument("--carry", action="store_true", help="make what is to be carried")
     parser.add_argument("--simulated", action="store_true", help="rehearse on the simulated driver")
@@ -103,10 +159,14 @@ def main() -> int:
     given = parser.parse_args()
     for ended_by in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ended_by, lambda number, _: sys.exit(128 + number))
-    if unknown := [name for name in given.parts if name not in PARTS]:
+    parts = [(name, word) for name, _, word in (each.partition("::") for each in given.parts or PARTS)]
+    if unknown := [name for name, _ in parts if name not in PARTS]:
         parser.error(f"no part is called {unknown[0]!r}; there are: {' '.join(PARTS)}")
+    if given.minutes is not None and given.minutes <= 0:
+        parser.error(f"--minutes is {given.minutes:g}; it must be more than 0, for example 10 or 4")
+    ends_at = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     if given.list:
-        print(listing())
+        print(listing([name for name, _ in parts], given.minutes))
         return 0
     if given.carry:
         carry()
@@ -117,7 +177,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         if given.simulated:
             stack.enter_context(simulated_machine())
-        return run(given.parts or list(PARTS), given.out)
+        return run(parts, given.out, ends_at)
 
 
 def missing_features() -> str:
@@ -164,8 +224,8 @@ def simulated_machine() -> Iterator[None]:
         yield
 
 
-def run(parts: list[str], out: Path) -> int:
-    """Run parts one after another; return the exit status."""
+def run(parts: list[tuple[str, str]], out: Path, ends_at: float | None) -> int:
+    """Run parts one after another, each with a word that chooses tests; return the exit status."""
     try:
         machine = machine_facts()
     except LookupError as e:
@@ -174,14 +234,66 @@ def run(parts: list[str], out: Path) -> int:
     results = Results(results_file(out, machine), machine)
     print(f"{machine['model']}, driver {machine['driver']}; results in {results.path}", flush=True)
     with prepared() as environment:
-        for name in parts:
-            run_part(name, results, environment)
+        lacking = missing_things([name for name, _ in parts], environment)
+        for thing, names in lacking.items():
+            print(f"gpu-check: {thing} is missing, so not run: {', '.join(names)}", flush=True)
+        for name, word in parts:
+            left_s = math.inf if ends_at is None else ends_at - time.monotonic()
+            if without := [thing for thing, names in lacking.items() if name in names]:
+                why = f"{without[0]} is missing"
+                results.add(name, WHOLE, NOT_RUN, why=why, seconds=0, broken=True)
+            elif not fits(name, word, left_s):
+                print(
+                    f"== {name}: left out, as it takes {PARTS[name].seconds} s and {left_s:.0f} s are left",
+                    flush=True,
+                )
+            else:
+                run_part(name, word, results, environment, min(LIMIT_S, left_s))
     own = [line for line in results.lines() if line["name"] != WHOLE or line.get("broken")]
     wrong = [line for line in own if line["verdict"] == REFUTED or line.get("broken")]
     for line in wrong:
         print(f"{line['verdict']}: {line['part']}: {line['name']}: {line['why']}")
+    for line in results.lines():
+        if line["name"] == WHOLE:
+            print(f"{line['part']:12} {line['verdict']:8} {line['seconds']:6.1f} s  {line['why']}")
     print(f"{'nothing' if not wrong else len(wrong)} refuted or broken")
     return 1 if wrong else 0
+
+
+def fits(name: str, word: str, left_s: float) -> bool:
+    """Return whether a part can be run to its end in this time. Single tests are tried while there is any."""
+    return left_s >= (PARTS[name].seconds if not word else 1)
+
+
+def missing_things(parts: list[str], environment: dict[str, str]) -> dict[str, list[str]]:
+    """Return what is not on this machine, with the parts that cannot run without it."""
+    modules = {"pytest": parts, **{need: [] for name in parts for need in PARTS[name].needs}}
+    for name in parts:
+        for need in PARTS[name].needs:
+            modules[need].append(name)
+    code = (
+        "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m) is None])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules],
+        env=with_hub(environment),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    archive = HUB_ARCHIVE.relative_to(ROOT)
+    found = {
+        f"the Python package {module}"
+        + ("" if module in ("pytest", "numpy") else f", or {archive},"): modules[module]
+        for module in done.stdout.split()
+    }
+    for path in (NATIVE / name for name in ("libfgpu.so", "probe", "probe-static")):
+        if not path.exists():
+            found[str(path.relative_to(ROOT))] = parts
+    for program in PROGRAMS:
+        if not (CARRIED / program).exists():
+            found[f"{(CARRIED / program).relative_to(ROOT)}, and gcc to compile it,"] = parts
+    return found
 
 
 def machine_facts() -> dict[str, Any]:
@@ -259,15 +371,25 @@ def prepared() -> Iterator[dict[str, str]]:
                 continue
             if python in ("py3", f"cp{sys.version_info[0]}{sys.version_info[1]}"):
                 zipfile.ZipFile(wheel).extractall(site)
+        own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if own == CARRIED_PYTHON and HUB_ARCHIVE.exists() and importlib.util.find_spec("jupyterhub") is None:
+            zipfile.ZipFile(HUB_ARCHIVE).extractall(Path(site) / "hub")
         paths = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
         yield {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "FGPU_LIMITS_FILE")} | {
-            "PYTHONPATH": os.pathsep.join(paths)
+            "PYTHONPATH": os.pathsep.join(paths),
+            "FGPU_GPU_HUB_SITE": str(Path(site) / "hub"),
         }
 
 
-def run_part(name: str, results: Results, environment: dict[str, str]) -> None:
+def with_hub(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment with the packages for the part `hub`, if they were carried."""
+    return environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}:{environment['FGPU_GPU_HUB_SITE']}"}
+
+
+def run_part(name: str, word: str, results: Results, environment: dict[str, str], limit_s: float) -> None:
     """Run one part; its tests write their lines, and a line for the whole ends it."""
-    print(f"== {name}: {PARTS[name].about}", flush=True)
+    part = PARTS[name]
+    print(f"== {name}: {part.about}", flush=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE)]
     command += [
@@ -277,36 +399,39 @@ def run_part(name: str, results: Results, environment: dict[str, str]) -> None:
         "no:cacheprovider",
         "-ra",
         "-q",
-        str(HERE / f"test_{name}.py"),
+        str(HERE / f"test_{part.file or name}.py"),
     ]
     more = {"FGPU_GPU_RESULTS": str(results.path), "FGPU_GPU_PART": name}
+    more |= {"FGPU_GPU_OF_PART": part.word, "FGPU_GPU_WORD": word}
     more |= {"FGPU_GPU_MACHINE": json.dumps(results.machine), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     # The checks end when the other end is closed, as it is when this process is killed.
     watched, held = os.pipe()
     more["FGPU_GPU_WATCHED"] = str(watched)
     process = subprocess.Popen(
-        command, env=environment | more, cwd=ROOT, start_new_session=True, pass_fds=[watched]
+        command,
+        env=(with_hub(environment) if part.needs else environment) | more,
+        cwd=ROOT,
+        start_new_session=True,
+        pass_fds=[watched],
     )
     os.close(watched)
     broken, why = True, ""
     try:
-        if (status := process.wait(timeout=LIMIT_S)) not in (0, 1):
+        if (status := process.wait(timeout=limit_s)) not in (0, 1):
             why = f"pytest ended with {status}"
         else:
             broken = False
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        why = f"it did not end within {LIMIT_S} s"
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
+        why = f"it did not end within {limit_s:.0f} s"
     finally:
         os.close(held)
+        process.wait()
     lines = [line for line in results.lines() if line["part"] == name]
     if not lines and not why:
-        broken, why = True, "no check was begun; where pytest is missing, carry it (--list)"
+        broken, why = (
+            True,
+            f"no check was begun: no test has {word!r} in its name" if word else "no check was begun",
+        )
     verdicts = [line["verdict"] for line in lines]
     if REFUTED in verdicts:
         verdict = REFUTED
@@ -328,10 +453,6 @@ def compile_programs() -> None:
     includes = [f"-I{ROOT / 'isolation' / name}" for name in ("include", "libfgpu", "tests")]
     CARRIED.mkdir(parents=True, exist_ok=True)
     if shutil.which("gcc") is None:
-        if lacking := [name for name in PROGRAMS if not (CARRIED / name).exists()]:
-            raise SystemExit(
-                f"gpu-check: there is no gcc, and {', '.join(lacking)} was not carried: see --list"
-            )
         return
     for name, sources in PROGRAMS.items():
         paths = [ROOT / source for source in sources]
@@ -346,31 +467,52 @@ def carry() -> None:
     """Make the files that `listing` names for the other machine."""
     subprocess.run([sys.executable, str(ROOT / "scripts" / "build_isolation.py")], check=True)
     compile_programs()
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version", "3.12", "--implementation", "cp", "-d", str(CARRIED / "wheels")]
+    platform = ["--only-binary=:all:", "--python-version", CARRIED_PYTHON, "--implementation", "cp"]
     for number in (35, 34, 31, 28, 27, 24, 17):
-        command += ["--platform", f"manylinux_2_{number}_x86_64"]
-    subprocess.run([*command, "--platform", "manylinux2014_x86_64", *WHEELS], check=True)
-    print(listing())
+        platform += ["--platform", f"manylinux_2_{number}_x86_64"]
+    platform += ["--platform", "manylinux2014_x86_64"]
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run(
+        [*pip, "download", "-q", "--no-deps", *platform, "-d", str(CARRIED / "wheels"), *WHEELS], check=True
+    )
+    with tempfile.TemporaryDirectory() as site:
+        subprocess.run(
+            [*pip, "install", "-q", "--no-compile", *platform, "--target", site, *HUB_WHEELS], check=True
+        )
+        draft = HUB_ARCHIVE.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(site).rglob("*")):
+                name = str(path.relative_to(site))
+                if path.is_file() and not NEEDLESS.search(name):
+                    archive.write(path, name)
+        draft.replace(HUB_ARCHIVE)
+    print(listing(list(PARTS), None))
 
 
-def listing() -> str:
-    """Return the parts with their times, and the files to carry to another machine."""
-    lines = [f"{name:12} {part.minutes:3g} min  {part.about}" for name, part in PARTS.items()]
+def listing(parts: list[str], minutes: float | None) -> str:
+    """Return the parts with their times, those that fit into the minutes marked, and the files to carry."""
+    lines, left_s = [], math.inf if minutes is None else 60 * minutes
+    for name in parts:
+        taken = fits(name, "", left_s)
+        left_s -= PARTS[name].seconds if taken else 0
+        lines.append(
+            f"{name:12} {PARTS[name].seconds:3} s  {'' if taken else '(no time) '}{PARTS[name].about}"
+        )
     lines += [
         "",
         "To carry to a machine without network (beside the tracked files): made by make gpu-check CARRY=1",
     ]
-    for folder, about in (
+    for path, about in (
         (NATIVE, "libfgpu, probes, commands"),
-        (CARRIED, "programs, and wheels for Python 3.12"),
+        *((CARRIED / name, "a program in C") for name in PROGRAMS),
+        (CARRIED / "wheels", f"packages for Python {CARRIED_PYTHON}: {', '.join(WHEELS)}"),
+        (HUB_ARCHIVE, f"packages for Python {CARRIED_PYTHON}, for the part hub"),
     ):
-        size = (
-            sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
-        )
+        files = path.rglob("*") if path.is_dir() else [path]
+        size = sum(each.stat().st_size for each in files if each.is_file())
         made = f"{size / 2**20:.1f} MiB" if size else "not made yet"
-        lines.append(f"{folder.relative_to(ROOT)!s:22} {made:>12}  {about}")
-    lines.append(f"Wheels are used for what that Python lacks: {', '.join(WHEELS)}.")
+        lines.append(f"{path.relative_to(ROOT)!s:30} {made:>12}  {about}")
+    lines.append("Packages are used for what that Python lacks.")
     return "\n".join(lines)
 
 

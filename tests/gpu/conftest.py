@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import math
 import os
@@ -10,12 +12,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from check import CARRIED, NATIVE, NOT_RUN, PROVED, REFUTED, Results
+from lenders import Start
 from realgpu import ROOT, Gpu, Nvml, context_mib
 from slices import HOLD, Slice
 
@@ -28,19 +32,63 @@ if RESULTS is None:
     collect_ignore_glob = ["test_*.py"]
 
 
+SET_CHILD_SUBREAPER = 36
+
+
 def pytest_sessionstart() -> None:
     """End these checks, with all that they have started, once check.py has ended, in whatever way."""
     if "FGPU_GPU_WATCHED" in os.environ:
+        # A Hub's sessions leave its process group, and outlive it: they become children of this process.
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
         threading.Thread(target=_end_with, args=[int(os.environ["FGPU_GPU_WATCHED"])], daemon=True).start()
 
 
 def _end_with(watched: int) -> None:
     os.read(watched, 1)
+    end_children()
     os.killpg(0, signal.SIGKILL)
 
 
+def end_children() -> None:
+    """Kill all that descended from this process, until nothing new turns up."""
+    while found := _descendants():
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _descendants() -> list[int]:
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to a part what belongs to it, and of that what was asked for."""
+    if RESULTS is None:
+        return
+    items[:] = [item for item in items if os.environ["FGPU_GPU_OF_PART"] in _name(item)]
+    left_out = [item for item in items if os.environ["FGPU_GPU_WORD"] not in _name(item)]
+    items[:] = [item for item in items if item not in left_out]
+    if left_out and items:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _name(item: pytest.Item) -> str:
+    # A word of the command line has no spaces.
+    return item.name.replace(" ", "-")
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Write down what was left out, as by ``PYTEST_ADDOPTS="-k ..."``."""
+    """Write down what was left out."""
     for item in items if RESULTS is not None else ():
         _add(item, NOT_RUN, why="left out")
 
@@ -126,3 +174,20 @@ def bench(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Any:
     kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     environment = kept | {"CUDA_VISIBLE_DEVICES": gpu.uuid}
     return Bench(scratch, NATIVE, gpu.uuid, gpu.memory_mib, gpu.name, gpu.driver, environment)
+
+
+@pytest.fixture
+def started(bench: Any, tmp_path: Path) -> Start:
+    """Starts programs in sessions; `lenders.Start` says how."""
+    words = tmp_path / "words"
+    words.mkdir()
+
+    def start(slots: str, lends: bool | None, command: list[str]) -> subprocess.Popen[str]:
+        name = f"lender{len(list(bench.scratch.glob('lender*')))}"
+        environment = bench.environment
+        if lends is not None:
+            environment = bench.session(name, slots, words=words if lends else None)
+        command = [str(bench.scratch / command[0]), *command[1:]]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    return start

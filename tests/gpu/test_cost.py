@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import launch
 import overhead
 import pytest
-from slices import Gpu, Slice, needs
 
 ROUNDS = 7
 LIMITS = {"alloc-free": 300.0, "start": 1.0, "start of a CUDA program": 1.0}
 """Nanoseconds of a call, milliseconds of a start."""
-PRODUCTS = """
-    import json, time, torch
-    def rate(size, count):
-        a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-        for _ in range(10):
-            a @ a
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            a @ a
-        torch.cuda.synchronize()
-        return count / (time.perf_counter() - began)
-    print(json.dumps({"large": rate(4096, 200), "small": rate(64, 20000)}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +44,3 @@ def test_a_call_and_a_start_cost_little_more(
     # Where others use the CPUs, the fastest turns say more than the median.
     added = min(calls[call]["added"], calls[call]["added_at_best"])
     assert added <= LIMITS[call], f"{added} {calls[call]['unit']} added, at most {LIMITS[call]}"
-
-
-@needs("torch")
-@pytest.mark.parametrize("size", ["large", "small"])
-def test_a_matrix_product_costs_less_than_a_hundredth_more(
-    slice_of: Callable[..., Slice], gpu: Gpu, record_property: Callable[..., None], size: str
-) -> None:
-    session, rates = slice_of(gpu.memory_mib // 2), {"direct": [], "libfgpu": []}  # type: dict[str, list[float]]
-    for turn in range(5):
-        for way in ("direct", "libfgpu") if turn % 2 else ("libfgpu", "direct"):
-            said = session.run(PRODUCTS, env={"LD_PRELOAD": ""} if way == "direct" else {})
-            rates[way].append(json.loads(said)[size])
-    ratio = statistics.median(rates["libfgpu"]) / statistics.median(rates["direct"])
-    record_property("ratio", round(ratio, 4))
-    assert ratio >= 0.99

@@ -11,7 +11,7 @@ from pathlib import Path
 from check import CARRIED
 from slices import MIB, Gpu, Nvml, Slice, held
 
-LIMIT_MIB, WORKERS, KILLS = 8192, 8, 300
+LIMIT_MIB, WORKERS, KILLS = 8192, 8, 200
 PACE = 150
 """A kill each 0.3 s: a real driver takes long to begin, and a worker that is killed before shows nothing."""
 ENDING_MIB = 2048
