@@ -281,12 +281,12 @@ def missing_things(parts: list[str], environment: dict[str, str]) -> dict[str, l
         text=True,
         check=True,
     )
-    archive = HUB_ARCHIVE.relative_to(ROOT)
-    found = {
-        f"the Python package {module}"
-        + ("" if module in ("pytest", "numpy") else f", or {archive},"): modules[module]
-        for module in done.stdout.split()
-    }
+    found = {f"the Python package {m}": modules[m] for m in done.stdout.split() if m in ("pytest", "numpy")}
+    if packages := [m for m in done.stdout.split() if m not in ("pytest", "numpy")]:
+        thing = str(HUB_ARCHIVE.relative_to(ROOT))
+        if HUB_ARCHIVE.exists():
+            thing = f"of the packages for this Python, which is not {CARRIED_PYTHON}, {' '.join(packages)}"
+        found[thing] = modules[packages[0]]
     for path in (NATIVE / name for name in ("libfgpu.so", "probe", "probe-static")):
         if not path.exists():
             found[str(path.relative_to(ROOT))] = parts
@@ -374,6 +374,11 @@ def prepared() -> Iterator[dict[str, str]]:
         own = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if own == CARRIED_PYTHON and HUB_ARCHIVE.exists() and importlib.util.find_spec("jupyterhub") is None:
             zipfile.ZipFile(HUB_ARCHIVE).extractall(Path(site) / "hub")
+            # The tree itself is not installed there, and the Hub asks for its version.
+            version = json.loads((ROOT / "labextension" / "package.json").read_text())["version"]
+            about = Path(site) / "hub" / f"fgpuspawner-{version}.dist-info" / "METADATA"
+            about.parent.mkdir()
+            about.write_text(f"Metadata-Version: 2.1\nName: fgpuspawner\nVersion: {version}\n")
         paths = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
         yield {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "FGPU_LIMITS_FILE")} | {
             "PYTHONPATH": os.pathsep.join(paths),
