@@ -51,6 +51,7 @@ HARDWARE_BEGIN = (
 )
 HARDWARE_END = "<!-- end of hardware -->"
 WHOLE_PART = "the whole part"
+LEFT_OUT = "left out"
 
 DEMANDS_BEGIN = "<!-- demands: written by scripts/docs.py from fgpuspawner/hub/checks.py -->"
 DEMANDS_END = "<!-- end of demands -->"
@@ -343,14 +344,19 @@ def on_hardware(parts: list[str], results: Path) -> str:
     """Return what the newest run of each part has shown on each model and driver; a rehearsal shows nothing."""
     newest: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     runs: dict[tuple[str, str, str], str] = {}
-    for line in sorted(gpu_results(results), key=lambda line: str(line["run"])):
+    found = gpu_results(results)
+    partial = {((x["model"], x["driver"]), x["part"], x["run"]) for x in found if x.get("why") == LEFT_OUT}
+    for line in sorted(found, key=lambda line: str(line["run"])):
         machine, part = (line["model"], line["driver"]), line["part"]
         if part in parts:
             checks = newest.setdefault(machine, {})
             if runs.get((*machine, part)) != line["run"]:
                 runs[*machine, part] = line["run"]
-                checks[part] = {}
-            checks[part][line["name"]] = line["verdict"]
+                # A run of single checks adds to the one before.
+                if part not in checks or (machine, part, line["run"]) not in partial:
+                    checks[part] = {}
+            if line.get("why") != LEFT_OUT or line["name"] not in checks[part]:
+                checks[part][line["name"]] = line["verdict"]
     said = []
     for (model, driver), checks in sorted(newest.items()):
         date = max(run for (*machine, _), run in runs.items() if machine == [model, driver])[:10]

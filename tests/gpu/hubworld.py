@@ -302,6 +302,7 @@ class HubWorld:
         """Wait until a user's session runs and its server answers; return the seconds."""
         began = time.monotonic()
         self.until(lambda: self.session(user).get("state") == "RUNNING", f"{user}'s session runs")
+        self.until(lambda: f"/user/{user}" in self.routes.table, f"the Hub has a route to {user}'s server")
         self.until(lambda: self.ask("GET", f"{self._server(user)}api/status"), f"{user}'s server answers")
         return time.monotonic() - began
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import psutil
 import pytest
 from likecontainer import filter_calls
 from sessionfolders import ROOT, MakePath
@@ -27,8 +32,11 @@ NEEDED = (
 )
 
 
-def start(out: Path, *parts: str, root: Path = ROOT, **more: Any) -> subprocess.Popen[str]:
+def start(
+    out: Path, *parts: str, root: Path = ROOT, env_more: Mapping[str, str] = MappingProxyType({}), **more: Any
+) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "FGPU_", "CUDA_", "LD_"))}
+    env |= env_more
     command = [sys.executable, str(root.joinpath(*CHECK)), *parts, "--simulated", "--out", str(out)]
     return subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
@@ -128,11 +136,84 @@ def test_it_stops_at_once_on_a_kernel_that_cannot_do_what_libfgpu_lives_on(
     assert list(tmp_path.iterdir()) == []
 
 
+def listed(*settings: str) -> str:
+    command = ["make", "-s", "gpu-check", "LIST=1", *settings]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_list_says_what_to_carry_and_which_parts_there_are() -> None:
-    done = subprocess.run(
-        ["make", "-s", "gpu-check", "LIST=1"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "fgpuspawner/native" in done.stdout
-    assert "build/gpu-check" in done.stdout
+    said = listed()
+    for path in ("fgpuspawner/native", "build/gpu-check/storm", "build/gpu-check/hub.zip"):
+        assert path in said
+    files = re.findall(r"file=\"(\w+)\"", ROOT.joinpath(*CHECK).read_text())
     for test in (ROOT / "tests" / "gpu").glob("test_*.py"):
-        assert f"{test.stem.removeprefix('test_')} " in done.stdout
+        name = test.stem.removeprefix("test_")
+        assert name in files or f"{name} " in said
+
+
+@pytest.mark.parametrize(("minutes", "parts"), [(4, {"hub", "shares"}), (10, {"hub", "mixed", "cells"})])
+def test_a_plan_for_some_minutes_has_the_first_parts_that_fit_and_none_over_100_s(
+    minutes: int, parts: set[str]
+) -> None:
+    lines = listed(f"MINUTES={minutes}").partition("\n\n")[0].splitlines()
+    seconds = {line.split()[0]: int(line.split()[1]) for line in lines if "(no time)" not in line}
+    assert max(seconds.values()) <= 100
+    assert parts <= set(seconds)
+    assert sum(seconds.values()) <= 60 * minutes
+    assert len(seconds) < len(lines)
+
+
+def test_a_word_chooses_single_tests_and_minutes_leave_out_what_does_not_fit(
+    built: Path, tmp_path: Path
+) -> None:
+    process = start(tmp_path, "rounding::512-100", "hub", "--minutes", "0.5")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "hub: left out, as it takes" in output
+    verdicts = {line["name"].partition("[")[2]: line["verdict"] for line in lines(tmp_path)}
+    assert verdicts.pop("512-100000]") == "PROVED"
+    assert verdicts.pop("") == "PROVED"
+    assert set(verdicts.values()) == {"NOT RUN"}
+
+
+def test_each_missing_thing_is_a_line_and_only_what_needs_it_is_left_out(built: Path, tmp_path: Path) -> None:
+    root = tmp_path / "carried"
+    for name in NEEDED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    (root / "fgpuspawner/native/probe").unlink()
+    process = start(tmp_path / "out", "facts", root=root)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "gpu-check: fgpuspawner/native/probe is missing, so not run: facts\n" in output
+    assert [(line["verdict"], line["why"]) for line in lines(tmp_path / "out")] == [
+        ("NOT RUN", "fgpuspawner/native/probe is missing")
+    ]
+
+
+def test_a_killed_run_leaves_no_hub_and_no_session(built: Path, tmp_path: Path) -> None:
+    """They would spoil what is measured next."""
+    process = start(tmp_path / "out", "hub", env_more={"TMPDIR": str(tmp_path)}, start_new_session=True)
+    deadline = time.monotonic() + 120
+
+    def servers() -> list[psutil.Process]:
+        return [p for p in of_folder(tmp_path) if "jupyterhub.singleuser" in p.cmdline()]
+
+    while not servers():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    while of_folder(tmp_path):
+        assert time.monotonic() < deadline, of_folder(tmp_path)
+        time.sleep(0.05)
+
+
+def of_folder(folder: Path) -> list[psutil.Process]:
+    """Return the processes that use a folder for temporary files."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder) or str(folder) in process.cwd():
+                found.append(process)
+    return found

@@ -53,6 +53,14 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     assert shown(tmp_path, {"name": "b", "verdict": "NOT RUN"}, {}).endswith(": `facts` not run")
 
 
+def test_single_checks_of_a_later_run_are_added_to_the_part(tmp_path: Path) -> None:
+    later = {"run": "2026-12-02T10:00:00Z"}
+    first = ({"name": "a", "verdict": "REFUTED"}, {"name": "b"}, {"name": "c", "verdict": "NOT RUN"}, {})
+    left_out = {"name": "b", "verdict": "NOT RUN", "why": "left out", **later}
+    found = shown(tmp_path, *first, {"name": "a", **later}, left_out, {"name": "c", **later}, later)
+    assert found == "NVIDIA H200, driver 580.1, 2026-12-02: `facts` PROVED"
+
+
 def test_interrupted_part_is_not_shown_as_complete(tmp_path: Path) -> None:
     found = shown(tmp_path, {"name": "a"}, more='{"part": "facts", "na')
     assert found.endswith(": `facts` PROVED (0 of 1 checks not run, ended early)")
