@@ -95,6 +95,11 @@ def install_packages(program: Path, site: Path, *, uv: str, packages: Sequence[s
         ],
         **environment,
     )
+    # What is beside the modules in a wheel: kernels, front ends and their settings, where Jupyter looks for them.
+    for folder in ("etc", "share"):
+        if (site / folder).is_dir():
+            shutil.copytree(site / folder, site.parents[2] / folder, dirs_exist_ok=True)
+            shutil.rmtree(site / folder)
     for leftover in (".lock", "bin"):
         path = site / leftover
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -26,13 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from debianfiles import CannotBuild, run, write
+from serverenv import ENVIRONMENT
+from serverext import (
+    ServerTable,
+    add_to_server,
+    check_built,
+    prefixes_of,
+    read_table,
+    warnings_of,
+    without_server_half,
+)
 from userenv import Framework, make_kernel, make_user_environment, search_path
 
 HERE = Path(__file__).resolve().parent
 # The keys of image.toml: what is done, and facts, which become labels (docs/images.md).
-ABOUT_BUILDING = ("base", "program", "module", "host")
+ABOUT_BUILDING = ("base", "program", "module", "host", "server")
 FACTS = (
-    *("slug", "name", "framework", "version", "description", "icon", "cuda", "gpu_architectures"),
+    *("slug", "name", "framework", "version", "description", "icon", "kernels", "cuda", "gpu_architectures"),
     *("minimum", "recommended", "deprecated", "groups", "users"),
 )
 OF_ITS_OWN_BASE = ("cuda", "gpu_architectures", "minimum", "recommended")
@@ -49,7 +59,18 @@ try:
 except (AttributeError, OSError, ValueError):
     libc = ""
 in_venv = sys.prefix != sys.base_prefix
+def extensions():
+    try:
+        from importlib.metadata import distributions
+    except ImportError:
+        return {}
+    found = {}
+    for one in distributions():
+        if any("jupyter_server_config.d" in str(path) for path in one.files or ()):
+            found[one.metadata["Name"]] = one.version
+    return found
 found = {
+    "prefixes": [sys.prefix, sys.base_prefix], "extensions": extensions(),
     "program": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
     "packages": [path for path in sys.path if in_venv and path.startswith(sys.prefix + os.sep)],
     "python": "%d.%d.%d" % sys.version_info[:3], "libc": libc,
@@ -70,6 +91,7 @@ class Recipe:
     python: str
     packages: Sequence[str]
     facts: Mapping[str, Any]
+    server: ServerTable
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -94,6 +116,9 @@ def read_recipe(folder: Path) -> Recipe:
     if missing:
         raise CannotBuild(f"{path}: {missing[0]} is missing")
     host = said.get("host", {})
+    kernels = said.get("kernels", [])
+    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+        raise CannotBuild(f'{path}: kernels: write a list of names, such as ["python3", "ir"]')
     return Recipe(
         name=folder.resolve().name,
         base=said["base"],
@@ -102,6 +127,7 @@ def read_recipe(folder: Path) -> Recipe:
         python=host.get("python", ""),
         packages=host.get("packages", []),
         facts={key: value for key, value in said.items() if key not in ABOUT_BUILDING},
+        server=read_table(said.get("server", {}), str(path)),
     )
 
 
@@ -139,10 +165,10 @@ def facts_of(recipe: Recipe, found: Mapping[str, Any], *, made_here: bool) -> di
     minor = ".".join(found["python"].split(".")[:2])
     facts = {
         "slug": recipe.name.replace(".", "-"),
+        "kernels": ["python3"],
         **recipe.facts,
         "version": found["version"].split("+")[0],
         "python": minor,
-        "kernels": ["python3"],
     }
     if recipe.facts["framework"] == "python":
         facts["name"] = f"Python {minor}"
@@ -190,13 +216,18 @@ def build(
         context = Path(folder)
         roots, users = context / "roots", context / "users"
         make_user_environment(users, framework, uv=uv)
-        if found["packages"]:
+        packages = [path for path in found["packages"] if not path.startswith(f"/{ENVIRONMENT}/")]
+        if packages:
             # The base's Python is a virtual environment itself, and one does not see through another.
             write(
                 users / f"lib/python{minor}/site-packages/fgpu_framework.pth",
-                "".join(f"{path}\n" for path in found["packages"]),
+                "".join(f"{path}\n" for path in packages),
             )
         make_kernel(roots, framework)
+        prefixes = prefixes_of(found["prefixes"])
+        have = add_to_server(roots, recipe.server, uv=uv, server=server, prefixes=prefixes)
+        for warning in (*warnings_of(recipe.server), *without_server_half(found["extensions"], have)):
+            print(f"images: warning: {warning}", file=sys.stderr)
         path = search_path(found["path"])
         write(roots / "etc/profile.d/fgpu.sh", f"PATH={shlex.quote(path)}\nexport PATH\n")
         shutil.copy2(HERE / "prepare.py", roots / "opt/fgpu/prepare.py")
@@ -215,6 +246,9 @@ def build(
         for label in labels:
             arguments += ["--label", label]
         run(["docker", "build", "--quiet", "--tag", tag, *arguments, str(context)])
+    kernels = recipe.facts.get("kernels", [])
+    if kernels or recipe.server.extensions or recipe.server.trusted:
+        check_built(tag, kernels=kernels, prefixes=prefixes)
 
 
 def main() -> int:

@@ -6,9 +6,12 @@ Makes the user and the home folder, byte code for the users' environment, and ce
 from __future__ import annotations
 
 import os
+import py_compile
 import re
 import shutil
 import subprocess
+import sysconfig
+from importlib.util import cache_from_source
 from pathlib import Path
 
 USER, UID, HOME = "jovyan", 1000, Path("/home/jovyan")
@@ -62,6 +65,16 @@ def compile_environment() -> None:
     )
 
 
+def compile_extensions() -> None:
+    """Compile what was added to the server environment. Sessions cannot write there, and would compile at each start."""
+    for file in Path(sysconfig.get_path("purelib")).rglob("*.py"):
+        if not Path(cache_from_source(str(file))).exists():
+            # Packages have templates and samples that are no Python of this version.
+            py_compile.compile(
+                str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, quiet=2
+            )
+
+
 def make_temporary_folders() -> None:
     """Have the folders that programs expect; some small bases lack them."""
     for path in (Path("/tmp"), Path("/var/tmp")):
@@ -74,4 +87,5 @@ make_account()
 make_certificates()
 make_temporary_folders()
 compile_environment()
+compile_extensions()
 Path(__file__).unlink()

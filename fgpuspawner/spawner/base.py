@@ -83,6 +83,8 @@ OWN_TOKEN_S = 3600
 LOOPBACK = "127.0.0.1"
 MOST_WAITING_PAGES = 20
 """Waiting pages of one server that get events: each asks the scheduler's one thread at every change of the queue."""
+KERNELS_VARIABLE = "FGPU_KERNELS"
+"""Tells the server the kernels of its image: notebooks open on the first (jupyterlab_fgpu.kernelspecs)."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browsers of users who open the session."""
 
@@ -229,7 +231,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 *self.get_args(),
                 *(NO_EXTENSIONS if image.may_have_others_programs(self.user.name) else ()),
             ),
-            environment=self.get_env(),
+            environment={**self.get_env(), KERNELS_VARIABLE: ",".join(image.kernels)},
             slice_environment=self._slice_environment(),
             prepared=prepared,
             devices=() if simulated else runtime.isolation.devices_of(session),

@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from typing import Any
 
-from jupyter_core.paths import jupyter_data_dir, jupyter_path
+from jupyter_core.paths import jupyter_path
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
+from jupyter_server.gateway.gateway_client import GatewayClient
 from jupyter_server.kernelspecs.handlers import KernelSpecResourceHandler
 from jupyter_server.kernelspecs.handlers import default_handlers as kernel_files
 from jupyter_server.utils import url_path_join
 from tornado import web
-from traitlets import Float
+from traitlets import Bool, Float
 from traitlets.config import LoggingConfigurable
 
 from .details import DetailsReader, kernels_of
 from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
+from .kernelspecs import KernelSpecs, first_kernel, named_kernels
 from .proof import Proof
 from .service_client import Refused, ServiceError
 from .status import SharedRead, StatusReader
@@ -51,6 +54,15 @@ class FGPUStatus(LoggingConfigurable):
         help="""Seconds to wait for each call to the fGPU service before its last answer is shown.
 
         Example: `c.FGPUStatus.timeout_s = 10`
+        """,
+    )
+
+    users_files_may_run = Bool(
+        False,
+        config=True,
+        help="""Let extensions run files that the session's user can write as code of the server.
+
+        Such code can use the session's token for the Hub. `trusted_extensions` of image.toml sets it.
         """,
     )
 
@@ -208,19 +220,41 @@ class KernelFileHandler(KernelSpecResourceHandler):  # type: ignore[misc]
         self.set_header("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
 
 
-def find_kernels_at_home(server_app: Any) -> None:
-    """Find the kernels that a user has made at home, also where no configuration is read there.
+def offer_kernels(server_app: Any) -> None:
+    """Open notebooks on the first kernel that the catalogue names for the image."""
+    first = first_kernel(server_app.kernel_spec_manager)
+    if first is not None:
+        server_app.kernel_manager.default_kernel_name = first
+    elif missing := named_kernels():
+        server_app.log.warning("jupyterlab_fgpu: this image has none of its kernels %s", ", ".join(missing))
 
-    Kernels are programs of the session, not part of its server.
+
+def refuse_users_files(*folders: str) -> None:
+    """Refuse to run files as code of this server if the session's programs can write them, for good.
+
+    Extensions may look for Python files or templates in the home or in the folder of a notebook. Files below
+    ``folders``, of which the server is made, are not asked about.
     """
-    at_home = os.path.join(jupyter_data_dir(), "kernels")
-    folders = server_app.kernel_spec_manager.kernel_dirs
-    if at_home not in folders:
-        server_app.kernel_spec_manager.kernel_dirs = [at_home, *folders]
+    own = tuple(f"{folder.rstrip('/')}/" for folder in folders if folder)
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "exec":
+            return
+        file = getattr(arguments[0], "co_filename", "")
+        if not file.startswith("/") or file.startswith(own):
+            return
+        # A file that is gone may have been written by anyone.
+        if os.access(file, os.W_OK) or not os.path.exists(file):
+            raise PermissionError(f"{file} can be written in the session, so its server does not run it")
+
+    sys.addaudithook(audit)
 
 
 def keep_home_out(server_app: Any) -> None:
     """Keep files that the session's programs can write from running as code in the server."""
+    named = "kernel_spec_manager_class" in server_app.config.ServerApp
+    if not named and not GatewayClient.instance(parent=server_app).gateway_enabled:
+        server_app.kernel_spec_manager_class = KernelSpecs
     # Templates are programs. By default nbconvert also looks for them in the working folder.
     templates = server_app.config.TemplateExporter
     templates.extra_template_basedirs = []
@@ -238,6 +272,8 @@ def keep_home_out(server_app: Any) -> None:
         config._get_config_manager = lambda level, higher=False: (
             of("sys_prefix", True) if level == "all" else of(level, higher)
         )
+    if not server_app.config.FGPUStatus.get("users_files_may_run", False):
+        refuse_users_files(*{sys.prefix, sys.base_prefix, *sys.path})
 
 
 def _import_nothing(name: str) -> Any:
@@ -270,7 +306,7 @@ def load(server_app: Any) -> None:
     own = [(f"{base}/{path}", handler, {"status": status}) for path, handler in handlers.items()]
     files = [(url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files]
     server_app.web_app.add_handlers(".*$", [*files, *own])
-    find_kernels_at_home(server_app)
+    offer_kernels(server_app)
     try:
         # It lives as long as the server, and ends with its process.
         status.kernel_socket = KernelSocket(status.payload)

@@ -44,6 +44,12 @@ def jp_server_config(session_environment: dict[str, str], monkeypatch: pytest.Mo
 
 
 @pytest.fixture(autouse=True)
+def no_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused stays refused as long as the process lives, and pytest runs files that it can write."""
+    monkeypatch.setattr(app, "refuse_users_files", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
 def no_socket_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close what a server's end closes: here the servers end, and the process goes on."""
     made: list[KernelSocket] = []

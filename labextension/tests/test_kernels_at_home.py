@@ -8,8 +8,6 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_data_dir
 
-from jupyterlab_fgpu.app import find_kernels_at_home
-
 LOGO = "<svg xmlns='http://www.w3.org/2000/svg'><script>document.title = 'run'</script></svg>"
 
 
@@ -32,6 +30,6 @@ def test_kernels_at_home_are_found_where_no_configuration_is_read_there(jp_serve
     at_home = str(Path(jupyter_data_dir(), "kernels"))
     manager.kernel_dirs = [folder for folder in manager.kernel_dirs if folder != at_home]
     for _ in range(2):
-        find_kernels_at_home(jp_serverapp)
+        manager.find_kernel_specs()
         assert manager.kernel_dirs.count(at_home) == 1
         assert manager.kernel_dirs[0] == at_home
