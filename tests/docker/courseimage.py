@@ -17,6 +17,8 @@ INSTALLED = (
     "nbgitpuller==1.3.0",
     "tensorboard==2.21.0",
     "bash_kernel==0.10.0",
+    # Left out of the server.
+    "jupyter-resource-usage==1.3.0",
 )
 DOCKERFILE = """
 FROM {base}
@@ -31,21 +33,17 @@ RUN cd /srv/course && git init -q -b main && git add . && git -c user.name=a -c 
     && chown -R 1000:1000 /srv/course
 USER 1000:1000
 """
-WITHOUT_SERVER = """
+IMAGE = """
 name = "Course"
 framework = "python"
 version = "3"
 base = "127.0.0.1:1/nowhere:1"
-"""
-IMAGE = (
-    WITHOUT_SERVER
-    + """
 kernels = ["ir", "python3"]
 
 [server]
 extensions = [
-    "jupyter-server-proxy==4.6.0", "nbgitpuller==1.3.0", "notebook==7.6.5", "jupyter-resource-usage==1.3.0",
-    "jupyterlab-git==0.55.0", "jupyterlab-lsp==5.3.0",
+    "jupyter-server-proxy==4.6.0", "nbgitpuller==1.3.0", "notebook==7.6.5", "jupyterlab-git==0.55.0",
+    "jupyterlab-lsp==5.3.0",
 ]
 
 [server.config.ServerApp]
@@ -57,7 +55,6 @@ command = ["python", "-m", "tensorboard.main", "--logdir", "logs", "--port", "{p
 [server.config.ServerProxy.servers.vscode]
 command = ["python", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
 """
-)
 
 
 def r_kernel(root: Path) -> None:
@@ -72,7 +69,8 @@ def r_kernel(root: Path) -> None:
     subprocess.run(["/usr/bin/python3", "-c", code, ROOT / "images", root], check=True)
     for link in [path for path in root.iterdir() if path.is_symlink()]:
         link.unlink()
-    # What Debian's alternatives choose.
+    # What Debian writes and chooses when it sets the packages up.
+    shutil.copytree("/etc/R", root / "etc/R", dirs_exist_ok=True)
     for name in ("blas", "lapack"):
         folder = next((root / "usr/lib").glob(f"*-linux-gnu/{name}"))
         shutil.copy2(folder / f"lib{name}.so.3", folder.parent / f"lib{name}.so.3")
@@ -110,11 +108,11 @@ def course_base(engine: Engine, base: str, folder: Path) -> str:
     return tag
 
 
-def course_image(engine: Engine, base: str, recipe: str, folder: Path, *, server: str) -> tuple[str, str]:
+def course_image(engine: Engine, base: str, folder: Path, *, server: str) -> tuple[str, str]:
     """Build an image with the server environment on the course's; return its tag, and what the build said."""
     name = folder.name
     folder.mkdir()
-    (folder / "image.toml").write_text(recipe)
+    (folder / "image.toml").write_text(IMAGE)
     tag = engine.mine(f"{engine.prefix}/{name}:1")
     made = build(str(folder), "--base", base, "--server", server, "--tag", tag)
     assert made.returncode == 0, made.stderr[-2000:]
