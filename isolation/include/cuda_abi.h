@@ -22,6 +22,7 @@ typedef enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_STUB_LIBRARY = 34,
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -48,6 +49,23 @@ typedef enum {
     CUDA_ERROR_TIMEOUT = 909,
     CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
+
+typedef enum {
+    CU_PROCESS_STATE_RUNNING = 0,
+    CU_PROCESS_STATE_LOCKED = 1,
+    CU_PROCESS_STATE_CHECKPOINTED = 2,
+    CU_PROCESS_STATE_FAILED = 3,
+} CUprocessState;
+
+typedef struct {
+    unsigned int timeoutMs;
+    unsigned int reserved0;
+    uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+
+typedef struct CUcheckpointCheckpointArgs_st CUcheckpointCheckpointArgs;
+typedef struct CUcheckpointRestoreArgs_st CUcheckpointRestoreArgs;
+typedef struct CUcheckpointUnlockArgs_st CUcheckpointUnlockArgs;
 
 /* ---- handles --------------------------------------------------------------------------------------- */
 
@@ -922,5 +940,12 @@ CUresult cuGraphUpload(CUgraphExec, CUstream);
 CUresult cuGraphUpload_ptsz(CUgraphExec, CUstream);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
+
+CUresult cuCheckpointProcessGetState(int, CUprocessState *);
+CUresult cuCheckpointProcessGetRestoreThreadId(int, int *);
+CUresult cuCheckpointProcessLock(int, CUcheckpointLockArgs *);
+CUresult cuCheckpointProcessCheckpoint(int, CUcheckpointCheckpointArgs *);
+CUresult cuCheckpointProcessRestore(int, CUcheckpointRestoreArgs *);
+CUresult cuCheckpointProcessUnlock(int, CUcheckpointUnlockArgs *);
 
 #endif

@@ -194,4 +194,4 @@ static CUresult destroy_mipmapped(__typeof__(&cuMipmappedArrayDestroy) real, CUm
     return destroyed(&holding, array, real(array));
 }
 
-FGPU_ARRAY_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_ARRAY_HOOKS(FGPU_EXPORT_GATED_HOOK)

@@ -336,4 +336,5 @@ static CUresult set_limit(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t
     return result;
 }
 
-FGPU_CONTEXT_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_CONTEXT_HOOKS(FGPU_EXPORT_GATED_HOOK)
+FGPU_CURRENT_HOOKS(FGPU_EXPORT_HOOK)

@@ -78,6 +78,9 @@ uint64_t fgpu_revision(void);
  */
 const _Atomic(uint64_t) *fgpu_revision_word(void);
 
+/* The word after it: 0 while the session may use its GPUs, 1 while it is parked. NULL if it cannot be found. */
+const _Atomic(uint64_t) *fgpu_gate_word(void);
+
 /* Whether these limits are of the revision in force. */
 bool fgpu_limits_in_force(const struct fgpu_limits *limits);
 
@@ -158,6 +161,24 @@ bool fgpu_hides(const struct fgpu_object *object);
 /* The index in `devices` of the current context's device; -1 without a context, -2 for a device outside the limits.
  * Cheap enough for every call. */
 int fgpu_current_device(void);
+
+/* ---- parking.c ------------------------------------------------------------------------------------- */
+
+/* The gate, once it was found; before, a word that is not 0. */
+extern const _Atomic(uint64_t) *_Atomic fgpu_gate;
+
+static inline bool fgpu_gate_is_open(void) {
+    return __builtin_expect(atomic_load_explicit(atomic_load_explicit(&fgpu_gate, memory_order_relaxed),
+                                                 memory_order_relaxed) == 0, 1);
+}
+
+/* Waits until the session may use its GPUs again. False if a signal ended the wait: CUDA_ERROR_DEVICE_UNAVAILABLE. The
+ * caller holds no lock. */
+bool fgpu_wait_at_gate(void);
+
+static inline bool fgpu_pass_gate(void) {
+    return fgpu_gate_is_open() || fgpu_wait_at_gate();
+}
 
 /* ---- throttle.c ------------------------------------------------------------------------------------ */
 

@@ -328,4 +328,4 @@ static CUresult destroy_executable(__typeof__(&cuGraphExecDestroy) real, CUgraph
     return result;
 }
 
-FGPU_GRAPH_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_GRAPH_HOOKS(FGPU_EXPORT_GATED_HOOK)

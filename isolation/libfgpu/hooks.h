@@ -11,6 +11,9 @@
  * launch_kernel(real, per_thread, ...), and so on. Functions of the driver that are called but not hooked are in
  * FGPU_CALLS; DRIVER(name) is the real function of both kinds, NULL if the driver lacks it.
  *
+ * While the session is parked, every function that needs the GPU waits before the driver is called (parking.c): those
+ * of a group that is expanded with FGPU_EXPORT_GATED_HOOK, launches, and those in gated.h, which do nothing else.
+ *
  * Versions: a name without a suffix is the first version (32-bit sizes and device addresses if there is a _v2); _ptsz
  * means that the NULL stream is the thread's own.
  *
@@ -25,7 +28,8 @@
  *   large stacks, and streams, events, textures.
  * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: managed memory, which
  *   is charged when it is allocated.
- * - cuCheckpointProcess*: checkpointed memory stays charged, so it can be restored.
+ * - cuCheckpointProcess*: the host parks a session by them. Checkpointed memory stays charged, so that the session has
+ *   room for it when it comes back; what the session's slice is meanwhile is the scheduler's.
  * - cuGetExportTable: private to NVIDIA's own libraries. CUDA's runtime may make the primary context by a function from
  *   there; contexts.c charges it when it notices it.
  * - cuDeviceSetMemPool and cuMemSetMemPool allocate nothing; the pool is looked up at each allocation.
@@ -36,6 +40,7 @@
 
 #include "cuda_abi.h"
 #include "fgpu.h"
+#include "gated.h"
 #include "nvml_abi.h"
 
 #include <stdatomic.h>
@@ -213,7 +218,6 @@
     HOOK(CUDA, cuCtxDestroy_v2, (CUcontext context), destroy(real, context)) \
     HOOK(CUDA, cuCtxAttach, (CUcontext *context, unsigned int flags), attach(real, context, flags)) \
     HOOK(CUDA, cuCtxDetach, (CUcontext context), detach(real, context)) \
-    HOOK(CUDA, cuCtxSetCurrent, (CUcontext context), entered(real(context))) \
     HOOK(CUDA, cuCtxSetLimit, (CUlimit limit, size_t value), set_limit(real, limit, value)) \
     HOOK(CUDA, cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), retain(real, context, device)) \
     HOOK(CUDA, cuDevicePrimaryCtxRelease, (CUdevice device), release_primary(real, device)) \
@@ -225,11 +229,18 @@
          create_green(real, context, resources, device, flags)) \
     HOOK(CUDA, cuGreenCtxDestroy, (CUgreenCtx context), destroy_green(real, context))
 
+/* A thread without a context needs no GPU. The runtime may have made this one through no hook. */
+#define FGPU_CURRENT_HOOKS(HOOK) \
+    HOOK(CUDA, cuCtxSetCurrent, (CUcontext context), \
+         context == NULL || fgpu_pass_gate() ? entered(real(context)) : CUDA_ERROR_DEVICE_UNAVAILABLE)
+
 /* ---- report.c ---------------------------------------------------------------------------------------- */
 
 #define FGPU_REPORT_HOOKS(HOOK) \
     HOOK(CUDA, cuMemGetInfo, (unsigned int *unused, unsigned int *total), memory_info_v1(real, unused, total)) \
-    HOOK(CUDA, cuMemGetInfo_v2, (size_t *unused, size_t *total), memory_info(real, unused, total)) \
+    HOOK(CUDA, cuMemGetInfo_v2, (size_t *unused, size_t *total), memory_info(real, unused, total))
+
+#define FGPU_TOTAL_HOOKS(HOOK) \
     HOOK(CUDA, cuDeviceTotalMem, (unsigned int *bytes, CUdevice device), total_v1(real, bytes, device)) \
     HOOK(CUDA, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device), total(real, bytes, device))
 
@@ -315,7 +326,9 @@
          launch_legacy_grid_async(real, function, width, height, stream)) \
     HOOK(CUDA, cuGraphLaunch, (CUgraphExec executable, CUstream stream), launch_graph(real, false, executable, stream)) \
     HOOK(CUDA, cuGraphLaunch_ptsz, (CUgraphExec executable, CUstream stream), \
-         launch_graph(real, true, executable, stream)) \
+         launch_graph(real, true, executable, stream))
+
+#define FGPU_CAPTURE_HOOKS(HOOK) \
     HOOK(CUDA, cuStreamBeginCapture, (CUstream stream), capture_begins(real(stream))) \
     HOOK(CUDA, cuStreamBeginCapture_ptsz, (CUstream stream), capture_begins(real(stream))) \
     HOOK(CUDA, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), \
@@ -354,9 +367,12 @@
     FGPU_ARRAY_HOOKS(HOOK) \
     FGPU_GRAPH_HOOKS(HOOK) \
     FGPU_CONTEXT_HOOKS(HOOK) \
+    FGPU_CURRENT_HOOKS(HOOK) \
     FGPU_REPORT_HOOKS(HOOK) \
+    FGPU_TOTAL_HOOKS(HOOK) \
     FGPU_NVML_HOOKS(HOOK) \
-    FGPU_LAUNCH_HOOKS(HOOK)
+    FGPU_LAUNCH_HOOKS(HOOK) \
+    FGPU_CAPTURE_HOOKS(HOOK)
 
 /* Called, not hooked. */
 #define FGPU_CALLS(CALL) \
@@ -369,20 +385,9 @@
     CALL(CUDA, cuDeviceGetAttribute) \
     CALL(CUDA, cuDeviceGetUuid) \
     CALL(CUDA, cuDeviceGetUuid_v2) \
-    CALL(CUDA, cuDeviceGetDefaultMemPool) \
-    CALL(CUDA, cuDeviceGetMemPool) \
-    CALL(CUDA, cuDeviceGetGraphMemAttribute) \
     CALL(CUDA, cuDevicePrimaryCtxGetState) \
     CALL(CUDA, cuMemPoolGetAttribute) \
-    CALL(CUDA, cuStreamGetCtx) \
-    CALL(CUDA, cuStreamIsCapturing) \
-    CALL(CUDA, cuStreamIsCapturing_ptsz) \
     CALL(CUDA, cuThreadExchangeStreamCaptureMode) \
-    CALL(CUDA, cuEventCreate) \
-    CALL(CUDA, cuEventDestroy_v2) \
-    CALL(CUDA, cuEventRecord) \
-    CALL(CUDA, cuEventQuery) \
-    CALL(CUDA, cuEventElapsedTime) \
     CALL(CUDA, cuGraphGetNodes) \
     CALL(CUDA, cuGraphNodeGetType) \
     CALL(CUDA, cuGraphMemAllocNodeGetParams) \
@@ -394,6 +399,9 @@ enum fgpu_library { FGPU_LIBC, FGPU_CUDA, FGPU_NVML, FGPU_LIBRARIES };
 
 enum {
 #define FGPU_NUMBER(library, name, ...) FGPU_REAL_##name,
+#define FGPU_GATED_NUMBER(name) FGPU_REAL_##name,
+    FGPU_GATED(FGPU_GATED_NUMBER) FGPU_GATED_COUNT, /* first, as parking.c counts them from 0 */
+    FGPU_BEFORE_HOOKS = FGPU_GATED_COUNT - 1,
     FGPU_HOOKS(FGPU_NUMBER) FGPU_HOOK_COUNT, /* numbers from here on are of functions that are only called */
     FGPU_BEFORE_CALLS = FGPU_HOOK_COUNT - 1,
     FGPU_CALLS(FGPU_NUMBER) FGPU_REAL_COUNT
@@ -445,6 +453,16 @@ static inline void fgpu_enter(void) {
         fgpu_enter(); \
         __typeof__(&name) real = DRIVER(name); \
         return __builtin_expect(real == NULL, 0) ? FGPU_MISSING_##library : (call); \
+    }
+
+/* A hook that waits while the session is parked. */
+#define FGPU_EXPORT_GATED_HOOK(library, name, parameters, call) \
+    FGPU_EXPORT CUresult name parameters { \
+        fgpu_enter(); \
+        __typeof__(&name) real = DRIVER(name); \
+        return __builtin_expect(real == NULL, 0) ? FGPU_MISSING_CUDA \
+               : fgpu_pass_gate()                ? (call) \
+                                                 : CUDA_ERROR_DEVICE_UNAVAILABLE; \
     }
 
 #endif

@@ -3,9 +3,10 @@
 #include "hooks.h"
 #include "parts.h"
 
-/* Without a compute limit a launch costs one more load and a jump. */
+/* Without a compute limit a launch costs three more loads and a jump: that there is none, where the gate is, and the
+ * gate. */
 static inline bool free_to_go(void) {
-    return __builtin_expect(atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed), 1);
+    return __builtin_expect(atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed), 1) && fgpu_gate_is_open();
 }
 
 /* A function does larger work in more blocks, so each power of two of blocks has its own length. The top byte of an
@@ -16,16 +17,18 @@ static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uin
     return (void *)(uintptr_t)((uint64_t)(uintptr_t)function | power << 56);
 }
 
-/* `call` behind the gate. */
+/* `call` behind both gates: of a parked session, and of a compute limit. */
 #define GATED(kind_, stream_, per_thread_, call) \
     do { \
         fgpu_enter(); \
+        if (!fgpu_pass_gate()) \
+            return CUDA_ERROR_DEVICE_UNAVAILABLE; \
         struct fgpu_launch launch; /* not all of it needs clearing */ \
         launch.kind = (kind_); \
         launch.stream = (stream_); \
         launch.per_thread = (per_thread_); \
-        fgpu_launch_begin(&launch); \
-        CUresult result = (call); \
+        fgpu_launch_begin(&launch); /* may wait for a slot, and the session be parked meanwhile */ \
+        CUresult result = fgpu_pass_gate() ? (call) : CUDA_ERROR_DEVICE_UNAVAILABLE; \
         fgpu_launch_end(&launch, (int)result); \
         return result; \
     } while (0)
@@ -123,6 +126,8 @@ static CUresult launch_on_several(__typeof__(&cuLaunchCooperativeKernelMultiDevi
     if (free_to_go() || launches == NULL || count > MOST_DEVICES)
         return real(launches, count, flags);
     fgpu_enter();
+    if (!fgpu_pass_gate())
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
     for (unsigned n = 0; n < count; n++) {
         const CUDA_LAUNCH_PARAMS *one = &launches[n];
         gated[n] = (struct fgpu_launch){.kind = kind_of(one->function, one->gridDimX, one->gridDimY, one->gridDimZ),
@@ -132,7 +137,7 @@ static CUresult launch_on_several(__typeof__(&cuLaunchCooperativeKernelMultiDevi
             leave_context();
         }
     }
-    CUresult result = real(launches, count, flags);
+    CUresult result = fgpu_pass_gate() ? real(launches, count, flags) : CUDA_ERROR_DEVICE_UNAVAILABLE;
     for (unsigned n = 0; n < count; n++) {
         if (gated[n].device >= 0 && enter_context_of(launches[n].hStream)) {
             fgpu_launch_end(&gated[n], (int)result);
@@ -182,3 +187,4 @@ static CUresult capture_to_cig_ends(CUresult result) {
     }
 
 FGPU_LAUNCH_HOOKS(EXPORT_LAUNCH_HOOK)
+FGPU_CAPTURE_HOOKS(FGPU_EXPORT_GATED_HOOK)

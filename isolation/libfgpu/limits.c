@@ -279,8 +279,9 @@ static long read_whole(char *text, size_t size, const char **why) {
 
 /* ---- Their revision ---- */
 
-/* A word that the host increments after each change of the limits; without the file they never change. */
-static const _Atomic(uint64_t) never;
+/* Two words: the host increments the first after each change of the limits, and sets the second while the session is
+ * parked. Without the file neither changes; a file with one word reads as 0 beyond its end. */
+static const _Atomic(uint64_t) never[2];
 static const _Atomic(uint64_t) *_Atomic revision;
 
 static bool find_revision(void) {
@@ -288,14 +289,14 @@ static bool find_revision(void) {
     const char *why;
     if (atomic_load_explicit(&revision, memory_order_acquire) != NULL)
         return true;
-    const _Atomic(uint64_t) *found = &never;
+    const _Atomic(uint64_t) *found = never;
     errno = 0;
     int descriptor = fgpu_open("revision", O_RDONLY, &status, &why);
     if (descriptor >= 0) {
         /* A file that is too short would kill every process that reads the mapping. */
         void *page = status.st_size < (off_t)sizeof *found
                          ? MAP_FAILED
-                         : mmap(NULL, sizeof *found, PROT_READ, MAP_SHARED, descriptor, 0);
+                         : mmap(NULL, sizeof never, PROT_READ, MAP_SHARED, descriptor, 0);
         fgpu_close(descriptor);
         why = "cannot be mapped";
         found = page == MAP_FAILED ? NULL : page;
@@ -307,13 +308,17 @@ static bool find_revision(void) {
         return false;
     }
     const _Atomic(uint64_t) *nobodys = NULL;
-    if (!atomic_compare_exchange_strong(&revision, &nobodys, found) && found != &never)
-        munmap((void *)(uintptr_t)found, sizeof *found);
+    if (!atomic_compare_exchange_strong(&revision, &nobodys, found) && found != never)
+        munmap((void *)(uintptr_t)found, sizeof never);
     return true;
 }
 
 const _Atomic(uint64_t) *fgpu_revision_word(void) {
     return atomic_load_explicit(&revision, memory_order_acquire);
+}
+
+const _Atomic(uint64_t) *fgpu_gate_word(void) {
+    return find_revision() ? fgpu_revision_word() + 1 : NULL;
 }
 
 uint64_t fgpu_revision(void) {

@@ -186,4 +186,4 @@ static CUresult free_v1(__typeof__(&cuMemFree) real, CUdeviceptr_v1 address) {
     return fgpu_free_ends(&holding, real(address));
 }
 
-FGPU_MEMORY_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_MEMORY_HOOKS(FGPU_EXPORT_GATED_HOOK)

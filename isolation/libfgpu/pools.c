@@ -426,4 +426,4 @@ static CUresult wait_for_stream(__typeof__(&cuStreamSynchronize) real, bool per_
     return waited(real(stream));
 }
 
-FGPU_POOL_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_POOL_HOOKS(FGPU_EXPORT_GATED_HOOK)

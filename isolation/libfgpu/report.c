@@ -71,4 +71,5 @@ static CUresult total_v1(__typeof__(&cuDeviceTotalMem) real, unsigned int *bytes
     return result;
 }
 
-FGPU_REPORT_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_REPORT_HOOKS(FGPU_EXPORT_GATED_HOOK)
+FGPU_TOTAL_HOOKS(FGPU_EXPORT_HOOK)

@@ -63,7 +63,7 @@ void *fgpu_real_dlsym(void *handle, const char *name) {
 
 /* ---- The driver's functions ---- */
 
-#define ADDRESSES 1024 /* a power of two, several times the number of hooks */
+#define ADDRESSES 4096 /* a power of two, several times the number of hooks */
 
 /* A driver that was found, with the hook for each of its addresses. Never changed and never freed. */
 struct driver {
@@ -231,7 +231,7 @@ static bool are_versions(const char *a, const char *b) {
 }
 
 static bool has_hooked_version(const char *symbol, enum fgpu_library library) {
-    for (int number = 0; number < FGPU_HOOK_COUNT; number++)
+    for (int number = FGPU_GATED_COUNT; number < FGPU_HOOK_COUNT; number++)
         if (fgpu_hooks[number].library == library && are_versions(fgpu_hooks[number].name, symbol))
             return true;
     return false;

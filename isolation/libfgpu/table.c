@@ -7,8 +7,13 @@
 
 #define HOOKED(library, name, ...) {#name, (void *)name, FGPU_##library},
 #define CALLED(library, name) {#name, NULL, FGPU_##library},
+/* Without parameters here, some of these functions have other types. */
+#define DECLARED(name) extern void gated_##name(void) __asm__(#name);
+#define ONLY_GATED(name) {#name, (void *)gated_##name, FGPU_CUDA},
 
-const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT] = {FGPU_HOOKS(HOOKED) FGPU_CALLS(CALLED)};
+FGPU_GATED(DECLARED)
+
+const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT] = {FGPU_GATED(ONLY_GATED) FGPU_HOOKS(HOOKED) FGPU_CALLS(CALLED)};
 
 int fgpu_hook_by_name(const char *name) {
     /* Most names asked for are others, recognised by their first letters. */
@@ -23,7 +28,7 @@ int fgpu_hook_by_name(const char *name) {
 
 bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library) {
     unsigned count = 0, there = 0;
-    for (int number = 0; number < FGPU_HOOK_COUNT; number++) {
+    for (int number = FGPU_GATED_COUNT; number < FGPU_HOOK_COUNT; number++) {
         if (fgpu_hooks[number].library != library)
             continue;
         count++;

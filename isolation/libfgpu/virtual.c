@@ -224,4 +224,4 @@ void fgpu_array_unmapped(const void *array) {
     pthread_mutex_unlock(&lock);
 }
 
-FGPU_VIRTUAL_HOOKS(FGPU_EXPORT_HOOK)
+FGPU_VIRTUAL_HOOKS(FGPU_EXPORT_GATED_HOOK)

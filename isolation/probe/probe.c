@@ -19,11 +19,15 @@
 #define LONGEST_NONCE 128
 #define USAGE                                                                                                      \
     "usage: probe [--nonce WORD] [--timeout SECONDS] [--allocate UUID=MIB]...\n"                                     \
+    "       probe [--nonce WORD] [--timeout SECONDS] --park FILE | --resume FILE | --state FILE\n"                   \
     "       probe [--nonce WORD] --accounting FILE [--processes N,N...]\n"                                           \
     "Prints one line of JSON: what this process sees of the GPUs, and whether libfgpu is loaded into it.\n"         \
     "  --nonce WORD         is repeated in the line; at most 128 bytes\n"                                            \
     "  --timeout SECONDS    the longest that it may take, 1 to 600; 20 unless told\n"                                \
     "  --allocate UUID=MIB  tries to exceed this limit, and to use half of it; at most 16 times\n"  \
+    "  --park FILE          moves the GPU memory of the processes in this file of libfgpu's to the host\n"           \
+    "  --resume FILE        moves it back\n"                                                                         \
+    "  --state FILE         prints only where it is\n"                                                               \
     "  --accounting FILE    prints only who holds a slot of this file of libfgpu's\n"                                \
     "  --processes N,N...   and which of these run\n"
 
@@ -77,6 +81,14 @@ static bool to_limit(const char *text, struct limit *limit)
     return limit->uuid_length > 4 && to_number(equals + 1, strlen(equals + 1), UINT64_C(1) << 40, &limit->memory_mib);
 }
 
+static int move_of(const char *word)
+{
+    return strcmp(word, "--park") == 0     ? MOVE_PARK
+           : strcmp(word, "--resume") == 0 ? MOVE_RESUME
+           : strcmp(word, "--state") == 0  ? MOVE_STATE
+                                           : MOVE_NOT;
+}
+
 static bool read_options(int count, char **words, struct options *options)
 {
     uint64_t number;
@@ -93,6 +105,8 @@ static bool read_options(int count, char **words, struct options *options)
         } else if (strcmp(words[i], "--allocate") == 0 && options->limit_count < PROBE_MAX_LIMITS &&
                    to_limit(value, &options->limits[options->limit_count])) {
             options->limit_count++;
+        } else if (options->move == MOVE_NOT && (options->move = move_of(words[i])) != MOVE_NOT) {
+            options->moved = value;
         } else if (strcmp(words[i], "--accounting") == 0) {
             options->accounting = value;
         } else if (strcmp(words[i], "--processes") == 0 && value[strspn(value, "0123456789,")] == '\0') {
@@ -160,11 +174,9 @@ static const char *signal_name(int number)
     return other;
 }
 
-/* Reports a child that wrote nothing usable: it hangs, or it has ended. */
-static void tell_failure(pid_t process)
+/* Says in words what became of a child that wrote nothing usable, and returns its section's status. */
+static const char *failure(pid_t process, char *text, size_t size)
 {
-    char text[256];
-    const char *status_word = "crashed";
     const char *step = *probe_step;
     int status = 0;
     bool hangs = now_ms() >= deadline_ms;
@@ -174,27 +186,28 @@ static void tell_failure(pid_t process)
     if (!hangs)
         waitpid(process, &status, 0);
     if (hangs) {
-        status_word = "timed_out";
-        snprintf(text, sizeof(text), "no answer in time, in %s", step);
-    } else if (step == probe_other_glibc && WIFSIGNALED(status)) {
-        status_word = "not_tried";
-        snprintf(text, sizeof(text), "%s (%s)", step, signal_name(WTERMSIG(status)));
-    } else if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) {
-        snprintf(text, sizeof(text), "the probe crashed by %s in %s", signal_name(WTERMSIG(status)), step);
-    } else {
-        snprintf(text, sizeof(text), "the probe ended early in %s", step);
+        snprintf(text, size, "no answer in time, in %s", step);
+        return "timed_out";
     }
-    library_section(&report, status_word, text, -1, NULL);
-    json_raw(&report, "}");
+    if (step == probe_other_glibc && WIFSIGNALED(status)) {
+        snprintf(text, size, "%s (%s)", step, signal_name(WTERMSIG(status)));
+        return "not_tried";
+    }
+    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+        snprintf(text, size, "the probe crashed by %s in %s", signal_name(WTERMSIG(status)), step);
+    else
+        snprintf(text, size, "the probe ended early in %s", step);
+    return "crashed";
 }
 
-static void section(const char *name, void (*fill)(struct json *, const struct options *),
-                    const struct options *options)
+/* Has a child write its part of the report. Otherwise returns a section's status, and says in words what happened. */
+static const char *in_a_child(void (*fill)(struct json *, const struct options *), const struct options *options,
+                              char *text, size_t size)
 {
+    const char *status = NULL;
     int ends[2];
     pid_t process = -1;
 
-    json_name(&report, name);
     *probe_step = "the beginning";
     if (pipe(ends) == 0) {
         process = fork();
@@ -203,17 +216,42 @@ static void section(const char *name, void (*fill)(struct json *, const struct o
         close(ends[1]);
     }
     if (process < 0) {
-        library_section(&report, "failed", "no process could be started for it", -1, NULL);
-        json_raw(&report, "}");
-        return;
+        snprintf(text, size, "no process could be started for it");
+        return "failed";
     }
     if (gather(ends[0])) {
         json_raw(&report, part.text);
         kill(process, SIGKILL);
     } else {
-        tell_failure(process);
+        status = failure(process, text, size);
     }
     close(ends[0]);
+    return status;
+}
+
+static void section(const char *name, void (*fill)(struct json *, const struct options *),
+                    const struct options *options)
+{
+    char text[256];
+
+    json_name(&report, name);
+    const char *status = in_a_child(fill, options, text, sizeof(text));
+
+    if (status != NULL) {
+        library_section(&report, status, text, -1, NULL);
+        json_raw(&report, "}");
+    }
+}
+
+static void move_memory(const struct options *options)
+{
+    char text[256];
+
+    json_raw(&report, ",");
+    if (in_a_child(probe_checkpoint, options, text, sizeof(text)) != NULL) {
+        json_raw(&report, "\"done\":false,\"processes\":[],\"why\":");
+        json_string(&report, text);
+    }
 }
 
 /* The last resort, when even reading a file hangs. The report so far is useless; the host knows its question. */
@@ -246,6 +284,10 @@ int main(int count, char **words)
     json_raw(&report, "{\"probe\":1");
     json_name(&report, "nonce");
     json_string(&report, options.nonce);
+    if (options.move != MOVE_NOT) {
+        move_memory(&options);
+        goto print;
+    }
     if (options.accounting != NULL) {
         probe_slots(&report, &options);
         goto print;

@@ -42,6 +42,8 @@ void system_preload(struct json *json);
 /* ---- probe_slots.c ------------------------------------------------------------------------------------ */
 
 struct options;
+/* Whether a living process holds this slot of an accounting file. */
+bool slot_is_held(int descriptor, unsigned slot);
 /* Appends which slots in the accounting file are held, and which of the given processes run. */
 void probe_slots(struct json *json, const struct options *options);
 
@@ -79,6 +81,8 @@ struct options {
     struct limit limits[PROBE_MAX_LIMITS];
     const char *accounting; /* NULL: not asked for */
     const char *processes;
+    enum { MOVE_NOT, MOVE_PARK, MOVE_RESUME, MOVE_STATE } move; /* of the processes in the accounting file `moved` */
+    const char *moved;
 };
 
 /* The current call of a section, for the report of one that crashed or hung; in memory shared with the parent. */
@@ -87,5 +91,7 @@ extern const char *volatile *probe_step;
 void probe_cuda(struct json *json, const struct options *options);
 void probe_nvml(struct json *json, const struct options *options);
 void probe_allocate(struct json *json, const struct options *options);
+/* Appends the members `done`, `processes` and `why` to an object. */
+void probe_checkpoint(struct json *json, const struct options *options);
 
 #endif

@@ -15,7 +15,7 @@
 #define F_OFD_GETLK 36
 #endif
 
-static bool is_held(int descriptor, unsigned slot)
+bool slot_is_held(int descriptor, unsigned slot)
 {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
 
@@ -38,7 +38,7 @@ static void tell_slots(struct json *json, int descriptor)
     }
     json_raw(json, "[");
     for (unsigned slot = 0; slot < REGION_SLOTS; slot++) {
-        held[slot] = is_held(descriptor, slot);
+        held[slot] = slot_is_held(descriptor, slot);
         if (held[slot]) {
             json_next(json);
             json_number(json, owners[slot].pid);

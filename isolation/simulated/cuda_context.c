@@ -16,6 +16,8 @@ static CUcontext top(void)
 CUresult current_context(CUcontext *out)
 {
     READY();
+    if (!ledger_wait_unlocked())
+        return CUDA_ERROR_UNKNOWN;
     *out = top();
     if (!*out)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -273,7 +275,11 @@ CALL(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2, CUdevice device
 
 CALL(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, CUdevice ordinal, unsigned int *flags, int *active)
 {
-    DEVICE(device, ordinal);
+    /* Only read, so it does not wait while the process is locked. */
+    READY();
+    struct device *device = device_of(ordinal);
+    if (!device)
+        return CUDA_ERROR_INVALID_DEVICE;
     if (!flags || !active)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = device->primary_flags;
@@ -378,6 +384,8 @@ CALL(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, CUcontext given, unsigned int
 static CUresult synchronise(CUcontext given)
 {
     ABOUT(context, given);
+    if (!ledger_wait_unlocked())
+        return CUDA_ERROR_UNKNOWN;
     SAFE();
     context_wait(context);
     pools_release(context->device);

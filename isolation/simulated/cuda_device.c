@@ -17,6 +17,7 @@ pthread_mutex_t driver_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
 int lock_driver(void)
 {
+    ledger_wait_unlocked();
     pthread_mutex_lock(&driver_lock);
     return 0;
 }
@@ -140,6 +141,8 @@ CALL(cuInit, 2000, cuInit, unsigned int flags)
 {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!driver_ready())
+        return CUDA_SUCCESS; /* also while the process is locked */
     LOCKED;
     if (atomic_load(&forked))
         return CUDA_ERROR_NOT_INITIALIZED;

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 
 #define NO_SLOT UINT32_MAX
 #define LONG_QUEUE_NS 10000000u
@@ -51,6 +52,46 @@ static void unlock_memory(void)
     pthread_mutex_unlock(&threads);
 }
 
+void ledger_lock_memory(void)
+{
+    lock_memory();
+}
+
+void ledger_unlock_memory(void)
+{
+    unlock_memory();
+}
+
+static bool is_locked(void)
+{
+    uint32_t state = atomic_load_explicit(&own()->checkpoint, memory_order_acquire);
+    return __builtin_expect(state == 1 || state == 2, 0); /* CU_PROCESS_STATE_LOCKED, -CHECKPOINTED */
+}
+
+/* As with NVIDIA's driver, no signal ends it. */
+bool ledger_wait_unlocked(void)
+{
+    while (is_locked())
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    return __builtin_expect(atomic_load_explicit(&own()->checkpoint, memory_order_relaxed) == 0, 1);
+}
+
+/* A thread that was on its way here when its process was locked waits too. */
+static void lock_memory_running(void)
+{
+    lock_memory();
+    while (is_locked()) {
+        unlock_memory();
+        ledger_wait_unlocked();
+        lock_memory();
+    }
+}
+
+void ledger_count_obstacle(int change)
+{
+    atomic_fetch_add(&own()->obstacles, (uint32_t)change);
+}
+
 /* What a dead process had queued last will never run. What it had queued before others' kernels leaves a gap: these
  * have been told when they will be done. */
 static void drop_turns(unsigned block, uint32_t dead, uint64_t now)
@@ -84,6 +125,7 @@ static void reclaim(void)
                 drop_turns(block, i, now);
                 memset(&slot->holdings[block], 0, sizeof slot->holdings[block]);
             }
+        atomic_store(&slot->checkpoint, 0);
         atomic_store(&slot->touched, 0);
     }
     while (watermark && !atomic_load(&ledger->slots[watermark - 1].touched) && watermark - 1 != own_slot &&
@@ -113,6 +155,8 @@ static bool join_locked(void)
         own_slot = i;
         memset(own()->holdings, 0, sizeof own()->holdings);
         atomic_store(&own()->spell_count, 0);
+        atomic_store(&own()->checkpoint, 0);
+        atomic_store(&own()->obstacles, 0);
         memset(last_spell, 0, sizeof last_spell);
         note_cgroup();
         for (unsigned block = 0; block < MACHINE_DEVICES; block++) {
@@ -157,8 +201,41 @@ static uint64_t sum_of(const struct machine_device *device)
     struct ledger *ledger = ledger_mapped();
     uint64_t sum = 0;
     for (uint32_t i = 0; i < atomic_load(&ledger->header.watermark); i++)
-        sum += atomic_load(&ledger->slots[i].holdings[device->block].bytes);
+        sum += ledger_held(&ledger->slots[i], device->block);
     return sum;
+}
+
+bool ledger_fits_again(struct ledger_slot *slot)
+{
+    const struct machine *machine = machine_load();
+    reclaim();
+    for (unsigned pass = 0; pass < 2; pass++) /* first look at all of them, then note the peaks */
+        for (unsigned i = 0; i < machine->count; i++) {
+            const struct machine_device *device = &machine->devices[i];
+            struct ledger_device *entry = &ledger_mapped()->devices[device->block];
+            uint64_t used = sum_of(device) + atomic_load(&slot->holdings[device->block].bytes);
+            if (used > device->memory_bytes)
+                return false;
+            if (pass == 1 && used > atomic_load(&entry->peak))
+                atomic_store(&entry->peak, used);
+        }
+    return true;
+}
+
+uint64_t ledger_work_ends(unsigned slot, uint64_t now)
+{
+    struct ledger *ledger = ledger_mapped();
+    uint64_t last = now;
+    for (unsigned block = 0; block < MACHINE_DEVICES; block++)
+        for (uint64_t turn = atomic_load(&ledger->devices[block].turns), left = LEDGER_TURNS; turn-- && left--;) {
+            const struct ledger_turn *found = &ledger->turns[block][turn % LEDGER_TURNS];
+            uint64_t end = atomic_load(&found->end);
+            if (end <= now)
+                break;
+            if (atomic_load(&found->slot) == slot && end > last)
+                last = end;
+        }
+    return last;
 }
 
 /* Every limit at or above this process's cgroup holds. */
@@ -183,7 +260,7 @@ bool ledger_take(const struct machine_device *device, uint64_t bytes)
     struct ledger_device *entry = &ledger_mapped()->devices[device->block];
     if (bytes > device->memory_bytes)
         return false;
-    lock_memory();
+    lock_memory_running();
     bool taken = false;
     if (join_locked() && cgroups_allow(device, bytes)) {
         uint64_t used = sum_of(device) + bytes;

@@ -11,6 +11,23 @@ bool ledger_join(void);
 bool ledger_take(const struct machine_device *device, uint64_t bytes);
 void ledger_give(const struct machine_device *device, uint64_t bytes);
 
+/* Returns when this process is not locked for a checkpoint; false if one has failed, and broken it. Before each call that
+ * needs a device. */
+bool ledger_wait_unlocked(void);
+
+/* Counts what cannot be checkpointed. */
+void ledger_count_obstacle(int change);
+
+/* Held while a process changes its checkpoint state, so that no memory is taken meanwhile. */
+void ledger_lock_memory(void);
+void ledger_unlock_memory(void);
+
+/* Whether the memory of this slot's checkpointed process fits on its devices again. Memory is locked. */
+bool ledger_fits_again(struct ledger_slot *slot);
+
+/* When the last kernel of this slot's process will be done; `now` if none runs. */
+uint64_t ledger_work_ends(unsigned slot, uint64_t now);
+
 /* Counts contexts, so that NVML lists processes that hold no memory. */
 void ledger_count_context(const struct machine_device *device, int change);
 

@@ -174,6 +174,8 @@ static CUresult allocate(size_t bytes, enum kind kind, bool low, CUdeviceptr *ou
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     range->charged = charged;
+    if (kind == MANAGED)
+        ledger_count_obstacle(1);
     *out = start;
     return CUDA_SUCCESS;
 }
@@ -242,6 +244,8 @@ static void free_range(struct range *range)
     enum kind kind = range->kind;
     if (kind == PLAIN)
         device_give(range->device, bytes, range->charged);
+    if (kind == MANAGED)
+        ledger_count_obstacle(-1);
     range_remove(range);
     if (kind != REGISTERED)
         addresses_release(start, bytes);

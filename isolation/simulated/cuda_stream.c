@@ -64,6 +64,7 @@ CUresult stream_of(CUstream handle, bool per_thread, CUstream *out)
 {
     if (handle > CU_STREAM_PER_THREAD) {
         *out = handle;
+        ledger_wait_unlocked();
         CUresult ready = driver_ready();
         return ready                                                       ? ready
                : handle->magic != STREAM                                   ? CUDA_ERROR_INVALID_HANDLE

@@ -324,6 +324,7 @@ CALL(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle, void *ou
     if (file < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     *(int *)out = file;
+    ledger_count_obstacle(1); /* for good, as another process may have it */
     return CUDA_SUCCESS;
 }
 

@@ -305,7 +305,18 @@ static bool one_line(struct parser *p, char *line)
         machine->kernel_ns = n * 1000;
         return true;
     }
-    return refuse(p, "'%.40s' starts with none of gpu, mig, driver=, cuda=, kernel_us=", line);
+    if (!strncmp(line, "checkpoint_mib_s=", 17))
+        return number(p, "checkpoint_mib_s", line + 17, 1, UINT64_C(1) << 24, &machine->checkpoint_mib_s);
+    if (!strncmp(line, "checkpoint=", 11)) {
+        static const char *const words[] = {"works", "none", "lock-stuck", "fails", "restore-fails"};
+        for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
+            if (!strcmp(line + 11, words[i])) {
+                machine->checkpoint = (enum machine_checkpoint)i;
+                return true;
+            }
+        return refuse(p, "%.40s is none of works, none, lock-stuck, fails, restore-fails", line);
+    }
+    return refuse(p, "'%.40s' starts with none of gpu, mig, driver=, cuda=, kernel_us=, checkpoint=", line);
 }
 
 bool machine_parse(const char *text, struct machine *out, char *reason, size_t reason_size)

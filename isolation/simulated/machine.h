@@ -32,6 +32,8 @@ struct machine {
     unsigned driver_major;
     int cuda_version; /* 13000 */
     uint64_t kernel_ns;
+    uint64_t checkpoint_mib_s; /* how fast a checkpoint moves memory; 0: at once */
+    enum machine_checkpoint { CHECKPOINTS, NO_CHECKPOINTS, LOCK_STUCK, CHECKPOINT_FAILS, RESTORE_FAILS } checkpoint;
     unsigned count, gpu_count;
     struct machine_device devices[MACHINE_DEVICES];
 };
@@ -113,7 +115,9 @@ struct ledger_slot {
     _Atomic(uint32_t) touched; /* bit by block: which holdings are not all zero */
     _Atomic(uint32_t) spell_count;
     _Atomic(uint64_t) cgroups[LEDGER_CGROUPS]; /* its cgroup and those above, as inodes, up to the first 0 */
-    uint64_t unused[3];
+    _Atomic(uint32_t) checkpoint; /* a CUprocessState; changed only while memory is locked */
+    _Atomic(uint32_t) obstacles;  /* what it has that cannot be checkpointed */
+    uint64_t unused[2];
     struct ledger_holding holdings[MACHINE_DEVICES];
     struct ledger_spell spells[LEDGER_SPELLS];
 };
@@ -156,6 +160,10 @@ void ledger_unlock_byte(int byte);
 
 /* The process that holds a slot, as a pid of the caller's PID namespace (0: in none that the caller sees); -1: none. */
 pid_t ledger_owner(unsigned slot);
+
+/* What a slot's process has on the device now: nothing while it is checkpointed. */
+bool ledger_is_checkpointed(const struct ledger_slot *slot);
+uint64_t ledger_held(const struct ledger_slot *slot, unsigned block);
 
 /* What the live processes hold of the device. */
 uint64_t ledger_used(const struct machine_device *device);

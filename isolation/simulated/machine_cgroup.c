@@ -88,7 +88,7 @@ uint64_t cgroup_used(const struct machine_device *device, uint64_t cgroup)
     uint64_t sum = 0;
     for (unsigned i = 0; i < atomic_load(&ledger->header.watermark); i++) {
         struct ledger_slot *slot = &ledger->slots[i];
-        uint64_t bytes = atomic_load(&slot->holdings[device->block].bytes);
+        uint64_t bytes = ledger_held(slot, device->block);
         bool below = false;
         for (unsigned level = 0; bytes && level < LEDGER_CGROUPS; level++)
             below = below || atomic_load(&slot->cgroups[level]) == cgroup;

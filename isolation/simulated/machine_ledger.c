@@ -101,12 +101,22 @@ pid_t ledger_owner(unsigned slot)
     return lock.l_pid > 0 ? lock.l_pid : 0;
 }
 
+bool ledger_is_checkpointed(const struct ledger_slot *slot)
+{
+    return atomic_load(&slot->checkpoint) == 2; /* CU_PROCESS_STATE_CHECKPOINTED */
+}
+
+uint64_t ledger_held(const struct ledger_slot *slot, unsigned block)
+{
+    return ledger_is_checkpointed(slot) ? 0 : atomic_load(&slot->holdings[block].bytes);
+}
+
 uint64_t ledger_used(const struct machine_device *device)
 {
     struct ledger *ledger = the_ledger;
     uint64_t sum = 0;
     for (unsigned i = 0; i < atomic_load(&ledger->header.watermark); i++) {
-        uint64_t bytes = atomic_load(&ledger->slots[i].holdings[device->block].bytes);
+        uint64_t bytes = ledger_held(&ledger->slots[i], device->block);
         if (bytes && ledger_owner(i) >= 0)
             sum += bytes;
     }

@@ -94,7 +94,7 @@ static unsigned holders(const struct machine_device *device, struct holder **out
         for (unsigned i = 0; i < machine->count; i++) {
             const struct machine_device *part = &machine->devices[i];
             const struct ledger_holding *holding = &ledger->slots[slot].holdings[part->block];
-            if (!belongs(part, device))
+            if (!belongs(part, device) || ledger_is_checkpointed(&ledger->slots[slot]))
                 continue;
             if (atomic_load(&holding->contexts) == 0 && atomic_load(&holding->bytes) == 0)
                 continue;

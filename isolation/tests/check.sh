@@ -11,7 +11,8 @@ complain() {
 
 names='#include "libfgpu/hooks.h"
 #define NAME(library, name, ...) exported:name
-FGPU_HOOKS(NAME)'
+#define GATED_NAME(name) exported:name
+FGPU_HOOKS(NAME) FGPU_GATED(GATED_NAME)'
 table=$(printf '%s\n' "$names" | "$CC" $FLAGS -E -P -x c - | grep -o 'exported:[a-zA-Z0-9_]*' | cut -d: -f2 | sort)
 exported=$("$NM" -D --defined-only "$OUT/libfgpu.so" | awk '{print $3}' | sort)
 [ "$table" = "$exported" ] || complain "libfgpu.so does not export what is in hooks.h:
