@@ -186,6 +186,8 @@ def test_a_library_that_is_none_is_told_with_the_loaders_words(isolation_build: 
         ["--allocate", "card=1"],
         ["--allocate", "GPU-a=-1"],
         ["--verbose", "1"],
+        ["--park"],
+        ["--park", "/a", "--resume", "/a"],
         [w for _ in range(17) for w in ("--allocate", "GPU-a=1")],
     ],
 )
