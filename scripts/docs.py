@@ -93,7 +93,7 @@ END_CAUSES: dict[EndCause, str] = {
     EndCause.OOM: "It used more memory than it asked for, so the engine killed it. (Memory, not GPU memory.)",
     EndCause.IDLE: "It was idle for too long, and its owner did not press *Keep running* when warned.",
     EndCause.TIME_LIMIT: "It reached its time limit: its own, or an administrator's. Its owner was warned.",
-    EndCause.PREEMPTED: "It made room for a session of higher priority, after a warning. It may wait in the queue again.",
+    EndCause.PREEMPTED: "It made room for a request that goes first, after a warning. It may wait in the queue again.",
     EndCause.NODE_LOST: "Its machine did not answer at the start, or an administrator declared it gone.",
     EndCause.HUB_STOPPED: "JupyterHub stopped, and was set to end all sessions (`c.JupyterHub.cleanup_servers`).",
     EndCause.DISK_LIMIT: (

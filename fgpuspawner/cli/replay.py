@@ -40,6 +40,7 @@ LIMITS = {
     "sessions": "max_sessions",
     "pending": "max_pending",
     "lifetime": "max_lifetime_s",
+    "guaranteed": "guaranteed_milli",
 }
 MOST_GPUS = 10_000
 PLENTY = 10**9
@@ -190,7 +191,7 @@ def quota_of(words: str) -> Quota:
             raise BadSettings(
                 f"quota: {words!r}: there is no limit {key!r}; the limits are {', '.join(LIMITS)}"
             )
-        found[LIMITS[key]] = (_fgpu if key == "fgpu" else _count)(amount, f"quota: {key}")
+        found[LIMITS[key]] = (_fgpu if key in ("fgpu", "guaranteed") else _count)(amount, f"quota: {key}")
     return Quota(QuotaScope(scope), name, group or None, **found)
 
 

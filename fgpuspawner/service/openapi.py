@@ -342,8 +342,9 @@ LIMITS: dict[str, Schema] = {
     "max_sessions": COUNT,
     "max_pending": COUNT,
     "max_lifetime_s": COUNT,
+    "guaranteed_fgpu": AMOUNT,
 }
-FOR = dict.fromkeys(("user", "hub_group", "resource_group"), TEXT)
+FOR = dict.fromkeys(("user", "hub_group", "account", "resource_group"), TEXT)
 DAY: Schema = {"type": "string", "pattern": "^(20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))?$"}
 SPAN = (
     query_parameter("from", DAY, "the first day, UTC"),

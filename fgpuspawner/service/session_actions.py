@@ -224,7 +224,7 @@ NOT_EXTENDED = {
     NotExtended.OFF: "Time limits can't be extended here.",
     NotExtended.NOT_RUNNING: "Only a running session can be extended.",
     NotExtended.NO_LIMIT: "This session has no time limit of its own.",
-    NotExtended.PREEMPTED: "A session of higher priority needs this place.",
+    NotExtended.PREEMPTED: "A request that goes first needs this place.",
     NotExtended.USED_UP: "You have extended this session by {extended} already. That is the most.",
     NotExtended.LONGEST: "Sessions may run for {longest} here. One more extension would pass that.",
     NotExtended.PROMISED: "Another user was promised a start that this would delay.",

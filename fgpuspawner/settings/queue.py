@@ -51,9 +51,11 @@ RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool, "park": str
 NEVER, WHEN_NEEDED, ALWAYS = PARK = ("never", "when needed", "always")
 PARK_AFTER_S = 600
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
-QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
+QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s", "guaranteed_fgpu")
+FGPU_AMOUNTS = {"max_fgpu": "max_fgpu_milli", "guaranteed_fgpu": "guaranteed_milli"}
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
-QUOTA_KEYS = ("user", "hub_group", "resource_group", *QUOTA_AMOUNTS)
+QUOTA_SCOPES = {"user": QuotaScope.USER, "hub_group": QuotaScope.GROUP, "account": QuotaScope.ACCOUNT}
+QUOTA_KEYS = (*QUOTA_SCOPES, "resource_group", *QUOTA_AMOUNTS)
 
 
 class QueueSettings(TimeoutSettings):
@@ -84,11 +86,13 @@ class QueueSettings(TimeoutSettings):
     Users in none share the account "default", which may be given a weight and a parent, too.
     """
     quotas = List(Dict())
-    """Limits for a user or a Hub group: fGPU, sessions, waiting requests, and how long sessions last.
+    """Limits for a user, a Hub group or an account: fGPU, sessions, waiting requests, and how long sessions last.
 
-    Each is a dict with ``user`` (a name, or "*" for each user) or ``hub_group`` (its members together), and any of
-    ``max_fgpu`` and ``max_sessions`` (running at a time: more wait), ``max_pending`` (waiting at a time: more are
-    refused) and ``max_lifetime_s``. With ``resource_group`` it counts in that one only. The strictest applies.
+    Each is a dict with ``user`` (a name, or "*" for each user), ``hub_group`` (its members together) or ``account``
+    (with the accounts below it), and any of ``max_fgpu`` and ``max_sessions`` (running at a time: more wait),
+    ``max_pending`` (waiting at a time: more are refused) and ``max_lifetime_s``. ``guaranteed_fgpu`` is for an account:
+    requests within it go first, and others borrow what is left of it. With ``resource_group`` a quota counts in that one
+    only. The strictest applies.
     Changes on the page *Quotas* override this list, which is read at each start of the Hub.
 
     Example::
@@ -96,6 +100,7 @@ class QueueSettings(TimeoutSettings):
         c.FGPU.quotas = [
             {"user": "*", "max_fgpu": 2, "max_sessions": 4, "max_pending": 8},
             {"hub_group": "ml101", "resource_group": "class", "max_fgpu": 6, "max_lifetime_s": 7200},
+            {"account": "physics", "guaranteed_fgpu": 8, "max_fgpu": 16},
         ]
     """
     max_priority = Dict().tag(example='{"staff": 10, "*": 1}')
@@ -109,7 +114,8 @@ class QueueSettings(TimeoutSettings):
 
     - ``max_lifetime_s``: a session ends after this time
     - ``idle_after_s``: its owner is warned after this time without input, and with idle kernels, terminals and GPU
-    - ``preempt``: True: a request of higher priority ends sessions of lower priority
+    - ``preempt``: True: a request of higher priority ends sessions of lower priority, and one within its account's
+      guarantee ends sessions of accounts that borrow
     - ``min_runtime_s``: least time that a session runs before it is pre-empted
     - ``requeue``: whether a pre-empted session waits again, at its old queue position (True)
     - ``grace_s``: time from the warning to the end (600)
@@ -236,6 +242,11 @@ class QueueSettings(TimeoutSettings):
                 raise BadSettings(f"c.FGPU.{name}: there is no resource group {group!r}; there are {there}")
         self.policy()
         self.rules()
+        accounts = {*self.account_tree().by_name, *(("default", ANYBODY) if self.accounts else ())}
+        for quota in quotas:
+            if quota.scope is QuotaScope.ACCOUNT and quota.name not in accounts:
+                there = f"use one of {', '.join(sorted(accounts))}" if accounts else "set c.FGPU.accounts"
+                raise BadSettings(f"c.FGPU.quotas: there is no account {quota.name!r}; {there}")
         whose = [(quota.scope, quota.name, quota.resource_group) for quota in quotas]
         for n, quota in enumerate(quotas):
             if whose[n] in whose[:n]:
@@ -283,38 +294,50 @@ def quota_of(
     ``key_only``: it need not limit anything.
     """
     check_keys(where, spec, QUOTA_KEYS)
-    if "user" in spec and "hub_group" in spec:
-        raise BadQuota(f"{where} has a user and a hub_group; write two quotas")
-    whom = [key for key in ("user", "hub_group", "resource_group") if key in spec]
+    scopes = [key for key in QUOTA_SCOPES if key in spec]
+    if len(scopes) > 1:
+        raise BadQuota(f"{where} has {scopes[0]} and {scopes[1]}; write two quotas")
+    whom = [key for key in (*QUOTA_SCOPES, "resource_group") if key in spec]
     for key in whom:
         if not isinstance(spec[key], str) or not spec[key]:
             raise BadQuota(f"{where}: {key} must be a name", key)
     if not whom:
-        raise BadQuota(f"{where} says not for whom; add user, hub_group or resource_group")
+        raise BadQuota(f"{where} says not for whom; add user, hub_group, account or resource_group")
     if not key_only and spec.keys().isdisjoint(QUOTA_AMOUNTS):
         raise BadQuota(f"{where} limits nothing; add one of {', '.join(QUOTA_AMOUNTS)}")
     for key, least in zip(WHOLE, (0, 0, MIN_TIME_LIMIT_S), strict=True):
         if key in spec and not is_whole(spec[key], least, LONGEST_TIME_LIMIT_S):
             limits = f"from {least} to {LONGEST_TIME_LIMIT_S}"
             raise BadQuota(f"{where}: {key} must be a whole number {limits}", key)
-    try:
-        fgpu_milli = parse_milli(str(spec["max_fgpu"]), field="max_fgpu") if "max_fgpu" in spec else None
-    except BadAmount as e:
-        raise BadQuota(f"{where}: {e}", "max_fgpu") from None
-    if (fgpu_milli or 0) > LARGEST_MILLI:
-        raise BadQuota(f"{where}: max_fgpu must be from 0 to {format_milli(LARGEST_MILLI)}", "max_fgpu")
+    milli: dict[str, int] = {}
+    for key, field in FGPU_AMOUNTS.items():
+        if key in spec:
+            try:
+                milli[field] = parse_milli(str(spec[key]), field=key)
+            except BadAmount as e:
+                raise BadQuota(f"{where}: {e}", key) from None
+            if milli[field] > LARGEST_MILLI:
+                raise BadQuota(f"{where}: {key} must be from 0 to {format_milli(LARGEST_MILLI)}", key)
+    if "guaranteed_fgpu" in spec and "account" not in spec:
+        raise BadQuota(
+            f"{where}: guaranteed_fgpu is for an account; add account, or use max_fgpu", "guaranteed_fgpu"
+        )
+    if milli.get("guaranteed_milli", 0) > milli.get("max_fgpu_milli", LARGEST_MILLI):
+        raise BadQuota(
+            f"{where}: guaranteed_fgpu is above max_fgpu; make it at most {spec['max_fgpu']}",
+            "guaranteed_fgpu",
+        )
     group = spec.get("resource_group")
     if group is not None and resource_groups is not None and group not in resource_groups:
         there = ", ".join(resource_groups)
         raise BadQuota(
             f"{where}: there is no resource group {group[:40]!r}; there are {there}", "resource_group"
         )
-    scope = QuotaScope.USER if "user" in spec else QuotaScope.GROUP if "hub_group" in spec else QuotaScope.ALL
     return Quota(
-        scope,
-        spec.get("user") or spec.get("hub_group") or ANYBODY,
+        QUOTA_SCOPES[scopes[0]] if scopes else QuotaScope.ALL,
+        spec[scopes[0]] if scopes else ANYBODY,
         group,
-        max_fgpu_milli=fgpu_milli,
+        **milli,
         **{key: spec.get(key) for key in WHOLE},
     )
 

@@ -24,7 +24,7 @@ NEXT_STEP = {
     EndCause.OOM: "It needed more memory than it had. Ask for more.",
     EndCause.EXITED: f"Its server has ended. Try again; if that fails, choose another image, or {TELL}.",
     EndCause.NODE_LOST: "Its machine does not answer. Ask again to start on another one.",
-    EndCause.PREEMPTED: "A session of higher priority took its place. Ask again.",
+    EndCause.PREEMPTED: "A request that goes first took its place. Ask again.",
     EndCause.TIME_LIMIT: "Its time limit was reached. Ask again, for longer.",
     EndCause.IDLE: "It was idle. Ask again when you need it.",
     EndCause.HUB_STOPPED: "JupyterHub was stopped. Ask again.",

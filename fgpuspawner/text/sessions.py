@@ -57,7 +57,7 @@ def amount_words(asked: Request) -> str:
 WARNINGS = {
     EndCause.IDLE: "it is idle: use it or keep it running",
     EndCause.TIME_LIMIT: "it reaches its time limit soon",
-    EndCause.PREEMPTED: "a session of higher priority needs its place",
+    EndCause.PREEMPTED: "a request that goes first needs its place",
 }
 
 
@@ -74,7 +74,7 @@ END_WORDS = {
     "IDLE": "ended because it was idle",
     "TIME_LIMIT": "reached its time limit",
     "QUEUE_TIMEOUT": "waited longer than the queue allows",
-    "PREEMPTED": "ended for a session of higher priority",
+    "PREEMPTED": "ended for a request that goes first",
     "NODE_LOST": "its node was lost",
     "PULL_FAILED": "its image could not be fetched",
     "LAUNCH_FAILED": "it could not be started",

@@ -23,7 +23,7 @@ export function endWords(end: IEnd, trans: TranslationBundle): string {
       return trans.__('Its time limit is reached. Start it again, with a longer limit if you may choose one.');
     case 'PREEMPTED':
       return trans.__(
-        'A session of higher priority needed its GPU. Look at your sessions: it may wait in the queue again.'
+        'A request that goes first needed its GPU. Look at your sessions: it may wait in the queue again.'
       );
     case 'HUB_STOPPED':
       return trans.__('JupyterHub was stopped. Start the session again once it is back.');

@@ -216,7 +216,7 @@ def test_a_session_of_higher_priority_takes_the_place_of_another_that_waits_and_
     assert told["preemptible_from_s"] == told["started_at_s"] + 5
     assert (told["ends_cause"], told["warning"]) == (
         "PREEMPTED",
-        "a session of higher priority needs its place",
+        "a request that goes first needs its place",
     )
     hub.reach({"alice/": "PENDING", "zoe/": "RUNNING"})
     ended = last(hub, "alice")

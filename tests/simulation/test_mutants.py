@@ -14,6 +14,7 @@ from fgpu_scheduler.core import (
     orders,
     placement,
     planner,
+    preemption,
     quota,
     reclaim,
     reconcile,
@@ -206,6 +207,12 @@ def test_pre_emption_of_an_equal_priority_is_noticed(monkeypatch):
 
     monkeypatch.setattr(reclaim, "victims", anybody)
     preempting = AllRules(Rules(grace_s=30, preempt=True))
+    assert fires("was pre-empted, and nobody of higher priority waits", rules=preempting)
+
+
+def test_a_pre_emption_of_sessions_within_their_guarantee_is_noticed(monkeypatch):
+    monkeypatch.setattr(preemption, "within_guarantees", lambda snapshot: {})
+    preempting = AllRules(Rules(grace_s=10, preempt=True))
     assert fires("was pre-empted, and nobody of higher priority waits", rules=preempting)
 
 

@@ -203,6 +203,7 @@ class Limits(TypedDict, total=False):
     max_sessions: Count
     max_pending: Count
     max_lifetime_s: Count
+    guaranteed_fgpu: Amount
 
 
 class Quota(Object):

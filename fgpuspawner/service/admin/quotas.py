@@ -32,7 +32,14 @@ from fgpuspawner.service.admin.objects import OneQuota, Quotas
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Viewer, World
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
-from fgpuspawner.settings.queue import QUOTA_KEYS, numbers_in, quota_of
+from fgpuspawner.settings.queue import (
+    FGPU_AMOUNTS,
+    QUOTA_AMOUNTS,
+    QUOTA_KEYS,
+    QUOTA_SCOPES,
+    numbers_in,
+    quota_of,
+)
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 from fgpuspawner.text.times import clock, seconds_of
 
@@ -58,7 +65,7 @@ def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: Worl
 def spec_of(quota: Quota) -> dict[str, Any]:
     """Return this quota as a dict of ``c.FGPU.quotas``, without what is not limited."""
     given = {name: value for name, value in amounts_of(quota).items() if value is not None}
-    amounts = {name: format_milli(value) if name == "max_fgpu" else value for name, value in given.items()}
+    amounts = {name: format_milli(value) if name in FGPU_AMOUNTS else value for name, value in given.items()}
     return {**key_of(quota), **amounts}
 
 
@@ -69,12 +76,13 @@ def amounts_of(quota: Quota) -> dict[str, int | None]:
         "max_sessions": quota.max_sessions,
         "max_pending": quota.max_pending,
         "max_lifetime_s": quota.max_lifetime_s,
+        "guaranteed_fgpu": quota.guaranteed_milli,
     }
 
 
 def key_of(quota: Quota) -> dict[str, str]:
     """Return the user or group of a quota, as in ``c.FGPU.quotas``."""
-    who = {QuotaScope.USER: "user", QuotaScope.GROUP: "hub_group"}.get(quota.scope)
+    who = next((key for key, scope in QUOTA_SCOPES.items() if scope is quota.scope), None)
     found = {who: quota.name} if who else {}
     if quota.resource_group is not None or not who:
         found["resource_group"] = quota.resource_group or ""
@@ -90,8 +98,9 @@ def why_not_group_admin(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -
     group = quota.resource_group
     if group is None or group not in viewer.administers:
         return "resource_group", f"must be one that you administer: {' or '.join(viewer.administers)}"
-    if quota.scope is QuotaScope.GROUP:
-        return "hub_group", "set it for a user, or for each user (*); for a whole group you must not"
+    if quota.scope in (QuotaScope.GROUP, QuotaScope.ACCOUNT):
+        field = "hub_group" if quota.scope is QuotaScope.GROUP else "account"
+        return field, "set it for a user, or for each user (*); for a whole group you must not"
     if quota.scope is QuotaScope.ALL:
         return "user", "name a user, or each user (*); for everybody together you must not set it"
     if quota.name == viewer.user:
@@ -118,7 +127,7 @@ def _quota(one: ListedQuota, counted: Sequence[QuotaUsage]) -> objects.Quota:
     return objects.Quota.of(
         for_=key_of(quota),
         name=quota_words(quota),
-        limits={key: value for key, value in spec_of(quota).items() if key.startswith("max_")},
+        limits={key: value for key, value in spec_of(quota).items() if key in QUOTA_AMOUNTS},
         text=limits_words(quota),
         source=one.source,
         source_text=SOURCE_WORDS[one.source],
@@ -141,12 +150,13 @@ def _is_full(quota: Quota, fgpu_milli: int, sessions: int) -> bool:
 
 SHOWN = 200
 """Quotas on one page: there may be one for each user."""
-FOR = ("user", "hub_group", "resource_group")
+FOR = (*QUOTA_SCOPES, "resource_group")
 WORDS = {
     "max_fgpu": "fGPU at a time",
     "max_sessions": "Sessions at a time",
     "max_pending": "Waiting requests",
     "max_lifetime_s": "Longest run (hours:minutes)",
+    "guaranteed_fgpu": "fGPU guaranteed to an account",
 }
 ACTIONS = ("set", "remove", "back")
 
@@ -253,8 +263,8 @@ class QuotasPage(AdminFormPage):
     def _given(self) -> dict[str, str]:
         given = {key: self.field(key) for key in QUOTA_KEYS}
         who = self.field("who")
-        if who in ("user", "hub_group"):
-            given |= {"user": "", "hub_group": "", who: self.field("name")}
+        if who in QUOTA_SCOPES:
+            given |= {**dict.fromkeys(QUOTA_SCOPES, ""), who: self.field("name")}
         return given
 
 

@@ -35,6 +35,7 @@ The queue
     free_capacity       the free capacity of a resource group, kept from plan to plan
     group_scheduler     one pass over one queue; plans and forecasts consist of these passes
     returning           which parked sessions get their shares back, and the places of sessions on demand
+    guarantees          the requests that come first, and the sessions that borrow
     planner             one decision for every waiting session, and the check before they are committed
 
 Forecasts

@@ -26,6 +26,7 @@ from copy import copy
 from dataclasses import replace
 
 from fgpu_scheduler.core.free_capacity import NO_SESSIONS, FreeCapacity
+from fgpu_scheduler.core.guarantees import guaranteed_first
 from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
@@ -71,6 +72,7 @@ class GroupScheduler:
         self._ledger = ledger
         #: Whether there are quotas: without any, the ledger is not asked.
         self._quotas = bool(snapshot.quotas)
+        self._guarantees = any(quota.guaranteed_milli is not None for quota in snapshot.quotas)
         self._capacity = capacity
         self._snapshot = snapshot
         self._releases = ReleaseSchedule(self._known_ends)
@@ -131,7 +133,8 @@ class GroupScheduler:
             if self._aged_when_sorted
             else ()
         )
-        return [queue.waiting[n] for n in in_order(queue, self._ranks, aged)]
+        found = [queue.waiting[n] for n in in_order(queue, self._ranks, aged)]
+        return guaranteed_first(found, self._ledger) if self._guarantees else found
 
     def _number_aged(self) -> int:
         return bisect_right(self._ages_s, self.now_s)

@@ -337,13 +337,14 @@ class RequestCount:
 
 
 class QuotaScope(StrEnum):
-    """What a quota limits: a user, all members of a Hub group together, or all users together.
+    """What a quota limits: a user, all members of a Hub group together, an account, or all users together.
 
-    The name "*" stands for each user, or for each group; for all users it is the only one.
+    The name "*" stands for each user, group or account; for all users it is the only one.
     """
 
     USER = "user"
     GROUP = "group"
+    ACCOUNT = "account"
     ALL = "all"
 
 
@@ -351,7 +352,8 @@ class QuotaScope(StrEnum):
 class Quota:
     """An administrator's limits on sessions that hold shares, wait, or run. None is no limit.
 
-    It counts the sessions of one resource group or, if that is None, of all together.
+    It counts the sessions of one resource group or, if that is None, of all together. An account's sessions within
+    ``guaranteed_milli`` come first, see `core.guarantees`.
     """
 
     scope: QuotaScope
@@ -361,6 +363,7 @@ class Quota:
     max_sessions: int | None = None
     max_pending: int | None = None
     max_lifetime_s: int | None = None
+    guaranteed_milli: int | None = None
 
 
 #: A session before and after a change; None: it is not live.

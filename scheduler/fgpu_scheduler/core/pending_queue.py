@@ -20,7 +20,7 @@ _, *_MEASURES = AMOUNTS  # Without the resource group: a queue has only one.
 
 _AMOUNTS = attrgetter(*_MEASURES)
 _KEY = attrgetter(*_MEASURES, "time_limit_s")
-_KEY_WITH_USER = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
+_KEY_WITH_USER = attrgetter(*_MEASURES, "time_limit_s", "user", "groups", "account")
 
 
 class EquivalentRequests:

@@ -1,10 +1,10 @@
-"""Which running sessions end so that blocked requests of higher priority can start.
+"""Which running sessions end so that blocked requests of higher priority, or guaranteed ones, can start.
 
 1. For every node, compute its free capacity after the ends that happen anyway, and the sessions there that may be ended
    (`_Node`). Placements of the plan are claimed.
-2. For each blocked request, in queue order and within its quotas, compute for each node the least number of sessions of
-   lower priority that must end (`_Candidates.offer`). Visit the nodes in the order of that bound and find the smallest
-   set of sessions there (`_fewest`), until no other node can be better.
+2. For each blocked request, in queue order and within its quotas, compute for each node the least number of sessions that
+   must end (`_Candidates.offer`), of those that may end for it (`guarantees.PreemptionRights`). Visit the nodes in the order of that
+   bound and find the smallest set of sessions there (`_fewest`), until no other node can be better.
 3. Of equally small sets take sessions that were warned already, then the lowest priority, then the youngest.
 
 A session is chosen only if the ends together let a blocked request start: no session ends in vain.
@@ -19,6 +19,7 @@ from itertools import accumulate, combinations, count
 from math import comb
 
 from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.guarantees import PreemptionRights, Within, rights_of, within_guarantees
 from fgpu_scheduler.core.lifecycle import taken_placement
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -57,13 +58,14 @@ def victims(
     ending: Collection[int],
     spared: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """Return, in order, the running sessions of these resource groups that have to end for requests of higher priority.
+    """Return, in order, the running sessions of these resource groups that have to end for the requests in its queue.
 
     ``ending`` are the sessions that end for another reason: requests wait for their shares, and for those of TERMINATING
     sessions. The ``spared`` ones are not chosen. Sessions that were warned already are chosen again if they suffice.
     """
     waiting = {number: s for queue in snapshot.index.waiting.values() for number, s in queue.items()}
     there = _nodes(snapshot, groups, frozenset(ending), frozenset(spared))
+    within = within_guarantees(snapshot)
     for placed in plan.placed:
         session = waiting[placed.session_id]
         ledger.take(session, placed.placement)
@@ -72,17 +74,18 @@ def victims(
             left = placement.claimed_if_fits(there[node_id].left, session.request, placed.placement)
             assert left is not None, "a placement of the plan fits the plan's snapshot"
             there[node_id] = there[node_id].then(left, ())
-    nodes = _Nodes(there)
+    nodes = _Nodes(there, within)
     served = 0
-    unservable: set[tuple[RequestShape, int]] = set()
+    unservable: set[tuple[RequestShape, PreemptionRights]] = set()
     for session in _blocked(snapshot, plan, groups, waiting):
         if served == SERVED:
             break
         asked = session.request
-        key = shape(asked), asked.priority
+        own = rights_of(session, ledger)
+        key = shape(asked), own
         if key in unservable or not ledger.allows(session):
             continue
-        found = nodes.best(asked)
+        found = nodes.best(asked, own)
         if found is None:
             unservable.add(key)
             continue
@@ -145,9 +148,9 @@ class _Node:
         self.left = left
         self._may_end = sorted(may_end, key=_order)
 
-    def candidates(self, priority: int) -> _Candidates:
-        """Return the node for requests of a priority: only sessions of a lower one end for them."""
-        return _Candidates(self.left, [s for s in self._may_end if s.request.priority < priority])
+    def candidates(self, own: PreemptionRights, within: Within) -> _Candidates:
+        """Return the node for requests with these rights."""
+        return _Candidates(self.left, [s for s in self._may_end if own.may_end(s, within)])
 
     def then(self, left: NodeFree, ended: Collection[int]) -> _Node:
         """Return the node with other free amounts, after these sessions have ended."""
@@ -157,24 +160,25 @@ class _Node:
 class _Nodes:
     """The nodes of all groups while sessions are chosen for one request after the other."""
 
-    def __init__(self, nodes: dict[str, _Node]) -> None:
+    def __init__(self, nodes: dict[str, _Node], within: Within) -> None:
         self._nodes = nodes
-        #: The candidates on each node of a resource group for requests of a priority.
-        self._candidates: dict[tuple[str, int], dict[str, _Candidates]] = {}
-        #: For each shape and priority a heap of offers, and how many of ``_changed`` it includes. An entry has a serial
+        self._within = within
+        #: The candidates on each node of a resource group for requests with these rights.
+        self._candidates: dict[tuple[str, PreemptionRights], dict[str, _Candidates]] = {}
+        #: For each shape and rights a heap of offers, and how many of ``_changed`` it includes. An entry has a serial
         #: number, and the sessions that end; None while the offer is only a lower bound.
         self._heaps: dict[
-            tuple[RequestShape, int],
+            tuple[RequestShape, PreemptionRights],
             tuple[list[tuple[_Offer, int, _Candidates, list[Session] | None]], int],
         ] = {}
         self._changed: list[str] = []
         self._serial = count()
         self.ended: set[int] = set()
 
-    def best(self, asked: Request) -> tuple[Placement, list[Session]] | None:
+    def best(self, asked: Request, own: PreemptionRights) -> tuple[Placement, list[Session]] | None:
         """Return the placement that needs the fewest ends, and the sessions to end; None if no ends are enough."""
-        key = shape(asked), asked.priority
-        on_node = self._candidates_for(asked)
+        key = shape(asked), own
+        on_node = self._candidates_for(asked.resource_group, own)
         heap, known = self._heaps.get(key, ([], None))
         new: Iterable[_Candidates] = on_node.values()
         if known is not None:
@@ -200,26 +204,26 @@ class _Nodes:
                 heappush(heap, (offer, next(self._serial), candidates, ended))
         return None
 
-    def _candidates_for(self, asked: Request) -> dict[str, _Candidates]:
-        key = asked.resource_group, asked.priority
+    def _candidates_for(self, group: str, own: PreemptionRights) -> dict[str, _Candidates]:
+        key = group, own
         if key not in self._candidates:
             self._candidates[key] = {
-                node_id: node.candidates(asked.priority)
+                node_id: node.candidates(own, self._within)
                 for node_id, node in self._nodes.items()
-                if node.left.node.resource_group == asked.resource_group
+                if node.left.node.resource_group == group
             }
         return self._candidates[key]
 
     def give(self, asked: Request, where: Placement, ended: Sequence[Session]) -> None:
-        """Claim the placement, and count these sessions as ended."""
+        """PreemptionRights the placement, and count these sessions as ended."""
         self.ended.update(session.id for session in ended)
         node = self._nodes[where.node_id]
         left = placement.claimed_if_fits(_without(node.left, ended), asked, where)
         assert left is not None, "the placement was found on these free amounts"
         node = self._nodes[where.node_id] = node.then(left, self.ended)
-        for (_, priority), candidates in self._candidates.items():
+        for (_, own), candidates in self._candidates.items():
             if where.node_id in candidates:
-                candidates[where.node_id] = node.candidates(priority)
+                candidates[where.node_id] = node.candidates(own, self._within)
         self._changed.append(where.node_id)
 
 

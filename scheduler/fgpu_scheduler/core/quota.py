@@ -1,4 +1,4 @@
-"""Quotas: what a user, a Hub group or all users together may hold, queue, and run for how long.
+"""Quotas: what a user, a Hub group, an account or all users together may hold, queue, and run for how long.
 
 Of several quotas that count a session the strictest holds. A session over a concurrent quota waits. A request over a
 pending quota, or one that could never fit in a quota, is refused.
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fgpu_scheduler.core.accounts import account_names
 from fgpu_scheduler.core.lifecycle import HOLDING, WAITING, holds_shares, taken_placement
 from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
 from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape, shares_of
@@ -31,7 +32,7 @@ class Ledger:
         self._counting = _Counting(snapshot.quotas)
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
-        self._counts: dict[tuple[str, str, tuple[str, ...]], tuple[_Count, ...]] = {}
+        self._counts: dict[tuple[str, str, tuple[str, ...], str], tuple[_Count, ...]] = {}
         self._least: dict[RequestShape, int] = {}
         self._shared_counted = False
 
@@ -47,7 +48,7 @@ class Ledger:
         counts = self._of(session.request)
         if not counts:
             return None
-        more = self._milli(session, where)
+        more = self.milli(session, where)
         for one in counts:
             most = one.quota.max_fgpu_milli
             if most is not None and more > 0 and one.tally.fgpu_milli + more > most:
@@ -90,6 +91,12 @@ class Ledger:
         number, _, sessions_of = min(sessions, default=(None, 0, None))
         return QuotaRemaining(most, fgpu_of, number, sessions_of)
 
+    def guarantees_left(self, request: Request) -> Iterator[tuple[str, int]]:
+        """Yield each account of a request with a guarantee, and the fGPU x 1000 of it that is not used."""
+        for one in self._of(request):
+            if one.quota.guaranteed_milli is not None:
+                yield one.name, one.quota.guaranteed_milli - one.tally.fgpu_milli
+
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
         limits = [one.quota.max_lifetime_s for one in self._of(request)]
@@ -98,18 +105,18 @@ class Ledger:
     def _count(self, session: Session, where: Placement | None, sign: int) -> None:
         counts = self._of(session.request)
         if counts:
-            milli = self._milli(session, where)
+            milli = self.milli(session, where)
             for one in counts:
                 one.tally.add(sign * milli, sign)
 
     def _of(self, request: Request) -> tuple[_Count, ...]:
         if not self._quotas:
             return ()
-        who = request.resource_group, request.user, request.groups
+        who = request.resource_group, request.user, request.groups, request.account
         found = self._counts.get(who)
         if found is None:
             found = self._counts[who] = tuple(
-                _Count(quota, self._tally(at, quota, counted))
+                _Count(quota, counted, self._tally(at, quota, counted))
                 for at, quota, counted in self._counting.of(request)
             )
         return found
@@ -123,7 +130,7 @@ class Ledger:
             found = self._tallies[at, counted] = _Tally()
             for session in self._snapshot.index.of_user.get(counted, {}).values():
                 if session.state in HOLDING and counted_names(quota, session.request):
-                    found.add(self._milli(session, taken_placement(session)))
+                    found.add(self.milli(session, taken_placement(session)))
         return found
 
     def _count_shared(self) -> None:
@@ -131,11 +138,11 @@ class Ledger:
         if self._shared_counted:
             return
         self._shared_counted = True
-        shared: dict[tuple[str, tuple[str, ...]], list[_Tally]] = {}
+        shared: dict[tuple[str, tuple[str, ...], str], list[_Tally]] = {}
         for session in self._snapshot.sessions:
             if session.state not in HOLDING:
                 continue
-            who = session.request.resource_group, session.request.groups
+            who = session.request.resource_group, session.request.groups, session.request.account
             if who not in shared:
                 shared[who] = [
                     self._tallies.setdefault((at, counted), _Tally())
@@ -143,9 +150,10 @@ class Ledger:
                     if quota.scope is not QuotaScope.USER
                 ]
             for tally in shared[who]:
-                tally.add(self._milli(session, taken_placement(session)))
+                tally.add(self.milli(session, taken_placement(session)))
 
-    def _milli(self, session: Session, where: Placement | None) -> int:
+    def milli(self, session: Session, where: Placement | None = None) -> int:
+        """Return the fGPU x 1000 that a session counts: of its shares, or the least that its request could be worth."""
         placement = where or session.placement
         if placement is not None:
             return sum(share.fgpu_milli for share in placement.shares)
@@ -185,6 +193,7 @@ class _Tally:
 @dataclass(frozen=True, slots=True)
 class _Count:
     quota: Quota
+    name: str
     tally: _Tally
 
 
@@ -200,6 +209,8 @@ def counted_names(quota: Quota, request: Request) -> tuple[str, ...]:
             return (request.user,) if quota.name in (ANY, request.user) else ()
         case QuotaScope.GROUP:
             return tuple(group for group in request.groups if quota.name in (ANY, group))
+        case QuotaScope.ACCOUNT:
+            return tuple(name for name in account_names(request.account) if quota.name in (ANY, name))
         case QuotaScope.ALL:
             return (ANY,)
 
@@ -221,6 +232,8 @@ class _Counting:
             (QuotaScope.USER, request.user),
             (QuotaScope.GROUP, ANY),
             *((QuotaScope.GROUP, group) for group in request.groups),
+            (QuotaScope.ACCOUNT, ANY),
+            *((QuotaScope.ACCOUNT, name) for name in account_names(request.account)),
         }
         for at in sorted(at for named in wanted for at in self._named.get(named, ())):
             quota = self._quotas[at]
@@ -268,6 +281,8 @@ def quota_words(quota: Quota) -> str:
             who = "each user" if quota.name == ANY else f"user {quota.name!r}"
         case QuotaScope.GROUP:
             who = "each group" if quota.name == ANY else f"group {quota.name!r}"
+        case QuotaScope.ACCOUNT:
+            who = "each account" if quota.name == ANY else f"account {quota.name!r}"
         case QuotaScope.ALL:
             who = "everybody together"
     return who if quota.resource_group is None else f"{who} in resource group {quota.resource_group!r}"

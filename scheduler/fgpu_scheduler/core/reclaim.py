@@ -34,8 +34,8 @@ class Rules:
     """When sessions of a resource group are ended, in seconds. None is never; for ``min_runtime_s`` it is at once.
 
     Sessions run for ``max_lifetime_s`` at most. A session is warned when its GPU and kernels have been idle for
-    ``idle_after_s``. With ``preempt``, requests of higher priority may end sessions that have run for ``min_runtime_s``;
-    with ``requeue`` these are queued again.
+    ``idle_after_s``. With ``preempt``, requests of higher priority, and guaranteed ones, may end sessions that have run
+    for ``min_runtime_s``; with ``requeue`` these are queued again.
 
     A session is parked when its GPU has been idle for ``park_after_s``: with ``park_always`` at once, else while another
     session could use its share. Then ``idle_after_s`` has no effect; a session that was parked for ``parked_for_s``
@@ -227,7 +227,7 @@ def end_message(cause: EndCause, *, requeued: bool = False) -> str:
             return "the session was idle, and was not kept after the warning"
         case _:
             again = "; it waits at its old place in the queue" if requeued else ""
-            return f"a session of higher priority needed the place, as its owner was warned{again}"
+            return f"a request that goes first needed the place, as its owner was warned{again}"
 
 
 def warned(session: Session, decision: Warn | WithdrawWarning) -> Session:

@@ -30,6 +30,7 @@ LIMITS = {
     "max_sessions": (0, 10**9),
     "max_pending": (0, 10**9),
     "max_lifetime_s": (60, 10**10),
+    "guaranteed_milli": (0, LARGEST_MILLI),
 }
 """The least and the largest value of each limit; the largest fits its column in the database."""
 MOST_EDITS = 10_000
@@ -51,6 +52,11 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
             raise BadSettings(f"{said}: a name is missing; {ANY!r} stands for each")
         if quota.scope is QuotaScope.ALL and quota.name != ANY:
             raise BadSettings(f"{said}: the name is {quota.name!r}, and can only be {ANY!r}")
+        guaranteed, most = quota.guaranteed_milli, quota.max_fgpu_milli
+        if guaranteed is not None and quota.scope is not QuotaScope.ACCOUNT:
+            raise BadSettings(f"{said}: guaranteed_milli is for accounts only; leave it out")
+        if guaranteed is not None and most is not None and guaranteed > most:
+            raise BadSettings(f"{said}: guaranteed_milli is {guaranteed}, above max_fgpu_milli of {most}")
         limits = {name: getattr(quota, name) for name in LIMITS}
         if all(limit is None for limit in limits.values()):
             raise BadSettings(f"{said} limits nothing; give one of {', '.join(LIMITS)}")
@@ -93,6 +99,7 @@ def limits_words(quota: Quota) -> str:
     """Return the limits of a quota in words."""
     fgpu, sessions = quota.max_fgpu_milli, quota.max_sessions
     said = (
+        None if quota.guaranteed_milli is None else f"{format_milli(quota.guaranteed_milli)} fGPU guaranteed",
         None if fgpu is None else f"{format_milli(fgpu)} fGPU",
         None if sessions is None else f"{sessions} session{'' if sessions == 1 else 's'}",
         None if quota.max_pending is None else f"{quota.max_pending} waiting",

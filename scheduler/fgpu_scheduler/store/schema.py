@@ -136,7 +136,7 @@ quotas = sa.Table(
     *_key(sa.Text, "scope", "name", "resource_group"),
     *_optional(sa.BigInteger, "max_fgpu_milli"),
     *_optional(sa.Integer, "max_sessions", "max_pending"),
-    *_optional(sa.BigInteger, "max_lifetime_s"),
+    *_optional(sa.BigInteger, "max_lifetime_s", "guaranteed_milli"),
 )
 
 edits = sa.Table(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+from fgpu_scheduler.core.accounts import Account, Accounts
 from fgpu_scheduler.core.model import Device, Node, Quota, QuotaScope, Request
 from fgpu_scheduler.core.policies import ORDERS, GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
@@ -15,6 +16,8 @@ from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 GROUPS = ("lab", "class")
 MODELS = ("Simulated A", "Simulated B")
 USERS = tuple(f"u{n}" for n in range(8))
+ACCOUNTS = Accounts({"science": Account(), "ml": Account(2, "science"), "bio": Account(1, "science")})
+ACCOUNT_OF = {"u0": "science/ml", "u1": "science/bio", "u2": "science/ml", "u3": "science/bio"}
 HUB_GROUPS = {"u0": ("ml101",), "u1": ("ml101", "staff"), "u2": ("staff",)}
 
 
@@ -47,7 +50,7 @@ def nodes(rng: Random) -> tuple[Node, ...]:
 def policy(rng: Random) -> Policy:
     """Return a policy, in half of the cases with another one for the second resource group."""
     default = _group_policy(rng)
-    return Policy(default, {GROUPS[1]: _group_policy(rng)} if rng.randrange(2) else {})
+    return Policy(default, {GROUPS[1]: _group_policy(rng)} if rng.randrange(2) else {}, ACCOUNTS)
 
 
 def _group_policy(rng: Random) -> GroupPolicy:
@@ -103,6 +106,12 @@ def quotas(rng: Random) -> tuple[Quota, ...]:
         else:
             quota = replace(quota, max_lifetime_s=rng.choice((60, 900)))
         found[scope, name, quota.resource_group] = quota
+    if len(found) > 1:
+        # Not drawn, as above.
+        lent = Quota(QuotaScope.ACCOUNT, "science", max_fgpu_milli=4000, guaranteed_milli=2000)
+        guaranteed = Quota(QuotaScope.ACCOUNT, "default", guaranteed_milli=1000)
+        bio = Quota(QuotaScope.ACCOUNT, "bio", GROUPS[0], guaranteed_milli=1000)
+        return (*found.values(), lent, guaranteed, bio)
     return tuple(found.values())
 
 
@@ -121,6 +130,7 @@ def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Seque
         time_limit_s=rng.choice((None, 300, 300, 900, 3600)),
         priority=rng.choice((0, 0, 0, 1, 2)),
         groups=HUB_GROUPS.get(user, ()),
+        account=ACCOUNT_OF.get(user, "default"),
     )
     if rng.randrange(100) >= 25:
         return asked

@@ -9,7 +9,7 @@ from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, ReserveDecision, applied
 from fgpu_scheduler.core.policies import Policy
-from simulator.quota_checks import names
+from simulator.quota_checks import guaranteed, names
 
 S = SessionState
 
@@ -29,8 +29,9 @@ def overtaken(
     """In FIFO order no session is placed before a pending one ahead of it that is not held.
 
     With strict order this holds for all sessions; otherwise for sessions with the same request and the same longest run
-    under the quotas of ``last``. Exceptions: a session that waits for a quota or was refused a node blocks no other, a
-    promised start comes first, and a session queued again may be overtaken by one that has waited longer.
+    under the quotas of ``last``. Exceptions: a session that waits for a quota or was refused a node blocks no other,
+    promised starts and guaranteed requests come first, and a session queued again may be overtaken by one that has waited
+    longer.
     """
     waiting, placed = [], []
     for session in after:
@@ -47,6 +48,7 @@ def overtaken(
             if (
                 other.wait_reason in (WaitReason.QUOTA, WaitReason.CLUSTER)
                 or session.promised_at_s is not None
+                or guaranteed(session, last)
             ):
                 continue
             if other.queued_at_s is not None and own.longest_wait_s is not None:

@@ -64,9 +64,37 @@ def names(quota: Quota, asked: Request) -> list[str]:
         return []
     if quota.scope.value == "user":
         return [asked.user] if quota.name in ("*", asked.user) else []
+    if quota.scope.value == "account":
+        return [name for name in asked.account.split("/") if name and quota.name in ("*", name)]
     if quota.scope.value == "group":
         return [group for group in asked.groups if quota.name in ("*", group)]
     return ["everybody"]
+
+
+def guaranteed(session: Session, now: Snapshot) -> set[str]:
+    """Return the accounts that would hold no more than their guarantee with a waiting session."""
+    found = set()
+    for quota in now.quotas:
+        for name in names(quota, session.request):
+            held = [s for s in now.sessions if s.state in HOLDING and name in names(quota, s.request)]
+            total = sum(_taken_milli(s) for s in held) + session.request.fgpu_milli
+            if quota.guaranteed_milli is not None and total <= quota.guaranteed_milli:
+                found.add(name)
+    return found
+
+
+def within(session: Session, now: Snapshot) -> set[str]:
+    """Return the accounts in whose guarantee a session is: those that fit into it, the longest held first."""
+    found = set()
+    held = sorted((s for s in now.sessions if s.state in HOLDING), key=lambda s: (s.scheduled_at_s, s.id))
+    for quota in now.quotas:
+        for name in names(quota, session.request):
+            left = quota.guaranteed_milli or 0
+            for other in held:
+                if name in names(quota, other.request) and _taken_milli(other) <= left:
+                    left -= _taken_milli(other)
+                    found |= {name} if other.id == session.id else set()
+    return found
 
 
 def _is_new(session: Session, before: Mapping[int, Session]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.reclaim import AllRules
-from simulator.quota_checks import names
+from simulator.quota_checks import guaranteed, names, within
 
 S = SessionState
 RECLAIMED = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
@@ -85,7 +85,7 @@ class Warned:
                     s.state is S.PENDING
                     and not s.held
                     and s.request.resource_group == group
-                    and s.request.priority > old.request.priority
+                    and _goes_first(s, old, last)
                     for s in last.sessions
                 ):
                     yield f"session {old.id} was pre-empted, and nobody of higher priority waits"
@@ -109,3 +109,13 @@ class Warned:
             )
             if not same or session.state is not S.PENDING or not session.held:
                 yield f"session {session.id} replaces {old.id}, and not at its place: {session}"
+
+
+def _goes_first(waits: Session, runs: Session, last: Snapshot) -> bool:
+    """Return whether a session may end for a waiting one: by priority or guarantee, and not within its own guarantee."""
+    both = {*waits.request.account.split("/")} & {*runs.request.account.split("/")}
+    if within(runs, last) - both:
+        return False
+    explicit = waits.request.gpu_memory_mib is not None
+    covered = guaranteed(waits, last) - both and (explicit or waits.request.fgpu_milli > 0)
+    return waits.request.priority > runs.request.priority or bool(covered)

@@ -17,7 +17,9 @@ FILE = [
 ]
 MACHINE = {"cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}
 NODES = [{"name": "local", **MACHINE}, {"name": "b", "group": "class", **MACHINE}]
-HEADING = "user,hub_group,resource_group,max_fgpu,max_sessions,max_pending,max_lifetime_s"
+HEADING = (
+    "user,hub_group,account,resource_group,max_fgpu,max_sessions,max_pending,max_lifetime_s,guaranteed_fgpu"
+)
 
 
 @pytest.fixture
@@ -44,15 +46,15 @@ def test_exported_quotas_import_without_changes(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["=SUM(A1)", "'tis", " @x".strip(), "o'neil", 'ж,"ü"', "a;=b", "-1", "'=both"]
-    lines = [f'"{name.replace(chr(34), chr(34) * 2)}",,,,2,,' for name in names if not name.startswith("'")]
+    lines = [f'"{name.replace(chr(34), chr(34) * 2)}",,,,,2,,,' for name in names if not name.startswith("'")]
     # As they stand in a file that was not written here: an apostrophe of a name's own is doubled.
-    lines += [f'"\'{name}",,,,2,,' for name in names if name.startswith("'")]
+    lines += [f'"\'{name}",,,,,2,,,' for name in names if name.startswith("'")]
     status, out, _ = fgpu(
         capsys, "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config
     )
     assert (status, out.splitlines()[-1]) == (0, "8 changes made")
     exported = fgpu(capsys, "quota", "export", "--config", config)[1]
-    assert "'=SUM(A1),,,,2,," in exported.splitlines()
+    assert "'=SUM(A1),,,,,2,,," in exported.splitlines()
     store = Store(url)
     store.connect()
     assert {edit.quota.name for edit in QuotaEdits(store).all()} == set(names)
@@ -71,7 +73,7 @@ def test_exported_quotas_import_without_changes(
 def test_import_changes_quotas_only_with_apply(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = ["alice,,,2,,,", "*,,,1.5,3,,", ",ml101,class,,,,", "*,,,1,4,,", ",,class,12,,,"]
+    lines = ["alice,,,,2,,,,", "*,,,,1.5,3,,,", ",ml101,,class,,,,,", "*,,,,1,4,,,", ",,,class,12,,,,"]
     path = written(tmp_path, HEADING, *lines[:1], *lines[2:])
     words = ("quota", "import", path, "--config", config)
     out = fgpu(capsys, *words)[1]
@@ -101,22 +103,22 @@ def test_import_changes_quotas_only_with_apply(
         ("quota.set", "user 'alice'", "2 fGPU"),
     ]
     exported = fgpu(capsys, "quota", "export", "--config", config)[1].splitlines()
-    assert sorted(exported[1:]) == sorted(["alice,,,2,,,", "*,,,1,4,,", ",,class,12,,,"])
+    assert sorted(exported[1:]) == sorted(["alice,,,,2,,,,", "*,,,,1,4,,,", ",,,class,12,,,,"])
 
 
 def test_import_reports_all_mistakes_and_changes_nothing(
     config: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
-        "good,,,1,,,",
-        'bad,,,"0,5",,,',
-        "two,many,,1,,,",
-        "more,,,,x,,",
-        "short,,,,,,5",
-        "where,,lab,1,,,",
-        "good,,,2,,,",
-        ",,,1,,,",
-        "much,,,9999999999,,,",
+        "good,,,,1,,,,",
+        'bad,,,,"0,5",,,,',
+        "two,many,,,1,,,,",
+        "more,,,,,x,,,",
+        "short,,,,,,,5,",
+        "where,,,lab,1,,,,",
+        "good,,,,2,,,,",
+        ",,,,1,,,,",
+        "much,,,,9999999999,,,,",
     ]
     status, said = failure(
         capsys, "quota", "import", written(tmp_path, HEADING, *lines), "--apply", "--config", config

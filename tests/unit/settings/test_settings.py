@@ -146,14 +146,34 @@ def node(**keys: Any) -> dict[str, Any]:
             "policies['*']['long ... it at most 1800",
         ),
         ({"policies": {"*": {"half_life_s": True}}}, "policies['*']['half_life ... from 1 to 36000000"),
-        ({"quotas": [{"user": "*", "max_gpus": 2}]}, "quotas: {'user': '*', ... max_lifetime_s"),
+        ({"quotas": [{"user": "*", "max_gpus": 2}]}, "quotas: {'user': '*', ... guaranteed_fgpu"),
         (
             {"quotas": [{"user": "zoe", "hub_group": "ml101", "max_sessions": 2}]},
             "quotas: {'user': ... write two quotas",
         ),
-        ({"quotas": [{"max_sessions": 2}]}, "quotas: {'max_sessions': 2} ... hub_group or resource_group"),
+        ({"quotas": [{"max_sessions": 2}]}, "quotas: {'max_sessions': 2} ... account or resource_group"),
         ({"quotas": [{"user": ["zoe"], "max_sessions": 2}]}, "quotas: {'user': ... user must be a name"),
-        ({"quotas": [{"user": "*"}]}, "quotas: {'user': '*'} limits ... max_pending, max_lifetime_s"),
+        ({"quotas": [{"user": "*"}]}, "quotas: {'user': '*'} limits ... max_lifetime_s, guaranteed_fgpu"),
+        (
+            {"quotas": [{"account": "a", "max_fgpu": 1}]},
+            "quotas: there is no account 'a'; set c.FGPU.accounts",
+        ),
+        (
+            {"quotas": [{"account": "b", "max_fgpu": 1}], "accounts": {"a": {}}},
+            "quotas: there is no account 'b'; use one of *, a, default",
+        ),
+        (
+            {"quotas": [{"user": "*", "guaranteed_fgpu": 1}]},
+            "quotas: {'user': '*', ... add account, or use max_fgpu",
+        ),
+        (
+            {"quotas": [{"account": "a", "max_fgpu": 1, "guaranteed_fgpu": 2}], "accounts": {"a": {}}},
+            "quotas: {'account': 'a', ... is above max_fgpu; make it at most 1",
+        ),
+        (
+            {"quotas": [{"account": "a", "hub_group": "b", "max_fgpu": 1}], "accounts": {"a": {}}},
+            "quotas: {'account': 'a', ... has hub_group and account; write two quotas",
+        ),
         ({"quotas": [{"user": "*", "max_fgpu": "0.0001"}]}, "quotas: {'user': ... than three decimals"),
         ({"quotas": [{"user": "*", "max_sessions": -1}]}, "quotas: {'user': ... from 0 to 36000000"),
         ({"quotas": [{"user": "*", "max_lifetime_s": 5}]}, "quotas: {'user': ... from 60 to 36000000"),
@@ -595,6 +615,12 @@ def test_queue_has_no_limits_by_default() -> None:
     assert own.rules().of("default") == Rules(max_lifetime_s=None, idle_after_s=None, preempt=False)
     assert own.quotas_given() == ()
     assert own.priority_of(["staff"]) == 0
+
+
+def test_quota_of_an_account_has_a_guarantee() -> None:
+    own = made(quotas=[{"account": "a", "guaranteed_fgpu": 2, "max_fgpu": "2.5"}], accounts={"a": {}})
+    quota = Quota(QuotaScope.ACCOUNT, "a", max_fgpu_milli=2500, guaranteed_milli=2000)
+    assert own.quotas_given() == (quota,)
 
 
 def test_quotas_become_the_schedulers() -> None:
