@@ -3,7 +3,7 @@
 1. For every node, compute its free capacity after the ends that happen anyway, and the sessions there that may be ended
    (`_Node`). Placements of the plan are claimed.
 2. For each blocked request, in queue order and within its quotas, compute for each node the least number of sessions that
-   must end (`_Candidates.offer`), of those that may end for it (`guarantees.PreemptionRights`). Visit the nodes in the order of that
+   must end (`_Candidates.offer`), of those that may end for it (`PreemptionRights`). Visit the nodes in the order of that
    bound and find the smallest set of sessions there (`_fewest`), until no other node can be better.
 3. Of equally small sets take sessions that were warned already, then the lowest priority, then the youngest.
 
@@ -215,7 +215,7 @@ class _Nodes:
         return self._candidates[key]
 
     def give(self, asked: Request, where: Placement, ended: Sequence[Session]) -> None:
-        """PreemptionRights the placement, and count these sessions as ended."""
+        """Claim the placement, and count these sessions as ended."""
         self.ended.update(session.id for session in ended)
         node = self._nodes[where.node_id]
         left = placement.claimed_if_fits(_without(node.left, ended), asked, where)
