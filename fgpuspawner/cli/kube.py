@@ -14,7 +14,7 @@ from fgpuspawner.cli.command import FILE, Group, Report, UsageError, config_opti
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
 from fgpuspawner.engines.kubernetes.files import REFERENCE, write_files_image
-from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
+from fgpuspawner.engines.kubernetes.rights import REACHES, RIGHTS, manifests, rights_of
 from fgpuspawner.isolation import native
 from fgpuspawner.settings import FGPU
 
@@ -71,18 +71,25 @@ def write_image(file: str, reference: str) -> list[str]:
     type=click.Choice([kind.name for kind in DIALECTS]),
     help="c.KubernetesFGPUSpawner.dialect; default: lease",
 )
-def print_manifests(namespace: str, account: str, dialect: str) -> list[str]:
+@click.option(
+    "--reach",
+    default="cluster",
+    type=click.Choice(REACHES),
+    help="what the Hub may read: its namespace only, also the nodes, or also other pods; default: cluster",
+)
+def print_manifests(namespace: str, account: str, dialect: str, reach: str) -> list[str]:
     """Print what gives a Hub its rights in a cluster.
 
     They are a Role and a ClusterRole with the Hub's rights only, bound to its service account, for
-    `kubectl apply -f -`.
+    `kubectl apply -f -`. With `--reach namespace` there is no ClusterRole; docs/kubernetes.md says what the Hub does
+    not know then.
     """
     import yaml
 
     for option, value in (("namespace", namespace), ("account", account)):
         if LABEL.fullmatch(value) is None:
             raise UsageError(f"--{option} {value!r}: use small letters, digits and dashes")
-    rights = rights_of(dialect)
+    rights = rights_of(dialect, reach)
     with_own = {right.dialect for right in RIGHTS} - {""}
     made = manifests(rights, namespace=namespace, account=account)
     return [

@@ -40,10 +40,12 @@ class World:
 
     def give(self, rights: list[Right]) -> None:
         """Have the account have these rights alone."""
-        for manifest in manifests(rights, namespace=self.namespace, account=ACCOUNT):
+        made = manifests(rights, namespace=self.namespace, account=ACCOUNT)
+        rules = {manifest["kind"]: manifest.get("rules") for manifest in made}
+        for manifest in manifests(list(RIGHTS), namespace=self.namespace, account=ACCOUNT):
             if "rules" in manifest:
                 where = _path(manifest, self.namespace)
-                body = {"rules": manifest["rules"]}
+                body = {"rules": rules.get(manifest["kind"], [])}
                 self.cluster.ask("PATCH", f"{where}/{manifest['metadata']['name']}", body=body, content=MERGE)
 
     def may(self, right: Right, verb: str) -> bool:

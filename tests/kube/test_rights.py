@@ -25,7 +25,7 @@ from fgpuspawner.engines.base import Engine, Installation, LaunchSpec
 from fgpuspawner.engines.kubernetes.api import Api, run_blocking
 from fgpuspawner.engines.kubernetes.dialects.dra import Dra
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
-from fgpuspawner.engines.kubernetes.engine import DRA, KubernetesEngine
+from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, Right
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -162,11 +162,6 @@ async def starts_with_a_claim_on_a_gpu(lost: Lost) -> None:
     await lost.engine._make("resourceclaims", {"metadata": {"name": "x"}}, api="/apis/resource.k8s.io/v1")
 
 
-async def lists_claims(lost: Lost) -> None:
-    # The Hub's own call, for the same reason.
-    await lost.engine._api.listed(f"{DRA}/resourceclaims", keep=dict)
-
-
 async def stops(lost: Lost) -> None:
     assert not await lost.engine.stop(lost.pod().session, now=True)
 
@@ -181,11 +176,6 @@ async def checks(lost: Lost) -> None:
 
 async def reads_its_log(lost: Lost) -> None:
     await lost.engine.log(lost.pod().session, lines=9)
-
-
-async def looks(lost: Lost) -> None:
-    await observes(lost)
-    lost.engine.survey()
 
 
 async def surveys(lost: Lost) -> None:
@@ -206,6 +196,10 @@ class Case:
     refusal: str = 'cannot {verb} resource "{resource}"'
 
 
+LESS = "{resource} in the whole cluster: "
+"""A Hub that starts without the right says what it does not know, and goes on."""
+
+
 CASES: dict[tuple[str, str, bool], Case] = {
     ("pods", "get", False): Case(stops, "could not be removed: "),
     ("pods", "create", False): Case(starts, "the cluster refuses the session: "),
@@ -224,12 +218,14 @@ CASES: dict[tuple[str, str, bool], Case] = {
     ),
     ("persistentvolumeclaims", "delete", False): Case(deletes_a_home, "Forbidden"),
     ("resourceclaims", "create", False): Case(starts_with_a_claim_on_a_gpu, "resourceclaims"),
-    ("nodes", "list", True): Case(surveys, "what the cluster's nodes have cannot be told: "),
-    ("nodes", "watch", True): Case(follows, "The cluster's nodes cannot be followed now"),
-    ("pods", "list", True): Case(looks, "What runs in the cluster cannot be seen now: "),
-    ("pods", "watch", True): Case(follows, "The cluster's pods cannot be followed now"),
-    ("resourceslices", "list", True): Case(surveys, "what the cluster's nodes have cannot be told: "),
-    ("resourceclaims", "list", True): Case(lists_claims, "resourceclaims"),
+    ("pods", "list", False): Case(observes, "What runs in the cluster cannot be seen now: "),
+    ("pods", "watch", False): Case(follows, "The cluster's pods cannot be followed now"),
+    ("nodes", "list", True): Case(surveys, "the Hub may not list nodes, and c.FGPU.nodes has no cpu", LESS),
+    ("nodes", "watch", True): Case(surveys, "the Hub may not list nodes, and c.FGPU.nodes has no cpu", LESS),
+    ("pods", "list", True): Case(surveys, "pods of other namespaces are not seen", LESS),
+    ("pods", "watch", True): Case(surveys, "pods of other namespaces are not seen", LESS),
+    ("resourceslices", "list", True): Case(surveys, "the GPUs are those that c.FGPU.nodes declares", LESS),
+    ("resourceclaims", "list", True): Case(surveys, "a session that gets no part of a GPU", LESS),
 }
 
 
@@ -248,12 +244,16 @@ async def without(
     lab = RightsLab(folder, world, right.dialect)
     started = lab.engine()
     fewer = tuple(v for v in right.verbs if v != verb)
-    less = [replace(r, verbs=fewer) if r is right else r for r in RIGHTS]
+    # A right to pods of the whole cluster includes that to the namespace's.
+    whole = [r for r in RIGHTS if r.everywhere and r.resource == right.resource]
+    less = [
+        replace(r, verbs=fewer) if r is right else r for r in RIGHTS if right.everywhere or r not in whole
+    ]
     world.give([r for r in less if r.verbs])
     try:
         until(lambda: not world.may(right, verb), what="the right is gone")
-        if verb == "watch" or key_of(right, verb) == ("nodes", "list", True):
-            # A watch that runs continues for up to a minute, and the Hub lists when it starts.
+        if verb == "watch" or right.everywhere:
+            # A watch that runs continues for up to a minute, and the Hub asks for its rights when it starts.
             await _closed(lab)
             started = lab.engine()
         yield Lost(lab, started, heard)

@@ -260,6 +260,19 @@ class Api:
         except NO_ANSWER as e:
             raise _silent(e) from e
 
+    async def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "") -> bool:
+        """Return whether the caller has a right, in a namespace or in the whole cluster."""
+        kind, _, part = resource.partition("/")
+        where = {"namespace": namespace} if namespace else {}
+        asked = {"verb": verb, "group": group, "resource": kind, "subresource": part, **where}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        answer = await self.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        return bool(answer["status"]["allowed"])
+
     async def watch(
         self, path: str, query: Sequence[tuple[str, str]], version: str
     ) -> AsyncIterator[dict[str, Any]]:

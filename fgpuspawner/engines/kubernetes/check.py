@@ -115,6 +115,8 @@ class _Check:
         self._namespace = kind.where(config)
         self._path = f"/api/v1/namespaces/{self._namespace}"
         self._dialect: Dialect = kind.dialect_of(config, installation="check")
+        #: What the caller may not see of the cluster.
+        self._lacking: set[str] = set()
 
     async def all(self) -> list[Finding]:
         return [
@@ -135,34 +137,20 @@ class _Check:
         return ok(words)
 
     async def _rights(self) -> list[Finding]:
-        rights = rights_of(self._dialect.name)
-        missing = {
-            right: [verb for verb in right.verbs if not await self._may(right, verb)] for right in rights
-        }
-        if not any(missing.values()):
-            return [ok("the caller has all rights that the Hub needs")]
-        return [fail(self._lacks(right, verbs)) for right, verbs in missing.items() if verbs]
+        return [await self._right(right) for right in rights_of(self._dialect.name)]
 
-    def _lacks(self, right: Right, verbs: Sequence[str]) -> str:
+    async def _right(self, right: Right) -> Finding:
+        """Return one rung of the rights: what a right gives, or what is missing without it."""
         where = "in the whole cluster" if right.everywhere else f"in namespace {self._namespace}"
-        return (
-            f"the caller may not {', '.join(verbs)} {right.resource} {where} ({right.what_for}); have an administrator "
-            f"apply what `fgpu kube manifests --namespace {self._namespace}` prints"
-        )
-
-    async def _may(self, right: Right, verb: str) -> bool:
-        resource, _, part = right.resource.partition("/")
-        where = {} if right.everywhere else {"namespace": self._namespace}
-        asked = {"verb": verb, "group": right.group, "resource": resource, "subresource": part, **where}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
-        }
-        answer = await self._api.ask(
-            "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body
-        )
-        return bool(answer["status"]["allowed"])
+        lacking = await right.lacking(self._api, self._namespace)
+        if not lacking:
+            return ok(f"right {right.resource} ({', '.join(right.verbs)}) {where}: {right.what_for}")
+        mend = f"apply what `fgpu kube manifests --namespace {self._namespace}` prints"
+        words = f"the caller may not {', '.join(lacking)} {right.resource} {where} ({right.what_for})"
+        if not right.else_:
+            return fail(f"{words}; have an administrator {mend}")
+        self._lacking.add(right.resource)
+        return warn(f"{words}; without that, {right.else_}. To change that, have an administrator {mend}")
 
     async def _found(self, path: str) -> Manifest | None:
         """Return an object: empty if there is none, None if the caller may not read it."""
@@ -241,11 +229,12 @@ class _Check:
 
     async def _nodes(self) -> list[Finding]:
         try:
-            nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
+            nodes = await self._listed_nodes()
             usage = await self._api.listed(
-                "/api/v1/pods", keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER)
+                f"{self._path}/pods" if "pods" in self._lacking else "/api/v1/pods",
+                keep=lambda pod: inventory.usage_of(pod, self._dialect, NO_OWNER),
             )
-        except Refused as e:
+        except (TrialFailed, Refused) as e:
             return [fail(f"nodes cannot be seen: {e}")]
         others = inventory.by_node(usage)
         try:
@@ -266,6 +255,14 @@ class _Check:
             return [*found, fail(f"{words}: {line}")]
         return [*found, *(self._node(node, others.get(name_of(node), []), session) for node in ours)]
 
+    async def _listed_nodes(self) -> list[Manifest]:
+        if "nodes" in self._lacking:
+            untold = inventory.untold(self._settings.nodes)
+            if untold:
+                raise TrialFailed(untold)
+            return [inventory.told_node(spec, ()) for spec in self._settings.nodes]
+        return await self._api.listed("/api/v1/nodes", keep=pruned)
+
     def _node(self, node: Manifest, others: Sequence[inventory.PodUsage], session: Manifest) -> Finding:
         name = node["metadata"]["name"]
         try:
@@ -276,6 +273,8 @@ class _Check:
         if machine is None:
             return warn(f"node {name} is not ready")
         words = f"node {name}: {format_milli(machine.cpu_milli)} CPU, {machine.memory_mib} MiB free"
+        if "nodes" in self._lacking:
+            return ok(f"node {name}: as c.FGPU.nodes describes it; whether it is there is not seen")
         if machine.closed:
             return warn(
                 f"{words}; it takes no sessions: it is cordoned, or c.KubeSpawner's "
@@ -313,7 +312,7 @@ class _Check:
         image = next((one.reference for one in images if one.enabled and one.reference), "")
         try:
             session = await sample_spec(self._sample_options)
-            nodes = await self._api.listed("/api/v1/nodes", keep=pruned)
+            nodes = await self._listed_nodes()
             node = next((name_of(node) for node in nodes if self._may_lease(node, session)), "")
             if not isinstance(self._dialect, Lease) or not (lease and image and node):
                 what = 'dialect "lease", lease_image, an image of the catalogue, and a ready node with nvidia.com/gpu'

@@ -41,8 +41,9 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import pruned
-from fgpuspawner.engines.kubernetes.mirror import Mirror
+from fgpuspawner.engines.kubernetes.mirror import AGAIN_AFTER_S, Mirror
 from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, with_owner
+from fgpuspawner.engines.kubernetes.rights import rights_of
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
@@ -143,9 +144,9 @@ class KubernetesEngine(Engine):
         self._nodes: Mirror[Manifest] = Mirror(
             api, f"{CORE}/nodes", what="nodes", keep=pruned, changed=self._node_changed
         )
-        self._others: Mirror[inventory.PodUsage] = Mirror(
-            api, f"{CORE}/pods", BOUND, what="other pods", keep=self._usage, everywhere=True
-        )
+        self._others = self._mirror_of_others(f"{CORE}/pods")
+        #: What the Hub may not see of the cluster. Asked once: a right that is lost later is a failure.
+        self._lacking: frozenset[str] | None = None
         self._leases: leases.Leases | None = None
         if isinstance(dialect, Lease) and lease_image:
             self._leases = leases.Leases(
@@ -160,33 +161,84 @@ class KubernetesEngine(Engine):
         Raises:
             EngineSilent: the cluster does not report it.
         """
-        nodes, others = self._nodes, self._others
         try:
-            if not (nodes.listed and others.listed):
+            if not (self._others.listed and (self._nodes.listed or self._is_narrow)):
                 return run_blocking(self._asked_for_machines)
-            trouble = nodes.trouble or others.trouble
+            trouble = self._nodes.trouble or self._others.trouble
             if trouble is not None:
                 raise EngineSilent(f"{UNTOLD}: {trouble}")
             records = run_blocking(self._records)
+            # Copies: the event loop changes the originals during this.
+            return self._machines(
+                list(self._known_nodes().values()), list(self._others.found.values()), records
+            )
         except Refused as e:
             raise EngineSilent(f"{UNTOLD}: {e}") from e
-        # Copies: the event loop changes the originals during this.
-        return self._machines(list(nodes.found.values()), list(others.found.values()), records)
 
     async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
         """Read nodes and pods from the API, for use while no watch runs."""
         async with Api(self._configuration) as api:
-            nodes = await api.listed(f"{CORE}/nodes", keep=pruned)
-            others = await api.listed(f"{CORE}/pods", BOUND, keep=self._usage)
-        return self._machines(nodes, others, await self._records())
+            await self._learn_rights(api)
+            if self._is_narrow:
+                untold = inventory.untold(self._installation.settings.nodes)
+                if untold:
+                    raise EngineSilent(f"{UNTOLD}: {untold}")
+                nodes = list(self._known_nodes().values())
+            else:
+                nodes = await api.listed(f"{CORE}/nodes", keep=pruned)
+            usage = await api.listed(self._others.path, BOUND, keep=self._usage)
+        return self._machines(nodes, usage, await self._records())
+
+    # -- how much of the cluster the Hub may see -------------------------------------------------------
+
+    async def _learn_rights(self, api: Api) -> None:
+        """Ask once which rights beyond the Hub's namespace are missing, and say what is unknown without them."""
+        if self._lacking is not None:
+            return
+        rights = [right for right in rights_of(self._dialect.name) if right.else_]
+        try:
+            lacking = [right for right in rights if await right.lacking(api, self._namespace)]
+        except Refused as e:
+            log.warning("The Hub assumes that it has all its rights, as the cluster does not tell: %s", e)
+            lacking = []
+        if self._lacking is None:
+            self._lacking = frozenset(right.resource for right in lacking)
+            if "pods" in self._lacking:
+                self._others = self._mirror_of_others(f"{self._own}/pods")
+            for right in lacking:
+                log.warning(
+                    "The Hub may not %s %s in the whole cluster: %s",
+                    " and ".join(right.verbs),
+                    right.resource,
+                    right.else_,
+                )
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether the Hub may not read nodes."""
+        return "nodes" in (self._lacking or ())
+
+    def _mirror_of_others(self, path: str) -> Mirror[inventory.PodUsage]:
+        return Mirror(self._api, path, BOUND, what="other pods", keep=self._usage, everywhere=True)
+
+    def _known_nodes(self) -> Mapping[str, Manifest]:
+        """Return the cluster's nodes by name; where the Hub may not read them, as its settings and our pods tell."""
+        if not self._is_narrow:
+            return self._nodes.found
+        specs = [s for s in self._installation.settings.nodes if not inventory.untold([s])]
+        pods = list(self._pods.found.values())
+        pods += [] if self._leases is None else list(self._leases.mirror.found.values())
+        return {spec["name"]: inventory.told_node(spec, pods) for spec in specs}
 
     async def _records(self) -> GpuRecords:
         """Return the objects about GPUs that are neither nodes nor pods."""
         if self._dialect.name != "dra":
             return GpuRecords()
+        found: dict[str, list[Manifest]] = {}
         async with Api(self._configuration) as api:
-            slices = await api.listed(f"{DRA}/resourceslices", keep=dict)
-            return GpuRecords(slices=slices, claims=await api.listed(f"{DRA}/resourceclaims", keep=dict))
+            for kind in {"resourceslices", "resourceclaims"} - (self._lacking or frozenset()):
+                found[kind] = await api.listed(f"{DRA}/{kind}", keep=dict)
+        return GpuRecords(slices=found.get("resourceslices", ()), claims=found.get("resourceclaims", ()))
 
     def _usage(self, pod: Manifest) -> inventory.PodUsage | None:
         return inventory.usage_of(pod, self._dialect, self._owner)
@@ -222,31 +274,39 @@ class KubernetesEngine(Engine):
         """Begin to follow pods and nodes."""
         self._nodes_changed = hub.nodes_changed
         self._queue = hub.queue
-        followed: list[Mirror[Any]] = [self._pods, self._nodes, self._others]
         if self._leases is not None:
-            followed.append(self._leases.mirror)
             hub.background.every(
                 leases.EVERY_S,
                 self._reconcile_leases,
                 failed="GPUs cannot be leased now",
                 wake=self._leases.wake,
             )
-        hub.background.run(self._follow(followed), failed="The cluster is not followed any longer")
+        hub.background.run(self._follow(), failed="The cluster is not followed any longer")
 
-    async def _follow(self, mirrors: Sequence[Mirror[Any]]) -> None:
+    async def _follow(self) -> None:
+        unknown = Failures(log, "What the Hub may see of the cluster is not known yet")
         try:
-            await asyncio.gather(*(mirror.follow() for mirror in mirrors))
+            while self._lacking is None:
+                try:
+                    await self._learn_rights(self._api)
+                except (EngineSilent, Refused) as e:
+                    unknown.failed(e)
+                    await asyncio.sleep(AGAIN_AFTER_S)
+            followed: list[Mirror[Any]] = [self._pods, self._others]
+            followed += [] if self._is_narrow else [self._nodes]
+            followed += [] if self._leases is None else [self._leases.mirror]
+            await asyncio.gather(*(mirror.follow() for mirror in followed))
         finally:
             await self._api.close()
 
     async def _reconcile_leases(self) -> None:
         assert self._leases is not None
         assert self._queue is not None
-        if not self._nodes.listed:
+        if not (self._nodes.listed or self._is_narrow):
             await self._nodes.until_changed(leases.EVERY_S)
         # Without the nodes all leases would be too many.
-        if self._nodes.listed:
-            nodes = list(filter(self._is_leased, self._nodes.found.values()))
+        if self._nodes.listed or self._is_narrow:
+            nodes = list(filter(self._is_leased, self._known_nodes().values()))
             await self._leases.reconcile(nodes, self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:
@@ -304,8 +364,9 @@ class KubernetesEngine(Engine):
         self._forgotten = {name: own for name, own in self._forgotten.items() if own[1] > now}
         pods += [pod for pod, _ in self._forgotten.values()]
         things = [one for pod in pods if (one := self._observed(pod)) is not None]
-        ready = [name_of(node) for node in self._ours(self._nodes.found.values()) if inventory.is_ready(node)]
-        late = await self._late(ready)
+        nodes = self._known_nodes()
+        ready = [name_of(node) for node in self._ours(nodes.values()) if inventory.is_ready(node)]
+        late = await self._late(ready, nodes)
         return Seen(things, [name for name in ready if name not in late], tuple(late))
 
     async def _present(self) -> list[Manifest]:
@@ -333,11 +394,11 @@ class KubernetesEngine(Engine):
             grace_s = float(pod["spec"].get("terminationGracePeriodSeconds") or self._stop_timeout_s)
             self._forgotten.setdefault(found["name"], (dying, time.monotonic() + grace_s + KILLED_WITHIN_S))
 
-    async def _late(self, ready: Sequence[str]) -> set[str]:
+    async def _late(self, ready: Sequence[str], nodes: Mapping[str, Manifest]) -> set[str]:
         """Return the nodes where a Hub that has just started may still offer GPUs that are no longer leased."""
         if self._leases is None or self._queue is None:
             return set()
-        late = {n for n in ready if n not in self._as_leased and self._is_leased(self._nodes.found[n])}
+        late = {n for n in ready if n not in self._as_leased and self._is_leased(nodes[n])}
         if late and self._leases.mirror.listed:
             offered = {n.id: {d.uuid for d in n.devices} for n in (await self._queue.snapshot()).nodes}
             self._as_leased |= {n for n in late if offered.get(n, set()) <= self._leases.offered_on(n)}
@@ -345,8 +406,8 @@ class KubernetesEngine(Engine):
 
     def _is_lost(self, node_id: str) -> bool:
         """Return whether a node is known to be away or removed."""
-        found = self._nodes.found.get(node_id)
-        return self._nodes.listed and (found is None or not inventory.is_ready(found))
+        found = self._known_nodes().get(node_id)
+        return self._is_removed(node_id) or (found is not None and not inventory.is_ready(found))
 
     def _is_removed(self, node_id: str) -> bool:
         return self._nodes.listed and node_id not in self._nodes.found
@@ -486,7 +547,7 @@ class KubernetesEngine(Engine):
         """Return whether the GPUs of a session are still leased, if its node's GPUs are leased at all."""
         placement = spec.session.placement
         assert placement is not None
-        node = self._nodes.found.get(placement.node_id)
+        node = self._known_nodes().get(placement.node_id)
         if self._leases is None or not spec.devices or node is None or not self._is_leased(node):
             return True
         return {d.uuid for d in spec.devices} <= self._leases.offered_on(placement.node_id)

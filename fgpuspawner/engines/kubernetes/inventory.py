@@ -23,7 +23,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     quantity,
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, LeaseUnanswered
-from fgpuspawner.settings.nodes import Machine
+from fgpuspawner.settings.nodes import Machine, Spec
 
 GROUP = "fgpu.group"
 """The label of nodes that sessions may use; its value is their resource group."""
@@ -135,6 +135,51 @@ def digest(node: Manifest) -> str:
     spec, labels = node.get("spec") or {}, node["metadata"].get("labels")
     closes = [spec.get("unschedulable"), spec.get("taints")]
     return json.dumps([is_ready(node), closes, allocatable, labels, about_gpus], sort_keys=True)
+
+
+# --- Nodes that the Hub may not read ---
+
+
+def untold(specs: Sequence[Spec]) -> str:
+    """Return what ``c.FGPU.nodes`` lacks for a Hub that may not read nodes; empty if it lacks nothing."""
+    lacking = [spec["name"] for spec in specs if not {"cpu", "memory_mib"} <= spec.keys()]
+    if specs and not lacking:
+        return ""
+    words = f"has no cpu and memory_mib for {lacking[0]}" if lacking else "is empty"
+    return f"the Hub may not list nodes, and c.FGPU.nodes {words}; write them there, or give it the right"
+
+
+def told_node(spec: Spec, pods: Iterable[Manifest]) -> Manifest:
+    """Return a node that the Hub may not read: as ``c.FGPU.nodes`` describes it, with what our pods there report.
+
+    The cluster marks the pods of a node that is away as not ready, and leaves their containers' state as it was. The
+    number of GPUs is that of the UUIDs in the description; else one more than our leases hold, so that one lease tries.
+    """
+    name, gpus = spec["name"], spec.get("gpus")
+    here = [
+        pod
+        for pod in pods
+        if pod["spec"].get("nodeName") == name and (pod.get("status") or {}).get("phase") == "Running"
+    ]
+    number = len(gpus) if isinstance(gpus, list) else 1 + sum(label(p, LEASE_LABEL) is not None for p in here)
+    return {
+        "metadata": {"name": name},
+        "spec": {},
+        "status": {
+            "allocatable": {
+                "cpu": str(spec["cpu"]),
+                "memory": f"{spec['memory_mib']}Mi",
+                "nvidia.com/gpu": str(number),
+            },
+            "conditions": [{"type": "Ready", "status": str(not any(map(_is_cut_off, here)))}],
+        },
+    }
+
+
+def _is_cut_off(pod: Manifest) -> bool:
+    conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions") or ()}
+    gated = bool(pod["spec"].get("readinessGates"))
+    return not gated and conditions.get("ContainersReady") == "True" and conditions.get("Ready") == "False"
 
 
 # --- Pods ---

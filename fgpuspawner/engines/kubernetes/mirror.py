@@ -44,7 +44,7 @@ class Mirror(Generic[T]):
         everywhere: bool = False,
     ) -> None:
         self._api = api
-        self._path = path
+        self.path = path
         self._query = tuple(query)
         self._what = what
         self._keep = keep
@@ -98,7 +98,7 @@ class Mirror(Generic[T]):
     async def _list(self) -> str:
         items: dict[str, T] = {}
         version = ""
-        async for page in self._api.pages(self._path, self._query):
+        async for page in self._api.pages(self.path, self._query):
             version = str(page["metadata"]["resourceVersion"])
             for item in page.get("items") or ():
                 own = self._keep(item)
@@ -116,7 +116,7 @@ class Mirror(Generic[T]):
 
     async def _watch(self, version: str) -> str:
         """Apply the watch's events until the API closes it; return the last version seen."""
-        async for event in self._api.watch(self._path, self._query, version):
+        async for event in self._api.watch(self.path, self._query, version):
             item: dict[str, Any] = event["object"]
             version = str(item["metadata"]["resourceVersion"])
             if event["type"] != "BOOKMARK" and self._apply(item, event["type"] == "DELETED"):

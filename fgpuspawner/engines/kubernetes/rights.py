@@ -1,14 +1,17 @@
-"""The rights that a Hub needs in its cluster. Pure.
+"""The rights that a Hub needs in its cluster, and those that it can do without.
 
-From this one table manifests are written and `fgpu kube check` asks for each right; docs/kubernetes.md gives the reasons,
-and tests/kube/test_rights.py removes one after the other.
+From this one table manifests are written, `fgpu kube check` and the Hub ask for each right, and docs/kubernetes.md has a
+row for each; tests/kube/test_rights.py removes one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fgpuspawner.engines.kubernetes.api import Api
 
 RBAC = "rbac.authorization.k8s.io"
 DRA = "resource.k8s.io"
@@ -19,7 +22,8 @@ MARK = {"app.kubernetes.io/part-of": "fgpuspawner"}
 class Right:
     """The right to use ``verbs`` on a kind of objects, in the Hub's namespace or ``everywhere``.
 
-    ``resource`` may be a subresource such as ``pods/exec``. With ``dialect`` only that dialect needs the right.
+    ``resource`` may be a subresource such as ``pods/exec``. With ``dialect`` only that dialect needs the right. ``else_``
+    says what is missing without a right that the Hub can do without; it is empty for the others.
     """
 
     resource: str
@@ -28,29 +32,73 @@ class Right:
     group: str = ""
     everywhere: bool = False
     dialect: str = ""
+    else_: str = ""
+
+    async def lacking(self, api: Api, namespace: str) -> list[str]:
+        """Return the verbs that the caller may not use."""
+        where = "" if self.everywhere else namespace
+        return [
+            verb
+            for verb in self.verbs
+            if not await api.may(verb, self.resource, group=self.group, namespace=where)
+        ]
 
 
 RIGHTS = (
-    # The right to list and watch all pods, below, includes these.
-    Right("pods", ("get", "create", "delete"), "sessions, and pods that lease GPUs"),
+    Right("pods", ("get", "list", "watch", "create", "delete"), "sessions, and pods that lease GPUs"),
     # Opening a channel needs "get"; from Kubernetes 1.35 on "create" as well.
     Right("pods/exec", ("get", "create"), "checking a session's limits from inside; which GPU a lease has"),
     Right("pods/log", ("get",), "what a session's server has printed, for its owner"),
     Right("secrets", ("create",), "sessions' tokens, which are in no pod's manifest"),
     Right("persistentvolumeclaims", ("get", "create", "delete"), "homes"),
     Right("resourceclaims", ("create",), "a session's share of a GPU", group=DRA, dialect="dra"),
-    Right("nodes", ("list", "watch"), "the machines and their state", everywhere=True),
-    Right("pods", ("list", "watch"), "what other pods take of a machine", everywhere=True),
-    Right("resourceslices", ("list",), "which GPUs there are", group=DRA, everywhere=True, dialect="dra"),
     Right(
-        "resourceclaims", ("list",), "which GPUs other pods have", group=DRA, everywhere=True, dialect="dra"
+        "nodes",
+        ("list", "watch"),
+        "the machines and their state",
+        everywhere=True,
+        else_="nodes, with their cpu and memory_mib, are those of c.FGPU.nodes; taints are not seen, and that a node is "
+        "away only by its pods",
+    ),
+    Right(
+        "pods",
+        ("list", "watch"),
+        "what other pods take of a machine",
+        everywhere=True,
+        else_="pods of other namespaces are not seen: a session that finds no room beside them waits with the cluster's "
+        "words",
+    ),
+    Right(
+        "resourceslices",
+        ("list",),
+        "which GPUs there are",
+        group=DRA,
+        everywhere=True,
+        dialect="dra",
+        else_="the GPUs are those that c.FGPU.nodes declares",
+    ),
+    Right(
+        "resourceclaims",
+        ("list",),
+        "which GPUs other pods have",
+        group=DRA,
+        everywhere=True,
+        dialect="dra",
+        else_="a session that gets no part of a GPU that other pods have waits with the cluster's words",
     ),
 )
+REACHES = ("namespace", "nodes", "cluster")
+"""How far a Hub's rights reach; each includes those before."""
 
 
-def rights_of(dialect: str) -> tuple[Right, ...]:
-    """Return the rights that a Hub needs with this dialect."""
-    return tuple(right for right in RIGHTS if right.dialect in ("", dialect))
+def rights_of(dialect: str, reach: str = "cluster") -> tuple[Right, ...]:
+    """Return the rights that a Hub uses with this dialect and reach."""
+    return tuple(
+        right
+        for right in RIGHTS
+        if right.dialect in ("", dialect)
+        and (not right.everywhere or reach == "cluster" or (reach == "nodes" and right.resource == "nodes"))
+    )
 
 
 def manifests(rights: Sequence[Right], *, namespace: str, account: str) -> list[dict[str, Any]]:
@@ -59,12 +107,19 @@ def manifests(rights: Sequence[Right], *, namespace: str, account: str) -> list[
     everywhere = [right for right in rights if right.everywhere]
     # A cluster may have several Hubs: names of objects without a namespace contain the Hub's.
     whole = f"fgpu-hub-{namespace}"
-    return [
+    found = [
         _object("Role", "fgpu-hub", namespace, rules=_rules(own)),
         _object("RoleBinding", "fgpu-hub", namespace, **_bound("Role", "fgpu-hub", namespace, account)),
-        _object("ClusterRole", whole, rules=_rules(everywhere)),
-        _object("ClusterRoleBinding", whole, **_bound("ClusterRole", whole, namespace, account)),
     ]
+    return (
+        found
+        if not everywhere
+        else [
+            *found,
+            _object("ClusterRole", whole, rules=_rules(everywhere)),
+            _object("ClusterRoleBinding", whole, **_bound("ClusterRole", whole, namespace, account)),
+        ]
+    )
 
 
 def _object(kind: str, name: str, namespace: str = "", **more: Any) -> dict[str, Any]:
