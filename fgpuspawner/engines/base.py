@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from pydantic import TypeAdapter
 from traitlets.config import Config
@@ -352,7 +352,7 @@ class Engine(Launcher):
     answer, or the node is no longer configured; call them again later.
     """
 
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
 
     # -- the Hub's life -------------------------------------------------------------------------------
 

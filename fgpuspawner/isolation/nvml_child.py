@@ -11,6 +11,7 @@ null, mean percent or null, most percent or null, pid in its session, name or nu
 "temperature_c": 45, "power_mw": ..., "power_limit_mw": ..., "ecc_errors": 0, "xid": ...}}}``, each null where NVML does
 not tell; ``xid`` is the newest error since the question before, 0 for none
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
+``{"do": "cgroups", "pids": [...]}`` -> ``{"cgroups": {pid: text of /proc/PID/cgroup}}``, of those that live
 ``{"do": "context", "uuid": ...}`` -> ``{"mib": 411}``, the size of a CUDA context, which this process then makes
 
 A failure is ``{"error": "..."}``, for the whole answer or for one device; never 0 and never an empty answer.
@@ -327,6 +328,17 @@ class Nvml:
         self.call("nvmlDeviceGetMemoryLimits_v1", self.handle(question["uuid"]), ctypes.byref(limits))
         return {"hard_limit": limits.hard_limit}
 
+    def cgroups(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer "cgroups": the cgroup of each process that lives."""
+        found = {}
+        for pid in question["pids"]:
+            try:
+                with open(f"/proc/{int(pid)}/cgroup", encoding="utf-8", errors="replace") as file:
+                    found[str(pid)] = file.read(4096)
+            except OSError:
+                continue
+        return {"cgroups": found}
+
     def context(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer "context": make a CUDA context on a device, and return what this process holds then, in MiB."""
         # Before CUDA is loaded: this process must see only this device, as number 0.
@@ -355,7 +367,7 @@ class Nvml:
 
 TASKS = {
     task.__name__: task
-    for task in (Nvml.facts, Nvml.devices, Nvml.uses, Nvml.health, Nvml.cgroup, Nvml.context)
+    for task in (Nvml.facts, Nvml.devices, Nvml.uses, Nvml.health, Nvml.cgroup, Nvml.cgroups, Nvml.context)
 }
 
 

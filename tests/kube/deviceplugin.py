@@ -20,6 +20,7 @@ SOCKET = "fgpu-test.sock"
 PLUGINS = "var/lib/kubelet/device-plugins"
 """Where every kubelet has its socket, whatever its own folder is; tests/kube/cluster.sh has that below its ``own``."""
 MEMORY_MIB = 8192
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 KIND = "k8s.device-plugin.nvidia.com/gpu"
 # In a container NVIDIA's own program sees the container's cards alone: the first is 0, whichever it is.
@@ -69,9 +70,13 @@ class DevicePlugin:
     """Cards of one node, in ``folder``, which pods can read. They come and go while it runs.
 
     With ``cdi`` it names devices of its own CDI specification, as NVIDIA's does with "cdi-cri", and sets no variable.
+    Pods then also get the files of ``driver``, a simulated machine, and can write its ledger.
     """
 
-    def __init__(self, folder: Path, cards: Sequence[str], *, cdi: bool = False) -> None:
+    def __init__(
+        self, folder: Path, cards: Sequence[str], *, cdi: bool = False, driver: Path | None = None
+    ) -> None:
+        self._driver = driver
         own = Path(os.environ["FGPU_TEST_KUBECONFIG"]).parent / "own" / PLUGINS
         self._plugins = Path(os.environ.get("FGPU_TEST_DEVICE_PLUGINS", own))
         self._cdi = own.parents[3] / "cdi" if cdi else None
@@ -99,7 +104,14 @@ class DevicePlugin:
             smi.write_text(SMI.replace("$NVIDIA_VISIBLE_DEVICES", card))
             smi.chmod(0o755)
             mounts = [(smi, "/usr/bin/nvidia-smi"), (self._there, "/run/cards")]
-            edits = [{"hostPath": str(path), "containerPath": at} for path, at in mounts]
+            edits: list[dict[str, Any]] = [
+                {"hostPath": str(path), "containerPath": at} for path, at in mounts
+            ]
+            for path in () if self._driver is None else sorted(self._driver.iterdir()):
+                options = ["rbind", "rw" if path.name in ("ledger", "log") else "ro"]
+                edits.append(
+                    {"hostPath": str(path), "containerPath": f"{LIBRARIES}/{path.name}", "options": options}
+                )
             variables = ["NVIDIA_VISIBLE_DEVICES=void"]
             devices.append({"name": card, "containerEdits": {"env": variables, "mounts": edits}})
         for name, spec in (

@@ -45,7 +45,7 @@ def add(bundle: Path) -> None:
     for name in devices:
         config["process"]["env"] += has[name].get("env", [])
         for mount in has[name]["mounts"]:
-            options = ["rbind", "ro"]
+            options = mount.get("options", ["rbind", "ro"])
             source, target = mount["hostPath"], mount["containerPath"]
             config["mounts"].append(
                 {"source": source, "destination": target, "type": "bind", "options": options}

@@ -302,7 +302,7 @@ class Api:
         ``pod`` is its path in the API. Reading stops soon after ``most_bytes``. There is no status if the command
         could not be run or the connection was cut.
         """
-        channel = await self._logged_in(lambda: self._exec_channel(pod, container, command))
+        channel = await self.channel(pod, container, command)
         output = bytearray()
         status: int | None = None
         try:
@@ -320,11 +320,18 @@ class Api:
             await channel.close()
         return Answer(bytes(output[: most_bytes + 1]), status)
 
+    async def channel(
+        self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
+    ) -> aiohttp.ClientWebSocketResponse[Any]:
+        """Run a command as `run` does, and return the channel to it: each message begins with its stream's number."""
+        return await self._logged_in(lambda: self._exec_channel(pod, container, command, stdin))
+
     async def _exec_channel(
-        self, pod: str, container: str, command: Sequence[str]
+        self, pod: str, container: str, command: Sequence[str], stdin: bool
     ) -> aiohttp.ClientWebSocketResponse[Any]:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("stdin", "true")] if stdin else []
         if self._exec_client is None:
             self._exec_client = WsApiClient(self._configuration)
         headers: dict[str, str] = {}

@@ -41,6 +41,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 )
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import pruned
+from fgpuspawner.engines.kubernetes.lease_readers import LeasePodsReader
 from fgpuspawner.engines.kubernetes.mirror import AGAIN_AFTER_S, Mirror
 from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, with_owner
 from fgpuspawner.engines.kubernetes.rights import rights_of
@@ -69,8 +70,7 @@ NOTHING = (f"{IN_CONTAINER}/probe-static",)
 FEW = 20
 """Up to this number of pods that the watch has not reported are read one by one; else all pods are listed."""
 UNTOLD = "what the cluster's nodes have cannot be told"
-NOT_MEASURED = "GPU use is not measured on Kubernetes: pods may not see the processes of their node"
-"""The process numbers are the node's, which the Hub cannot follow into pods."""
+NOT_MEASURED = 'GPU use is measured only with dialect "lease" and c.KubernetesFGPUSpawner.measure_gpus = True'
 
 
 def node_of(pod: Manifest) -> str:
@@ -147,11 +147,14 @@ class KubernetesEngine(Engine):
         self._others = self._mirror_of_others(f"{CORE}/pods")
         #: What the Hub may not see of the cluster. Asked once: a right that is lost later is a failure.
         self._lacking: frozenset[str] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers: dict[str, LeasePodsReader] = {}
         self._leases: leases.Leases | None = None
         if isinstance(dialect, Lease) and lease_image:
             self._leases = leases.Leases(
                 api, f"{self._own}/pods", dialect, installation=installation.id, image=lease_image
             )
+            self.capabilities = replace(self.capabilities, sees_processes=dialect.measures)
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
@@ -284,6 +287,7 @@ class KubernetesEngine(Engine):
         hub.background.run(self._follow(), failed="The cluster is not followed any longer")
 
     async def _follow(self) -> None:
+        self._loop = asyncio.get_running_loop()
         unknown = Failures(log, "What the Hub may see of the cluster is not known yet")
         try:
             while self._lacking is None:
@@ -655,7 +659,27 @@ class KubernetesEngine(Engine):
     # -- who uses which GPU ---------------------------------------------------------------------------
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        raise EngineSilent(NOT_MEASURED)
+        reader = self._readers.get(node_id or "")
+        if reader is None:
+            raise EngineSilent(NOT_MEASURED)
+        if not pids:
+            return {}
+        sessions: dict[str, int] = {}
+        for pod in list(self._pods.found.values()):
+            named = marks.session_and_attempt(name_of(pod), self._installation.id)
+            if named is not None:
+                sessions[str(pod["metadata"]["uid"])] = named[0]
+        return {pid: sessions[uid] for pid, uid in reader.pods_of(pids).items() if uid in sessions}
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
-        raise EngineSilent(NOT_MEASURED)
+        own = self._leases
+        if own is None or self._loop is None or not self.capabilities.sees_processes:
+            raise EngineSilent(NOT_MEASURED)
+        self._readers[node_id] = LeasePodsReader(
+            node_id,
+            api=self._api,
+            path=f"{self._own}/pods",
+            pods=lambda: own.pods_on(node_id),
+            loop=self._loop,
+        )
+        return self._readers[node_id]

@@ -106,6 +106,11 @@ class Leases:
             counted.append(pod)
         return counted, answers
 
+    def pods_on(self, node: str) -> dict[str, Manifest]:
+        """Return the lease pods of a node by their GPU, also those that are withdrawn: sessions may be on it."""
+        own = {self._uuid(pod): pod for pod in self._on(node) if _is_held(pod)}
+        return {uuid: pod for uuid, pod in own.items() if uuid is not None}
+
     def offered_on(self, node: str) -> set[str | None]:
         """Return the UUIDs of a node's leased GPUs; None is among them while a lease pod was not asked."""
         return {self._uuid(pod) for pod in self.counting(self._on(node))[0]}

@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubespawner import KubeSpawner
-from traitlets import Enum, Integer, Unicode, default
+from traitlets import Bool, Enum, Integer, Unicode, default
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, FGPUError, Session
@@ -74,7 +74,9 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     ).tag(config=True)
 
     lease_image = Unicode(
-        help="""The image of the pods that lease GPUs with the dialect "lease"; it needs a shell and nothing else.
+        help="""The image of the pods that lease GPUs with the dialect "lease".
+
+        It needs a shell, and with ``measure_gpus`` Python 3.
 
         Empty: no GPU is leased, and those of ``c.FGPU.nodes`` must be declared or simulated.
 
@@ -102,6 +104,17 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         for the toolkit's NRI plugin. ``fgpu kube check --start`` says which one works.
 
         Example: ``c.KubernetesFGPUSpawner.gpu_injection = "nri"``
+        """,
+    ).tag(config=True)
+
+    measure_gpus = Bool(
+        False,
+        help="""Whether sessions' use of GPUs is measured and watched, with the dialect "lease".
+
+        The pods that lease GPUs then see the processes of their node (``hostPID``), which Pod Security "baseline" and
+        "restricted" refuse, and ``lease_image`` needs Python 3, as session images have.
+
+        Example: ``c.KubernetesFGPUSpawner.measure_gpus = True``
         """,
     ).tag(config=True)
 
@@ -246,6 +259,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             runtime_class=str(values["runtime_class"]),
             priority_class=str(values["lease_priority_class"]),
             injection=str(values["gpu_injection"]),
+            measures=bool(values["measure_gpus"]),
         )
 
     @classmethod

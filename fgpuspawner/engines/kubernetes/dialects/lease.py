@@ -83,11 +83,14 @@ class Lease(Dialect):
         runtime_class: str = "nvidia",
         priority_class: str = "",
         injection: str = AUTO,
+        measures: bool = False,
     ) -> None:
         self._installation = installation
         self._runtime_class = runtime_class
         self._priority_class = priority_class
         self._injection = injection
+        #: Whether lease pods see the processes of their node, which NVML names.
+        self.measures = measures
         self.given_as: dict[str, str] = {}
         """NVIDIA_VISIBLE_DEVICES in the lease that holds a GPU, by the GPU's UUID."""
 
@@ -173,6 +176,7 @@ class Lease(Dialect):
                 "automountServiceAccountToken": False,
                 "containers": [container],
                 "enableServiceLinks": False,
+                **({"hostPID": True} if self.measures else {}),
                 **({"priorityClassName": self._priority_class} if self._priority_class else {}),
                 "restartPolicy": "Always",
                 **({"runtimeClassName": self._runtime_class} if self._runtime_class else {}),
