@@ -43,6 +43,7 @@ from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.lease_readers import LeasePodsReader
 from fgpuspawner.engines.kubernetes.mirror import AGAIN_AFTER_S, Mirror
+from fgpuspawner.engines.kubernetes.placeholders import Placeholders
 from fgpuspawner.engines.kubernetes.pods import PodOptions, session_objects, with_owner
 from fgpuspawner.engines.kubernetes.rights import rights_of
 from fgpuspawner.isolation.base import IN_CONTAINER
@@ -106,6 +107,8 @@ class KubernetesEngine(Engine):
         dialect: Dialect,
         session_spec: Manifest = TOLERATING,
         lease_image: str = "",
+        placeholder_class: str = "",
+        most_placeholders: int = 0,
     ) -> None:
         self._installation = installation
         self._configuration = configuration
@@ -155,6 +158,18 @@ class KubernetesEngine(Engine):
                 api, f"{self._own}/pods", dialect, installation=installation.id, image=lease_image
             )
             self.capabilities = replace(self.capabilities, sees_processes=dialect.measures)
+        self._placeholders: Placeholders | None = None
+        if self._leases is not None and placeholder_class:
+            self._placeholders = Placeholders(
+                api,
+                f"{self._own}/pods",
+                installation=installation.id,
+                most=most_placeholders,
+                priority_class=placeholder_class,
+                image=lease_image,
+                command=leases.SLEEP,
+                session_spec=session_spec,
+            )
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
@@ -299,6 +314,7 @@ class KubernetesEngine(Engine):
             followed: list[Mirror[Any]] = [self._pods, self._others]
             followed += [] if self._is_narrow else [self._nodes]
             followed += [] if self._leases is None else [self._leases.mirror]
+            followed += [] if self._placeholders is None else [self._placeholders.mirror]
             await asyncio.gather(*(mirror.follow() for mirror in followed))
         finally:
             await self._api.close()
@@ -311,6 +327,10 @@ class KubernetesEngine(Engine):
         # Without the nodes all leases would be too many.
         if self._nodes.listed or self._is_narrow:
             nodes = list(filter(self._is_leased, self._known_nodes().values()))
+            if self._placeholders is not None:
+                snapshot = await self._queue.snapshot()
+                nodes = self._placeholders.kept(nodes, snapshot)
+                await self._placeholders.reconcile(snapshot)
             await self._leases.reconcile(nodes, self._queue.snapshot, self._leased)
 
     def _is_leased(self, node: Manifest) -> bool:

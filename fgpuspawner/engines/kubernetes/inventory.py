@@ -27,6 +27,7 @@ from fgpuspawner.settings.nodes import Machine, Spec
 
 GROUP = "fgpu.group"
 """The label of nodes that sessions may use; its value is their resource group."""
+PLACEHOLDER = "fgpu.placeholder"
 OVER = ("Succeeded", "Failed")
 CLOSING = ("NoSchedule", "NoExecute")
 
@@ -255,7 +256,9 @@ def usage_of(pod: Manifest, dialect: Dialect, owner: PodOwner) -> PodUsage | Non
     """Return what a pod takes of its node; None for a session of ours, an ended pod, and one without a node."""
     node = (pod.get("spec") or {}).get("nodeName")
     over = (pod.get("status") or {}).get("phase") in OVER
-    if not node or over or owner.owns(pod, marks.INSTALLATION):
+    # Placeholders are for sessions, and give way to them.
+    ours = owner.owns(pod, marks.INSTALLATION) or owner.owns(pod, PLACEHOLDER)
+    if not node or over or ours:
         return None
     node, lease = sys.intern(str(node)), owner.owns(pod, LEASE_LABEL)
     own = pruned(pod, LARGE - {"env"}) if lease or _may_have_gpu(pod, dialect) else None

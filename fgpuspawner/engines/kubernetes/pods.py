@@ -13,6 +13,7 @@ from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.kubernetes.dialects.base import CONTAINER, TOLERATIONS, Manifest
 from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, PodFiles, init_container
+from fgpuspawner.engines.kubernetes.placeholders import KEEPS
 from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
 
 SERVER = "jupyterhub-singleuser"
@@ -102,7 +103,7 @@ def session_objects(
             "metadata": {
                 "name": name,
                 "labels": {**(found.get("labels") or {}), **labels},
-                "annotations": {**(found.get("annotations") or {}), **annotations},
+                "annotations": {**KEEPS, **(found.get("annotations") or {}), **annotations},
             },
             "spec": {**given, **ours},
         },

@@ -128,6 +128,25 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         """
     ).tag(config=True)
 
+    placeholder_priority_class = Unicode(
+        help="""The PriorityClass of pods by which an autoscaler sees waiting requests, with the dialect "lease".
+
+        Its value must be below that of lease pods and sessions, and for Cluster Autoscaler at least -10. Idle nodes are
+        then also given back. Empty: an autoscaler sees no request.
+
+        Example: ``c.KubernetesFGPUSpawner.placeholder_priority_class = "fgpu-placeholder"``
+        """
+    ).tag(config=True)
+
+    most_placeholders = Integer(
+        10,
+        min=1,
+        help="""The most waiting requests that an autoscaler sees at once; fractions of one GPU count as one.
+
+        Example: ``c.KubernetesFGPUSpawner.most_placeholders = 4``
+        """,
+    ).tag(config=True)
+
     hami_memory_factor = Integer(
         1,
         min=1,
@@ -174,6 +193,14 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 'c.KubernetesFGPUSpawner.scheduler_name = ""'
             )
         dialect = cls.dialect_of(config, installation="")
+        own = cls.values_of(config)
+        leases = isinstance(dialect, Lease) and own["lease_image"]
+        for setting in ("placeholder_priority_class", "measure_gpus"):
+            if own[setting] and not leases:
+                raise BadSettings(
+                    f"c.KubernetesFGPUSpawner.{setting} is for pods that lease GPUs: it needs dialect "
+                    '"lease" and a lease_image'
+                )
         if not dialect.libfgpu_holds and settings.isolation != "none":
             raise BadSettings(
                 f'c.FGPU.isolation is {settings.isolation!r}; with dialect {dialect.name!r} use "none": '
@@ -271,6 +298,8 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             cls.reached(config),
             dialect=cls.dialect_of(config, installation=installation.id),
             lease_image=str(values["lease_image"]),
+            placeholder_class=str(values["placeholder_priority_class"]),
+            most_placeholders=int(values["most_placeholders"]),
             session_spec=run_blocking(lambda: cls._sample_spec(config)),
             namespace=cls.where(config),
             stop_timeout_s=int(values["stop_timeout_s"]),

@@ -166,7 +166,12 @@ class Lease(Dialect):
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": {LEASE_LABEL: self._installation}},
+            "metadata": {
+                "name": name,
+                "labels": {LEASE_LABEL: self._installation},
+                # A pod of no controller keeps its node from an autoscaler.
+                "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+            },
             "spec": {
                 "affinity": {
                     "nodeAffinity": {
