@@ -43,17 +43,19 @@ def plugin(cluster: Cluster, tmp_path: Path) -> Iterator[DevicePlugin]:
     finally:
         plugin.stop()
         cluster.change_node({"metadata": {"labels": {"fgpu.group": None}}})
-        cluster.ask("DELETE", PODS, query=[("labelSelector", "fgpu.lease")], body={"gracePeriodSeconds": 1})
+        for label in ("fgpu.lease", "fgpu.placeholder"):
+            cluster.ask("DELETE", PODS, query=[("labelSelector", label)], body={"gracePeriodSeconds": 1})
         cluster.ask("DELETE", f"{PRIORITIES}/{LOW}")
         cluster.ask("DELETE", f"{CLASSES}/{CLASS}")
 
 
 def of(cluster: Cluster, hub: HubProcess, label: str) -> dict[str, dict[str, Any]]:
-    """Return the pods of a kind that are not being deleted, by the number at the end of their name."""
+    """Return the pods of a kind that are not being deleted, by name; placeholders by their session's id."""
     query = [("labelSelector", f"{label}={hub.store.installation_id}")]
     found = cluster.ask("GET", PODS, query=query)["items"]
     there = [p for p in found if "deletionTimestamp" not in p["metadata"]]
-    return {p["metadata"]["name"].rpartition("-")[2]: p for p in there}
+    before = f"fgpu-{hub.store.installation_id}-placeholder-"
+    return {p["metadata"]["name"].removeprefix(before): p for p in there}
 
 
 def is_unschedulable(pod: dict[str, Any]) -> bool:

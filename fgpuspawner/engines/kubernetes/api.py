@@ -175,6 +175,27 @@ class Api:
 
         return await self._logged_in(call)
 
+    async def make(self, path: str, manifest: Manifest) -> None:
+        """Make an object; one of this name may be there already."""
+        try:
+            await self.ask("POST", path, body=dict(manifest))
+        except Refused as e:
+            if e.status != CONFLICT:
+                raise
+
+    async def delete(self, path: str, *, grace_s: int = 1, uid: str | None = None) -> None:
+        """Delete a pod; it may be gone already, or with ``uid`` be another one by now.
+
+        The grace is never 0: the API would forget the pod at once, while its processes run on.
+        """
+        more = {} if uid is None else {"preconditions": {"uid": uid}}
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s), **more}
+        try:
+            await self.ask("DELETE", path, body=options)
+        except Refused as e:
+            if e.status not in (CONFLICT, NOT_FOUND):
+                raise
+
     async def _logged_in(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a call, which is repeated once with a new login if the API refuses the token."""
         token = self._token

@@ -46,7 +46,7 @@ from fgpuspawner.engines.kubernetes.dialects.lease import (
     gpu_of,
 )
 from fgpuspawner.engines.kubernetes.inventory import pruned
-from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, SLEEP, gpus_of
+from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, gpus_of
 from fgpuspawner.engines.kubernetes.pods import only_on
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
@@ -196,9 +196,7 @@ class _Check:
             if not image:
                 words = "c.KubernetesFGPUSpawner.lease_image is empty: no GPU is leased; name an image with a shell"
                 return [*found, fail(words)]
-            lease = self._dialect.lease_pod(
-                name="fgpu-check", node="check", image=image, command=("sleep", "1")
-            )
+            lease = self._dialect.lease_pod(name="fgpu-check", node="check", image=image)
             found += [await self._accepted("a pod that leases a GPU", lease), await self._runtime_class()]
         return found
 
@@ -370,7 +368,7 @@ class _Check:
         if there:
             yield there[0]
             return
-        pod = dialect.lease_pod(name=_new_name(), node=node, image=image, command=SLEEP)
+        pod = dialect.lease_pod(name=_new_name(), node=node, image=image)
         pod["metadata"]["labels"] = {LABEL: "lease"}
         pod["spec"]["activeDeadlineSeconds"] = 2 * len(INJECTIONS) * PATIENCE_S
         async with self._made(pod) as name:

@@ -167,7 +167,6 @@ class KubernetesEngine(Engine):
                 most=most_placeholders,
                 priority_class=placeholder_class,
                 image=lease_image,
-                command=leases.SLEEP,
                 session_spec=session_spec,
             )
 
@@ -636,14 +635,10 @@ class KubernetesEngine(Engine):
         return all(await asyncio.gather(*(self._ended_and_gone(name, grace_s=grace_s) for name in names)))
 
     async def _ended_and_gone(self, name: str, *, grace_s: int) -> bool:
-        """Delete a pod and return whether it is known to hold nothing.
-
-        The grace is never 0: the API would forget the pod at once, while its processes run on.
-        """
+        """Delete a pod and return whether it is known to hold nothing."""
         path = f"{self._own}/pods/{name}"
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": max(1, grace_s)}
         try:
-            await to_the_end(self._api.ask("DELETE", path, body=body))
+            await to_the_end(self._api.delete(path, grace_s=grace_s))
             since = time.monotonic() + grace_s
             while time.monotonic() < since + GONE_WITHIN_S:
                 pod = await self._api.ask("GET", path)

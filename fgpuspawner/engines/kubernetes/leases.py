@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from fgpu_scheduler import FGPUError, Snapshot
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.kubernetes import endings
-from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused
+from fgpuspawner.engines.kubernetes.api import Api, Refused
 from fgpuspawner.engines.kubernetes.dialects.base import GpuUnknown, Manifest, count, label, name_of
 from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, given_as, gpu_of
 from fgpuspawner.engines.kubernetes.inventory import OVER, is_ready, pruned
@@ -32,7 +32,6 @@ log = logging.getLogger("fgpu.kubernetes")
 T = TypeVar("T")
 
 GPU = "nvidia.com/gpu"
-SLEEP = ("/bin/sh", "-c", "while :; do sleep 3600; done")
 EVERY_S = 10.0
 TOGETHER_S = 0.3
 ANSWERS_WITHIN_S = 10.0
@@ -226,20 +225,12 @@ class Leases:
 
     async def _make(self, wanted: tuple[str, str]) -> None:
         name, node = wanted
-        pod = self._dialect.lease_pod(name=name, node=node, image=self._image, command=SLEEP)
-        await self._call("POST", self._pods, pod)
+        pod = self._dialect.lease_pod(name=name, node=node, image=self._image)
+        await self._api.make(self._pods, pod)
 
     async def _remove(self, pod: Manifest) -> None:
         # The uid, because a new pod may have the same name by now.
-        body = {"kind": "DeleteOptions", "gracePeriodSeconds": 1, "preconditions": {"uid": _uid(pod)}}
-        await self._call("DELETE", f"{self._pods}/{name_of(pod)}", {"apiVersion": "v1", **body})
-
-    async def _call(self, method: str, path: str, body: Mapping[str, object]) -> None:
-        try:
-            await self._api.ask(method, path, body=body)
-        except Refused as e:
-            if e.status != CONFLICT and (method, e.status) != ("DELETE", NOT_FOUND):
-                raise
+        await self._api.delete(f"{self._pods}/{name_of(pod)}", uid=_uid(pod))
 
     async def _ask(self, asked: tuple[Manifest, int]) -> None:
         """Ask a running pod for its GPU, unless it has named one since its node's number of GPUs changed."""

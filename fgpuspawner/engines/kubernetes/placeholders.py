@@ -15,26 +15,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fgpu_scheduler import HOLDING, Request, Session, SessionState, Snapshot, WaitReason
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import CONFLICT, NOT_FOUND, Api, Refused
-from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label, name_of
+from fgpuspawner.engines.kubernetes.api import Api, Refused
+from fgpuspawner.engines.kubernetes.dialects.base import Manifest, label, name_of, sleeping_pod
 from fgpuspawner.engines.kubernetes.inventory import GROUP, PLACEHOLDER, pruned
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
 log = logging.getLogger("fgpu.kubernetes")
 
-SESSION = "fgpu.placeholder-for"
 AGAIN_AFTER_S = 900.0
 """A placeholder that is gone, because a lease took its place for example, is not made again before that."""
 IDLE_FOR_S = 600.0
-MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
-"""On pods that keep no node: without it a pod of no controller does."""
 KEEPS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """On sessions: no autoscaler ends them to save a node."""
 PLACES = ("nodeSelector", "tolerations", "affinity", "schedulerName", "imagePullSecrets")
@@ -47,9 +44,7 @@ class Placeholder:
     session: Session
     gpus: int
 
-    def pod(
-        self, *, installation: str, image: str, priority_class: str, command: Sequence[str], spec: Manifest
-    ) -> dict[str, Any]:
+    def pod(self, *, installation: str, image: str, priority_class: str, spec: Manifest) -> dict[str, Any]:
         """Return its pod; ``spec`` is that of a session's pod without its node."""
         request = self.session.request
         amounts = {
@@ -57,39 +52,17 @@ class Placeholder:
             "memory": f"{request.memory_mib}Mi",
             "nvidia.com/gpu": str(self.gpus),
         }
-        placed = {key: spec[key] for key in PLACES if spec.get(key)}
-        placed["nodeSelector"] = {**(placed.get("nodeSelector") or {}), GROUP: request.resource_group}
+        where = {key: spec[key] for key in PLACES if spec.get(key)}
+        where["nodeSelector"] = {**(where.get("nodeSelector") or {}), GROUP: request.resource_group}
         container = {
             "name": "placeholder",
             "image": image,
-            "command": list(command),
             "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
             "resources": {"limits": amounts, "requests": amounts},
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         }
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": f"fgpu-{installation}-placeholder-{self.session.id}",
-                "labels": {PLACEHOLDER: installation, SESSION: str(self.session.id)},
-                "annotations": dict(MOVABLE),
-            },
-            "spec": {
-                **placed,
-                "automountServiceAccountToken": False,
-                "containers": [container],
-                "enableServiceLinks": False,
-                "priorityClassName": priority_class,
-                "restartPolicy": "Always",
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 65534,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "terminationGracePeriodSeconds": 1,
-            },
-        }
+        name = f"fgpu-{installation}-placeholder-{self.session.id}"
+        where["priorityClassName"] = priority_class
+        return sleeping_pod(name, {PLACEHOLDER: installation}, container, where)
 
 
 def is_waiting(session: Session) -> bool:
@@ -141,7 +114,6 @@ class Placeholders:
         most: int,
         priority_class: str,
         image: str,
-        command: Sequence[str],
         session_spec: Manifest,
     ) -> None:
         self._api = api
@@ -151,7 +123,6 @@ class Placeholders:
             "installation": installation,
             "image": image,
             "priority_class": priority_class,
-            "command": command,
             "spec": session_spec,
         }
         #: When each was made, by name.
@@ -201,21 +172,11 @@ class Placeholders:
         self._made = {name: at for name, at in self._made.items() if name in pods}
         try:
             for name in self.mirror.found.keys() - pods.keys():
-                await self._call("DELETE", f"{self._pods}/{name}", _DELETED)
+                await self._api.delete(f"{self._pods}/{name}")
             for name in sorted(pods.keys() - self.mirror.found.keys()):
                 if now - self._made.get(name, -AGAIN_AFTER_S) >= AGAIN_AFTER_S:
                     self._made[name] = now
-                    await self._call("POST", self._pods, pods[name])
+                    await self._api.make(self._pods, pods[name])
             self._failures.worked()
         except (Refused, EngineSilent) as e:
             self._failures.failed(e)
-
-    async def _call(self, method: str, path: str, body: Mapping[str, Any]) -> None:
-        try:
-            await self._api.ask(method, path, body=dict(body))
-        except Refused as e:
-            if e.status not in (CONFLICT, NOT_FOUND):
-                raise
-
-
-_DELETED = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 1}

@@ -218,6 +218,46 @@ class Dialect(ABC):
             raise self.refusal(f"compute of {one.compute_percent} % isn't possible; choose 1 to 100 %")
 
 
+# --- Pods of ours that only hold a place ---
+
+MOVABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+"""On pods that keep no node: a pod of no controller keeps its node from an autoscaler without this."""
+SLEEP = ("/bin/sh", "-c", "while :; do sleep 3600; done")
+
+
+def sleeping_pod(
+    name: str, labels: Mapping[str, str], container: Mapping[str, Any], spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a pod of one container that sleeps, without privileges; ``spec`` says where."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": dict(labels), "annotations": dict(MOVABLE)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "command": list(SLEEP),
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    **container,
+                }
+            ],
+            "enableServiceLinks": False,
+            "restartPolicy": "Always",
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65534,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "terminationGracePeriodSeconds": 1,
+            **spec,
+        },
+    }
+
+
 # --- Reading manifests ---
 
 

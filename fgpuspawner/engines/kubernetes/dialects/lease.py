@@ -41,6 +41,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
     name_of,
     positive,
     read,
+    sleeping_pod,
 )
 
 LEASE_LABEL = "fgpu.lease"
@@ -144,8 +145,8 @@ class Lease(Dialect):
             and not pod["metadata"].get("deletionTimestamp")
         )
 
-    def lease_pod(self, *, name: str, node: str, image: str, command: Sequence[str]) -> dict[str, Any]:
-        """Return the pod that leases one GPU of a node: ``command`` has to sleep, and ``image`` needs nothing else.
+    def lease_pod(self, *, name: str, node: str, image: str) -> dict[str, Any]:
+        """Return the pod that leases one GPU of a node; ``image`` needs a shell.
 
         NVIDIA's toolkit adds the driver and nvidia-smi. One that waits for a GPU holds none, and is not counted.
         """
@@ -153,47 +154,24 @@ class Lease(Dialect):
         container = {
             "name": "lease",
             "image": image,
-            "command": list(command),
             "env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}],
             # It sleeps, but with a limit as low as its requests nvidia-smi takes most of a minute.
             "resources": {
                 "limits": {"cpu": "1", "memory": "256Mi", **gpu},
                 "requests": {"cpu": "10m", "memory": "64Mi", **gpu},
             },
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         }
         on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "labels": {LEASE_LABEL: self._installation},
-                # A pod of no controller keeps its node from an autoscaler.
-                "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
-            },
-            "spec": {
-                "affinity": {
-                    "nodeAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}
-                    }
-                },
-                "automountServiceAccountToken": False,
-                "containers": [container],
-                "enableServiceLinks": False,
-                **({"hostPID": True} if self.measures else {}),
-                **({"priorityClassName": self._priority_class} if self._priority_class else {}),
-                "restartPolicy": "Always",
-                **({"runtimeClassName": self._runtime_class} if self._runtime_class else {}),
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 65534,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "terminationGracePeriodSeconds": 1,
-                "tolerations": [dict(one) for one in TOLERATIONS],
-            },
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}}
+        where: dict[str, Any] = {
+            "affinity": {"nodeAffinity": required},
+            "tolerations": [dict(one) for one in TOLERATIONS],
+            "hostPID": self.measures,
+            "priorityClassName": self._priority_class,
+            "runtimeClassName": self._runtime_class,
         }
+        where = {key: value for key, value in where.items() if value}
+        return sleeping_pod(name, {LEASE_LABEL: self._installation}, container, where)
 
 
 def given_as(answer: str) -> str:

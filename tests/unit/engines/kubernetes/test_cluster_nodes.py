@@ -65,7 +65,7 @@ def theirs(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def lease(name: str, installation: str = "lab") -> dict[str, Any]:
-    pod = LEASE.lease_pod(name=name, node="gpu1", image="i", command=["sleep"])
+    pod = LEASE.lease_pod(name=name, node="gpu1", image="i")
     pod["metadata"] |= {"labels": {"fgpu.lease": installation}, "namespace": "jhub"}
     return {**bound(pod), "status": {"phase": "Running"}}
 

@@ -35,27 +35,25 @@ class Cluster:
         self.snapshot = Snapshot(0, 0, ())
         self.told = 0
 
-    async def ask(self, method: str, path: str, *, body: dict[str, Any]) -> None:
-        """Make or delete a pod."""
-        if method == "POST":
-            name = body["metadata"]["name"]
-            if name in self.refused:
-                raise Refused(403, "Forbidden", "exceeded quota")
-            (on,) = body["spec"]["affinity"]["nodeAffinity"][
-                "requiredDuringSchedulingIgnoredDuringExecution"
-            ]["nodeSelectorTerms"]
-            node = on["matchFields"][0]["values"][0]
-            body["metadata"]["uid"] = f"uid-{name}-{time.monotonic_ns()}"
-            self.pods[name] = {
-                **body,
-                "spec": {**body["spec"], "nodeName": node},
-                "status": {"phase": "Running"},
-            }
-        else:
-            name = path.rpartition("/")[2]
-            assert body["preconditions"]["uid"] == self.pods[name]["metadata"]["uid"]
-            assert body["gracePeriodSeconds"] >= 1
-            del self.pods[name]
+    async def make(self, path: str, body: dict[str, Any]) -> None:
+        name = body["metadata"]["name"]
+        if name in self.refused:
+            raise Refused(403, "Forbidden", "exceeded quota")
+        (on,) = body["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        node = on["matchFields"][0]["values"][0]
+        body["metadata"]["uid"] = f"uid-{name}-{time.monotonic_ns()}"
+        self.pods[name] = {
+            **body,
+            "spec": {**body["spec"], "nodeName": node},
+            "status": {"phase": "Running"},
+        }
+
+    async def delete(self, path: str, *, uid: str) -> None:
+        name = path.rpartition("/")[2]
+        assert uid == self.pods[name]["metadata"]["uid"]
+        del self.pods[name]
 
     async def run(self, pod: str, container: str, command: Collection[str], *, most_bytes: int) -> Answer:
         """Answer as nvidia-smi does."""

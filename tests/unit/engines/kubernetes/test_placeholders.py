@@ -54,9 +54,7 @@ def test_the_oldest_requests_come_first_up_to_the_most() -> None:
 
 def test_a_placeholder_goes_where_the_session_would() -> None:
     spec = {"nodeSelector": {"pool": "gpu"}, "tolerations": [{"key": "team"}], "volumes": [{"name": "home"}]}
-    pod = Placeholder(session(7, 2000), 1).pod(
-        installation="lab", image="i", priority_class="low", command=["sleep"], spec=spec
-    )
+    pod = Placeholder(session(7, 2000), 1).pod(installation="lab", image="i", priority_class="low", spec=spec)
     assert pod["spec"]["nodeSelector"] == {"pool": "gpu", "fgpu.group": "default"}
     assert pod["spec"]["tolerations"] == [{"key": "team"}]
     assert "volumes" not in pod["spec"]
@@ -74,7 +72,7 @@ def test_idle_nodes_are_given_back_except_one_and_come_back_when_a_request_waits
     now = [0.0]
     monkeypatch.setattr(placeholders.time, "monotonic", lambda: now[0])
     settings: dict[str, Any] = {"installation": "lab", "priority_class": "low", "image": "i", "most": 10}
-    keeper = Placeholders(Api.__new__(Api), "", command=["sleep"], session_spec={}, **settings)
+    keeper = Placeholders(Api.__new__(Api), "", session_spec={}, **settings)
     nodes = [node("gpu1"), node("gpu2"), node("gpu3"), node("gpu9", "class")]
     share = Share("GPU-2", 4000, 40960, 100)
     running = Session(

@@ -164,7 +164,7 @@ TOLD = f"0, {A}, Tesla T4, 15360\n"
 
 
 def leased(name: str = "fgpu-lab-lease-0", **status: Any) -> dict[str, Any]:
-    made = LEASE.lease_pod(name=name, node=NODE, image="lab/libfgpu:1", command=["pause"])
+    made = LEASE.lease_pod(name=name, node=NODE, image="lab/libfgpu:1")
     made["spec"]["nodeName"] = NODE
     made["status"] = {"phase": "Running", **status}
     return made

@@ -47,14 +47,12 @@ def test_session_objects_equal_the_golden_file(dialect: Dialect) -> None:
 
 
 def test_lease_pod_equals_the_golden_file() -> None:
-    pod = Lease("lab").lease_pod(
-        name="fgpu-lab-lease-gpu-1-0", node=NODE, image="registry.lab/libfgpu:1", command=["/sleep"]
-    )
+    pod = Lease("lab").lease_pod(name="fgpu-lab-lease-gpu-1-0", node=NODE, image="registry.lab/libfgpu:1")
     assert [pod] == golden("lease_pod")
 
 
 def test_lease_pod_has_the_configured_priority() -> None:
-    pod = Lease("lab", priority_class="gpu-leases").lease_pod(name="n", node=NODE, image="i", command=["sh"])
+    pod = Lease("lab", priority_class="gpu-leases").lease_pod(name="n", node=NODE, image="i")
     assert pod["spec"]["priorityClassName"] == "gpu-leases"
 
 
