@@ -47,9 +47,10 @@ from fgpuspawner.engines.kubernetes.dialects.lease import (
 )
 from fgpuspawner.engines.kubernetes.inventory import pruned
 from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, gpus_of
+from fgpuspawner.engines.kubernetes.placeholders import Placeholder
 from fgpuspawner.engines.kubernetes.pods import only_on
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
-from fgpuspawner.engines.kubernetes.sample import sample_pod, sample_spec
+from fgpuspawner.engines.kubernetes.sample import SESSION, sample_pod, sample_spec
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU
@@ -198,6 +199,14 @@ class _Check:
                 return [*found, fail(words)]
             lease = self._dialect.lease_pod(name="fgpu-check", node="check", image=image)
             found += [await self._accepted("a pod that leases a GPU", lease), await self._runtime_class()]
+            if self._own["placeholder_priority_class"]:
+                holder = Placeholder(SESSION, 1).pod(
+                    installation="check",
+                    image=image,
+                    priority_class=str(self._own["placeholder_priority_class"]),
+                    spec={},
+                )
+                found.append(await self._accepted("a placeholder for an autoscaler", holder))
         return found
 
     def _has_real_gpus(self) -> bool:

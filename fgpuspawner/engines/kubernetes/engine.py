@@ -692,7 +692,7 @@ class KubernetesEngine(Engine):
             raise EngineSilent(NOT_MEASURED)
         self._readers[node_id] = LeasePodsReader(
             node_id,
-            api=self._api,
+            api=Api(self._configuration),
             path=f"{self._own}/pods",
             pods=lambda: own.pods_on(node_id),
             loop=self._loop,

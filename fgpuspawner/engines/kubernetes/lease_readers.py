@@ -41,7 +41,8 @@ Channel = aiohttp.ClientWebSocketResponse[Any]
 class LeasePodsReader(NvmlReader):
     """Asks NVML in one node's lease pods. ``pods`` returns them by the UUID of their GPU.
 
-    Calls come from threads; the work is done in the Hub's event loop.
+    Calls come from threads; the work is done in the Hub's event loop. ``api`` is the reader's own, because each client
+    has a limited number of connections, and these stay open.
     """
 
     def __init__(
@@ -74,9 +75,14 @@ class LeasePodsReader(NvmlReader):
         return {pid: match[1].replace("_", "-") for pid, match in pods.items() if match}
 
     def close(self) -> None:
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._closed(), self._loop)
+
+    async def _closed(self) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            asyncio.run_coroutine_threadsafe(channel.close(), self._loop)
+            await channel.close()
+        await self._api.close()
 
     def _wait(self, call: Any) -> dict[str, Any]:
         asked = asyncio.run_coroutine_threadsafe(call, self._loop)

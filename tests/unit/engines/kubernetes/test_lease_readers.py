@@ -23,7 +23,7 @@ OTHER = "0b9d6c1e-6c2f-4f5e-9d53-222222222222"
 
 
 class Channel:
-    """A channel whose program answers each question with a line of stdout, or as ``say`` does."""
+    """A channel to a program that answers each question as ``say`` does."""
 
     def __init__(self, say: Callable[[dict[str, Any]], list[tuple[int, bytes]]]) -> None:
         self.say = say

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from traitlets.config import Config
 
 from fgpu_scheduler import (
+    BadSettings,
     Device,
     Node,
     Placement,
@@ -20,6 +22,8 @@ from fgpu_scheduler import (
 from fgpuspawner.engines.kubernetes import placeholders
 from fgpuspawner.engines.kubernetes.api import Api
 from fgpuspawner.engines.kubernetes.placeholders import Placeholder, Placeholders, wanted
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from fgpuspawner.settings import FGPU
 
 DEVICE = Device("GPU-1", "gpu1", 0, "A100", 40960, 4000)
 NODE = Node(id="gpu1", resource_group="default", cpu_milli=8000, memory_mib=65536, devices=(DEVICE,))
@@ -93,3 +97,15 @@ def test_idle_nodes_are_given_back_except_one_and_come_back_when_a_request_waits
     now[0] += placeholders.IDLE_FOR_S
     assert kept() == ["gpu1", "gpu9"], "one stays"
     assert kept(session(2, 4000)) == everything
+
+
+def test_settings_for_lease_pods_need_the_dialect_lease_and_an_image() -> None:
+    for setting in ("placeholder_priority_class", "measure_gpus"):
+        for own in ({"dialect": "dra", "lease_image": "i"}, {"dialect": "lease"}):
+            config = Config(
+                {"KubernetesFGPUSpawner": {**own, setting: "low" if "class" in setting else True}}
+            )
+            with pytest.raises(
+                BadSettings, match=rf"{setting} is for pods that lease GPUs: it needs dialect"
+            ):
+                KubernetesFGPUSpawner.check_settings(config, FGPU())
