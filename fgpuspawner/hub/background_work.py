@@ -45,7 +45,7 @@ def begin_background_work(runtime: Runtime) -> None:
     GpuHealthWatch(runtime.drivers, clock, data=data).begin(background)
     poller = GpuPoller(runtime.drivers, runtime.queue.live, every_s=every_s)
     ask = functools.partial(slots_of, runtime.engine, runtime.isolation)
-    code = CodeMemoryWatch(runtime.isolation, ask)
+    code = CodeMemoryWatch(runtime.isolation, ask, snapshot_soon=poller.take_within)
     compute = ComputeWatch(
         runtime.queue,
         runtime.audit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fgpu_scheduler import Clock, FGPUError, Session
@@ -29,11 +29,15 @@ from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, GpuHealthState, heal
 log = logging.getLogger("fgpu.isolation")
 
 HEALTH_EVERY_S = 20
-LEARN_AFTER_S = 120.0
-"""Earlier a program has hardly loaded all its code."""
-LEARN_EVERY_S = 1800.0
-MOST_PROCESSES = 32
-"""Processes of one session to learn from: those that hold the most memory."""
+FIRST_WAIT_S = 5.0
+LONGEST_WAIT_S = 300.0
+"""Between two questions about the same processes; the first wait doubles up to it."""
+COUNT_AGAIN_S = 0.5
+"""The driver counts again this soon after libfgpu's account was read."""
+SLACK_MIB = 16
+"""A process that holds less than this beyond its charge has it from rounding."""
+MOST_PROCESSES = 256
+"""Processes of one session that are asked for: those that hold the most memory."""
 
 Used = Mapping[int, int]
 """Bytes of a device, by the process's number in its session."""
@@ -111,76 +115,116 @@ class GpuIdleTimes:
         return since_s if time.monotonic() - seen_at_s <= self._known_for_s else None
 
 
-def beyond_mib(used: Used, slots: SlotReport, *, device: int, code_mib: int) -> int | None:
-    """Return the most that a process holds beyond its charge, in MiB; None if no process is charged. Pure.
+def code_by_process(used: Sequence[Used], slots: SlotReport, *, device: int) -> dict[int, int]:
+    """Return the MiB that each process holds beyond its charge, without those within `SLACK_MIB`. Pure.
 
-    ``device`` is its index in the limits. ``code_mib`` is the part of the charge that is for code.
+    ``used`` has what the driver counted before and after libfgpu's account was read. The smaller counts: memory that
+    was taken or freed in between is no code. ``device`` is its index in the limits.
     """
-    charged = {row[0]: row[1 + device] for row in slots.amounts if len(row) > 1 + device and row[1 + device]}
-    found = [-(-(used[pid] - charged[pid]) // MIB) + code_mib for pid in used.keys() & charged.keys()]
-    return max(found, default=None)
+    charged = {row[0]: row[1 + device] for row in slots.amounts if len(row) > 1 + device}
+    least = {pid: min(one[pid] for one in used) for pid in set(used[0]).intersection(*used)}
+    found = {pid: -(-(held - charged.get(pid, 0)) // MIB) for pid, held in least.items()}
+    return {pid: mib for pid, mib in found.items() if mib > SLACK_MIB}
 
 
 class CodeMemoryWatch:
-    """Learns the memory of an image's kernel code: what the driver counts for a process beyond libfgpu's charge.
+    """Charges sessions for the code of kernels: what the driver counts for their processes beyond libfgpu's charge.
 
-    Now and then it asks a session for that charge. It changes nothing in the session.
+    It asks for libfgpu's account after a process began and then ever more seldom. What a device or an answer does not
+    tell stays as it was last known, also after a restart of the Hub: the figures are in the limits files.
     """
 
-    def __init__(self, isolation: Isolation, ask: Ask) -> None:
+    def __init__(
+        self, isolation: Isolation, ask: Ask, *, snapshot_soon: Callable[[NvmlSource, float], None]
+    ) -> None:
         self._isolation = isolation
         self._ask = ask
-        self._due_at_s: dict[int, float] = {}
+        self._snapshot_soon = snapshot_soon
+        self._known: dict[int, dict[str, dict[int, int]]] = {}
+        """The code of each process, by session and device."""
+        self._seen: dict[int, frozenset[int]] = {}
+        """The processes that a session was last asked for."""
+        self._due: dict[int, tuple[float, float]] = {}
+        """When a session is asked again, and the wait after that."""
         self._asking: dict[int, asyncio.Task[None]] = {}
+        self._answers: dict[int, tuple[Mapping[str, Used], SlotReport, Sequence[str]]] = {}
+        """What the driver counted, libfgpu's account after that, and the order of its devices."""
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
-        """Ask the sessions that are due, concurrently."""
-        self._due_at_s = {s.id: self._due_at_s[s.id] for s in live if s.id in self._due_at_s}
-        code = self._isolation.host.code
-        if code is None or not code.learns:
-            return
+        """Charge what is known now, and ask the sessions that are due, concurrently."""
+        ids = {s.id for s in live}
+        for table in (self._known, self._seen, self._due, self._answers):
+            for session_id in table.keys() - ids:
+                del table[session_id]
         there = running_on(snapshot.devices, live)
         for session in live:
-            if session.id not in there or launched_with(session) not in WATCHED:
-                continue
-            used = self._used(snapshot, session)
-            due_at_s = self._due_at_s.setdefault(session.id, snapshot.at_s + LEARN_AFTER_S)
-            if used and snapshot.at_s >= due_at_s and session.id not in self._asking:
-                self._due_at_s[session.id] = snapshot.at_s + LEARN_EVERY_S
-                self._asking[session.id] = asyncio.create_task(self._ask_and_learn(session, used))
+            if session.id in there and launched_with(session) in WATCHED:
+                used = self._used(snapshot, session)
+                if used is not None:
+                    await self._charge(session, used)
+                    self._ask_if_due(session, snapshot, used)
 
-    def _used(self, snapshot: GpuSnapshot, session: Session) -> dict[str, Used]:
-        """Return what the session's processes hold of each device, if the driver reports it."""
+    def _used(self, snapshot: GpuSnapshot, session: Session) -> dict[str, Used] | None:
+        """Return what the session's processes hold of each device; None if the driver does not tell all of it."""
         found: dict[str, Used] = {}
         for uuid in {d.uuid for d in self._isolation.devices_of(session)}:
             use = snapshot.devices.get(uuid)
-            own = {
-                p.inner_pid: p.used_bytes
-                for p in (use.processes if isinstance(use, DeviceUse) else ())
-                if snapshot.owners.get(p.pid) == session.id and p.used_bytes
-            }
-            if own:
-                found[uuid] = own
+            if not isinstance(use, DeviceUse):
+                return None
+            own = [p for p in use.processes if snapshot.owners.get(p.pid) == session.id]
+            if any(p.used_bytes is None for p in own):
+                return None
+            found[uuid] = {p.inner_pid: p.used_bytes for p in own if p.used_bytes}
         return found
 
-    async def _ask_and_learn(self, session: Session, used: Mapping[str, Used]) -> None:
+    async def _charge(self, session: Session, used: Mapping[str, Used]) -> None:
+        """Charge what a finished question found, without processes that have ended."""
+        before, answer = self._known.get(session.id), self._answers.pop(session.id, None)
+        if answer is not None:
+            held, slots, order = answer
+            self._known[session.id] = {
+                uuid: code_by_process((held[uuid], used[uuid]), slots, device=order.index(uuid))
+                for uuid in held.keys() & used.keys() & set(order)
+            }
+        elif before is not None or not any(used.values()):
+            self._known[session.id] = {
+                uuid: {pid: mib for pid, mib in (before or {}).get(uuid, {}).items() if pid in own}
+                for uuid, own in used.items()
+            }
+        known = self._known.get(session.id)
+        if known is None or known == before:
+            return
+        counted = {uuid: sum(own.values()) for uuid, own in known.items()}
         try:
-            amounts = {pid: held for own in used.values() for pid, held in own.items()}
-            asked = sorted(amounts, key=lambda pid: -amounts[pid])[:MOST_PROCESSES]
-            slots = await self._ask(session, asked)
-            await asyncio.to_thread(self._learn, session, used, slots)
+            await asyncio.to_thread(self._isolation.charge_code, session.id, counted)
         except (FGPUError, OSError) as e:
-            log.info("The memory of session %d's kernel code could not be learnt: %s", session.id, e)
+            self._known.pop(session.id)
+            log.warning("The code of session %d's kernels could not be charged: %s", session.id, e)
+
+    def _ask_if_due(self, session: Session, snapshot: GpuSnapshot, used: Mapping[str, Used]) -> None:
+        amounts = {pid: held for own in used.values() for pid, held in own.items()}
+        due_at_s, wait_s = self._due.get(session.id, (0.0, FIRST_WAIT_S))
+        # A parked session's processes come back, and are asked for again.
+        seen = self._seen[session.id] = self._seen.get(session.id, frozenset()) & amounts.keys()
+        is_new = bool(amounts.keys() - seen)
+        if not amounts or session.id in self._asking or not (is_new or snapshot.at_s >= due_at_s):
+            return
+        wait_s = FIRST_WAIT_S if is_new else wait_s
+        self._due[session.id] = snapshot.at_s + wait_s, min(2 * wait_s, LONGEST_WAIT_S)
+        self._seen[session.id] = frozenset(amounts)
+        asked = sorted(amounts, key=lambda pid: -amounts[pid])[:MOST_PROCESSES]
+        self._asking[session.id] = asyncio.create_task(self._ask_for(session, snapshot.source, used, asked))
+
+    async def _ask_for(
+        self, session: Session, source: NvmlSource, used: Mapping[str, Used], asked: Sequence[int]
+    ) -> None:
+        try:
+            slots = await self._ask(session, asked)
+            held = {uuid: {pid: own[pid] for pid in own if pid in asked} for uuid, own in used.items()}
+            now = await asyncio.to_thread(limits.read, self._isolation.folder(session.id))
+            self._answers[session.id] = held, slots, [limit.uuid for limit in now.devices]
+            self._snapshot_soon(source, COUNT_AGAIN_S)
+        except (FGPUError, OSError) as e:
+            log.info("The code of session %d's kernels could not be counted: %s", session.id, e)
         finally:
             del self._asking[session.id]
-
-    def _learn(self, session: Session, used: Mapping[str, Used], slots: SlotReport) -> None:
-        host, code = self._isolation.host, self._isolation.host.code
-        models = {d.uuid: d.model for d in self._isolation.devices_of(session)}
-        for index, limit in enumerate(limits.read(self._isolation.folder(session.id)).devices):
-            if limit.uuid in used and limit.uuid in models:
-                code_mib = max(0, limit.context_mib - host.context_mib.get(limit.uuid, 0))
-                found = beyond_mib(used[limit.uuid], slots, device=index, code_mib=code_mib)
-                if found is not None and code is not None:
-                    request = session.request
-                    code.learn(host.gpu_name(models[limit.uuid]), request.image, request.user, max(0, found))

@@ -52,7 +52,7 @@ ASK_AGAIN_S = 0.2
 MIB = 2**20
 
 HeldBytes = Callable[[Session], Awaitable[int]]
-"""Returns what libfgpu has granted to a session of its GPU, in bytes. Raises FGPUError if that is unknown."""
+"""Returns what a session holds of its GPU, with its kernels' code, in bytes. Raises FGPUError if that is unknown."""
 
 
 class ResizeRefused(FGPUError):
@@ -269,7 +269,8 @@ def resizer_of(
 
     async def held(session: Session) -> int:
         found = (await slots_of(engine, isolation, session, ())).held
-        return found[0] if found else 0
+        code_mib = sum(isolation.code_mib.get(session.id, {}).values())
+        return (found[0] if found else 0) + code_mib * MIB
 
     step_milli, clock = settings.caps().fgpu_step_milli, SystemClock()
     return Resizer(

@@ -29,8 +29,8 @@ log = logging.getLogger("fgpu.watchdog")
 
 MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
-CODE_MIB = 256
-"""What a process's kernels take beside its context on a real GPU. Nothing counts it; the tolerance covers one process.
+CODE_MIB = 128
+"""What a process's kernels may take on a real GPU before libfgpu or the host counts it; the tolerance covers one process.
 """
 STRIKES = 3
 """With this many strikes that have not faded, a session is ended."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from fgpu_scheduler import Device, FGPUError, Request, Session
+from fgpu_scheduler import Device, FGPUError, Session
 from fgpuspawner.isolation import limits as limits_file
 from fgpuspawner.isolation import native as native_parts
-from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.files import link, make_empty, make_folder, remove_folder
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.native import SIMULATED_COMMAND, Native
@@ -25,9 +24,6 @@ WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
 
 PARKING_DRIVER = 570
 """The first driver that moves the GPU memory of a process to the host: cuCheckpointProcess* of CUDA 12.8."""
-
-MOST_OF_SHARE = 4
-"""Kernel code is charged at most a quarter of the slice for each process."""
 
 
 class CannotPrepare(FGPUError):
@@ -89,10 +85,10 @@ class Host:
     """What this machine offers for isolation, found once when the Hub starts.
 
     ``own_root``: sessions have their own root file system, as containers do. ``memory_limits``: the driver can limit
-    the memory of a cgroup. ``context_mib`` is the size of a CUDA context by UUID; ``code`` knows what kernel code takes
-    beside it. ``elsewhere``: this is another machine, known only from its engine. ``opencl``: sessions may use NVIDIA's
-    OpenCL. ``lends``: idle sessions lend their compute; with it a session gets at most ``most_percent``.
-    ``parks``: idle sessions may be parked, so each gets the word by which it asks for its GPU again.
+    the memory of a cgroup. ``context_mib`` is the size of a CUDA context by UUID. ``elsewhere``: this is another
+    machine, known only from its engine. ``opencl``: sessions may use NVIDIA's OpenCL. ``lends``: idle sessions lend
+    their compute; with it a session gets at most ``most_percent``. ``parks``: idle sessions may be parked, so each gets
+    the word by which it asks for its GPU again.
     """
 
     data: Path
@@ -111,26 +107,12 @@ class Host:
     parks: bool = False
     most_percent: int = 100
     context_mib: Mapping[str, int] = field(default_factory=dict)
-    code: CodeMemory | None = None
     elsewhere: bool = False
 
     @property
     def memory(self) -> Path:
         """The folder for files that sessions write all the time: in memory if this machine has such a place."""
         return self.accounting or self.data / "memory"
-
-    def gpu_name(self, model: str) -> str:
-        """Return the name under which the sizes of contexts and code are stored: they differ by model and driver."""
-        return f"{model}, driver {self.driver}"
-
-    def charged_mib(self, device: Device, request: Request, share_mib: int) -> int:
-        """Return what each CUDA context of a session is charged, with its code, in MiB; 0 if contexts are free."""
-        context = self.context_mib.get(device.uuid, 0)
-        if not context or self.code is None:
-            return context
-        code = self.code.charged_mib(self.gpu_name(device.model), request.image, request.user)
-        # Learnt figures may be wrong: they never take most of the slice from the program.
-        return context + min(code, share_mib // MOST_OF_SHARE)
 
 
 class Backend:
@@ -211,16 +193,13 @@ class Backend:
             CannotPrepare: with words for the owner.
         """
         assert session.placement is not None
-        shares = {share.device_uuid: share.memory_mib for share in session.placement.shares}
-        own_devices = [device for device in devices if device.uuid in shares]
-        charged = {d.uuid: self.host.charged_mib(d, session.request, shares[d.uuid]) for d in own_devices}
         try:
             found = limits_file.limits_of(
                 session,
                 devices,
                 neighbours,
                 managed=self.host.managed,
-                context_mib=charged,
+                context_mib=self.host.context_mib,
                 compute=self.limits_compute,
                 lends=self.lends,
                 most_percent=self.host.most_percent,

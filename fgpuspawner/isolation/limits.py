@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ _DEVICE = re.compile(
     r" context_mib=(?P<context>[0-9]{1,10}) compute_percent=(?P<percent>[0-9]{1,3})"
     r" mode=(?P<mode>memory|memory\+compute) slots=(?P<slots>[-0-9,]+)"
     r"(?: lending=(?P<lending>[0-9]{1,3}) most_percent=(?P<most>[0-9]{1,3}))?"
+    r"(?: code_mib=(?P<code>0|[1-9][0-9]{0,9}))?"
 )
 
 
@@ -61,7 +62,8 @@ class DeviceLimit:
 
     ``slots`` is empty in mode memory. ``compute_percent`` is 0 for memory only. ``lending`` is its number among the
     sessions that lend there, from 1; 0 if it does not lend. ``most_percent`` caps its compute together with what it
-    borrows.
+    borrows. ``code_mib`` is the memory that the driver last counted for the code of kernels; None if that is not
+    charged, as in sessions from before it was.
     """
 
     uuid: str
@@ -73,6 +75,7 @@ class DeviceLimit:
     slots: Slots
     lending: int = 0
     most_percent: int = 100
+    code_mib: int | None = None
 
     @property
     def whole(self) -> bool:
@@ -94,14 +97,15 @@ def limits_of(
     neighbours: Iterable[Limits],
     *,
     managed: str,
-    context_mib: dict[str, int],
+    context_mib: Mapping[str, int],
     compute: bool = True,
     lends: bool = False,
     most_percent: int = 100,
 ) -> Limits:
     """Return the limits of a session that holds shares, with slots beside those of its ``neighbours``.
 
-    ``context_mib`` is by UUID; a missing one is 0. ``compute=False`` gives no slots, because something else limits
+    ``context_mib`` is by UUID; a missing one is 0. Code is charged where contexts are, else the context would be counted
+    as code. ``compute=False`` gives no slots, because something else limits
     compute. With ``lends`` idle compute is lent, up to ``most_percent``.
 
     Raises:
@@ -130,6 +134,7 @@ def limits_of(
                 slots=assign_slots([limit.slots for limit in others], percent) if timed else (),
                 lending=_free_number(others) if timed and lends and percent < HUNDREDTHS else 0,
                 most_percent=max(percent, most_percent) if timed and lends else HUNDREDTHS,
+                code_mib=0 if device.simulated or context_mib.get(share.device_uuid) else None,
             )
         )
     return Limits(session.id, managed, tuple(found))
@@ -190,6 +195,7 @@ def render(limits: Limits) -> str:
         f"device={d.uuid} memory_mib={d.memory_mib} device_mib={d.device_mib} context_mib={d.context_mib}"
         f" compute_percent={d.compute_percent} mode={d.mode} slots={render_slots(d.slots) or '-'}"
         + (f" lending={d.lending} most_percent={d.most_percent}" if d.lending else "")
+        + (f" code_mib={d.code_mib}" if d.code_mib is not None else "")
         for d in limits.devices
     )
     return "\n".join([*lines, "end", ""])
@@ -226,6 +232,7 @@ def _device(line: str) -> DeviceLimit:
         slots=own,
         lending=int(match["lending"] or 0),
         most_percent=int(match["most"] or HUNDREDTHS),
+        code_mib=None if match["code"] is None else int(match["code"]),
     )
 
 

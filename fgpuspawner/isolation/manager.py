@@ -16,7 +16,6 @@ from fgpuspawner.isolation import facts, lending, limits, native
 from fgpuspawner.isolation.backends import REGION_BYTES, DriverCgroup, Interposer, Mig, Mps
 from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
-from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.settings import FGPU
@@ -54,9 +53,6 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
         managed=settings.managed_memory,
         opencl=settings.opencl == "allow",
-        code=CodeMemory(
-            settings.data_path(), fixed_mib=None if settings.code_mib == AUTO else int(settings.code_mib)
-        ),
         # Only through memory: on the Hub's disk a session could make the file of its word grow until it is cut back.
         lends=settings.compute == "elastic" and (accounting is not None or not installation),
         # The same holds for the word by which a parked session asks for its GPU.
@@ -103,6 +99,8 @@ class Isolation:
         self._preparing = threading.Lock()
         #: By node id.
         self.choices: Mapping[str, Choice] = {}
+        #: What `charge_code` was last told, by session.
+        self.code_mib: dict[int, Mapping[str, int]] = {}
 
     def open(self, *, own_root: bool, installation: str) -> None:
         """Choose and log each node's backend, and write the files that all sessions share.
@@ -261,6 +259,26 @@ class Isolation:
             limits.change(own, after)
             self._publish_lenders([*neighbours, after])
 
+    def charge_code(self, session_id: int, counted_mib: Mapping[str, int]) -> None:
+        """Take memory off what a running session may allocate: that of the code of its kernels, by device.
+
+        A session with limits that cannot change, or do not charge code, keeps what it has.
+
+        Raises:
+            BadLimits, OSError: the limits could not be changed.
+        """
+        with self._preparing:
+            own = self.folder(session_id)
+            before = limits.read(own)
+            devices = [
+                d if d.code_mib is None else replace(d, code_mib=counted_mib.get(d.uuid, d.code_mib))
+                for d in before.devices
+            ]
+            after = replace(before, devices=tuple(devices))
+            if after != before and (own / limits.REVISION).is_file():
+                limits.change(own, after)
+            self.code_mib[session_id] = {d.uuid: d.code_mib or 0 for d in devices}
+
     def _publish_lenders(self, sessions: Sequence[Limits]) -> None:
         try:
             lending.publish(self.host.memory, sessions)
@@ -298,6 +316,7 @@ class Isolation:
         # The setting may have changed since the session's start, so every backend removes its files.
         for backend in self._backends.values():
             backend.teardown(session_id)
+        self.code_mib.pop(session_id, None)
 
     def close(self) -> None:
         """Remove the folder in memory unless a session or a warm container uses it."""

@@ -44,11 +44,12 @@ def read(
     seen: Mapping[str, DeviceReading | str],
     devices: Mapping[str, Device],
     charged_mib: Mapping[str, int] = MappingProxyType({}),
+    code_mib: Mapping[str, int] = MappingProxyType({}),
 ) -> SessionReading:
     """Return what a placed session holds and uses, summed over its devices.
 
     ``seen`` has each device's reading, or why there is none. ``charged_mib`` is what each process's context is charged
-    there.
+    there, ``code_mib`` what the code of all their kernels is.
     """
     assert session.placement is not None
     memory, contexts, sm, troubles = 0, 0, 0.0, []
@@ -77,6 +78,7 @@ def read(
             knows_sm = False
         memory += sum(p.used_bytes or 0 for p in own)
         contexts += sum(min(charged_mib.get(uuid, 0) * MIB, p.used_bytes or 0) for p in own)
+        contexts += code_mib.get(uuid, 0) * MIB
         sm += min(100.0, sum(p.sm_percent or 0.0 for p in own))
         part, is_estimate = _energy(session.id, device, share.fgpu_milli, devices.get(uuid))
         energy = None if energy is None or part is None else energy + part

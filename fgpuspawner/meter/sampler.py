@@ -114,7 +114,12 @@ class Sampler:
         now_s = self._clock.now_s()
         lent = self._lent(live, seen)
         self._live |= {
-            s.id: self._with_reading(s, read(s, seen, devices, self._charged(s.id)), now_s, lent.get(s.id))
+            s.id: self._with_reading(
+                s,
+                read(s, seen, devices, self._charged(s.id), self._isolation.code_mib.get(s.id, {})),
+                now_s,
+                lent.get(s.id),
+            )
             for s in running
         }
 

@@ -19,7 +19,6 @@ from fgpuspawner.settings.traits import LARGEST_MIB, Amount, Settings, Whole, mi
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 RESERVE_MIB = 512
-"""The default of ``watchdog_tolerance_mib``."""
 RESERVE_PART = 32
 
 
@@ -44,8 +43,8 @@ class AmountSettings(Settings):
     )
     """GPU memory of each GPU, in MiB, that no session gets, so that the shares do not add up to all of it.
 
-    The driver takes memory that libfgpu cannot count: the code of kernels, and rounding. "auto" is 512 MiB, like
-    ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs with
+    The driver takes memory before libfgpu can count it: the code of kernels, and rounding. "auto" is 512 MiB, twice the
+    default of ``watchdog_tolerance_mib``, but at most 1/32 of the GPU. There is no reserve on MIG instances, on GPUs with
     a memory that you or a cluster declare, and where ``max_shares_per_gpu`` is 1.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')

@@ -59,16 +59,6 @@ class IsolationSettings(Settings):
     "auto" measures it once for each GPU model and driver, when the Hub starts, and keeps it in ``data_dir``. Where
     it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
     """
-    code_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
-        example="200", remedy='use "auto" or MiB such as 200'
-    )
-    """GPU memory charged with each CUDA context for the code of kernels, in MiB; 0: nothing.
-
-    "auto" learns it for each image, GPU model and driver, from sessions: the driver's figure for a process less what
-    libfgpu has charged it. A user is charged what their own sessions took, else the median of at least two
-    other users'; at most a quarter of the slice. Until then nothing is charged: ``gpu_reserve_mib`` covers it.
-    Sessions keep what they were started with. Nothing is charged where ``context_mib`` is 0.
-    """
     accounting_dir = AbsolutePath().tag(example='"/run/user/1000"')
     """Folder in which local sessions' processes keep account of what they hold; best in memory.
 
@@ -86,10 +76,11 @@ class IsolationSettings(Settings):
     times as far apart, so that no program can dodge them. It cannot be switched off, as a session could write
     libfgpu's account itself.
     """
-    watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(example="256")
+    watchdog_tolerance_mib = Integer(256, min=0, max=LARGEST_MIB).tag(example="512")
     """GPU memory in MiB that a session may hold above its limit before the watchdog counts it.
 
-    The driver counts what libfgpu does not see, such as the code of kernels.
+    The code of kernels is charged, but a program can load more of it after it has filled its slice. With PyTorch, JAX and
+    CuPy that was 121 MiB at most on an H100.
     """
     watchdog_compute = Enum(AROUND, "end").tag(example='"warn"')
     """Sessions with programs that compute without libfgpu, above their share: "end" them after warnings, or only "warn".

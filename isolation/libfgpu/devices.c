@@ -174,8 +174,12 @@ uint64_t fgpu_limit_of(int device) {
 
 enum fgpu_verdict fgpu_reserve_in_force(int device, uint64_t bytes) {
     for (;;) {
-        uint64_t revision = fgpu_revision();
-        enum fgpu_verdict verdict = fgpu_reserve(device, bytes, fgpu_limit_of(device));
+        uint64_t revision = fgpu_revision(), limit = fgpu_limit_of(device), counted = fgpu_code_counted_to(device, limit);
+        enum fgpu_verdict verdict = fgpu_reserve(device, bytes, counted < limit ? counted : limit);
+        if (__builtin_expect(verdict == FGPU_OVER && counted < limit && bytes <= limit, 0)) {
+            fgpu_count_code(device, limit);
+            verdict = fgpu_reserve(device, bytes, limit);
+        }
         if (verdict != FGPU_GRANTED || __builtin_expect(fgpu_revision() == revision, 1))
             return verdict;
         fgpu_release(device, bytes);

@@ -44,6 +44,8 @@ struct fgpu_device {
     uint64_t memory_bytes;  /* the limit */
     uint64_t device_bytes;  /* of the whole device, as the scheduler knows it */
     uint64_t context_bytes; /* charged for each context; 0: free */
+    bool counts_code;       /* whether memory that the driver takes for kernels' code is charged */
+    uint64_t code_bytes;    /* that memory, as the host last counted it for the whole session */
     unsigned compute_percent;
     bool compute; /* whether compute is limited (mode memory+compute and less than 100 percent) */
     unsigned lending; /* the session's number among the sessions that lend each other slots; 0: it does not lend */
@@ -106,11 +108,15 @@ void fgpu_charge_anyway(int device, uint64_t bytes);
 /* Gives back a part of this process's charge. More than the charge is an error of the caller: clamped and logged. */
 void fgpu_release(int device, uint64_t bytes);
 
-/* The sum over all live processes of the session. Clears the slots of dead processes first. */
+/* The sum over all live processes of the session, with the code of kernels. Clears the slots of dead processes first.
+ */
 uint64_t fgpu_used(int device);
 
-/* The charge of this process. */
+/* The charge of this process, without the code of kernels. */
 uint64_t fgpu_used_by_this_process(int device);
+
+/* Sets what this process holds for the code of kernels. */
+void fgpu_set_code(int device, uint64_t bytes);
 
 /* Whether this process id (as seen in this PID namespace) is a live process of the session with a slot. */
 bool fgpu_is_ours(uint32_t pid);

@@ -23,8 +23,8 @@
  *   then frees it or ends, while a descriptor or an importer remains, leaves it uncharged.)
  * - cuMulticastCreate, -Bind*, -AddDevice: an address range over memory of cuMemCreate, which is charged there. (Memory
  *   that is bound and then released stays bound uncharged.)
- * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows.
- *   Likewise what cuCtxSetLimit takes for stacks and for launches by kernels, what the driver takes for kernels with
+ * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows:
+ *   code.c asks NVML for it. Likewise what cuCtxSetLimit takes for stacks and for launches by kernels, what the driver takes for kernels with
  *   large stacks, and streams, events, textures.
  * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: managed memory, which
  *   is charged when it is allocated.

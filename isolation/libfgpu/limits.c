@@ -194,6 +194,13 @@ static bool expect_device(struct parser *parser, struct fgpu_limits *limits) {
         device->lending = (unsigned)number;
         device->most_percent = (unsigned)most;
     }
+    if (parser->at < parser->end && *parser->at == ' ') {
+        uint64_t code_mib;
+        if (!expect_field(parser, " code_mib=", 0, UINT64_C(9999999999), &code_mib))
+            return false;
+        device->counts_code = true;
+        device->code_bytes = code_mib * FGPU_MIB;
+    }
     if (!expect_newline(parser))
         return false;
     limits->device_count++;

@@ -28,6 +28,12 @@ uint64_t fgpu_limit_of(int device);
  * and then sums the committed bytes sees everything that was granted before. */
 enum fgpu_verdict fgpu_reserve_in_force(int device, uint64_t bytes);
 
+/* code.c: the driver takes memory for the code of kernels when it is loaded, without a call that says how much. So the
+ * session may fill its slice up to the first sum only, until this process has asked the driver what it counts for it. */
+uint64_t fgpu_code_counted_to(int device, uint64_t limit);
+void fgpu_count_code(int device, uint64_t limit);
+void fgpu_code_forget(void);
+
 /* Shown in place of the total that NVML or the CUDA driver reports; 0: the device must not be used (logged). */
 uint64_t fgpu_visible_total(int device, uint64_t real_total);
 

@@ -207,15 +207,18 @@ static void clear(struct region *region, unsigned slot) {
     for (unsigned device = 0; device < devices(); device++) {
         atomic_store(&region->cell[device][slot].pending, 0);
         atomic_store(&region->cell[device][slot].committed, 0);
+        atomic_store(&region->cell[device][slot].code, 0);
     }
     atomic_store(&region->owner[slot].behind, 0);
     atomic_store(&region->owner[slot].pid, 0);
 }
 
 static bool holds_anything(struct region *region, unsigned slot) {
-    for (unsigned device = 0; device < devices(); device++)
-        if (atomic_load(&region->cell[device][slot].pending) | atomic_load(&region->cell[device][slot].committed))
+    for (unsigned device = 0; device < devices(); device++) {
+        struct region_cell *cell = &region->cell[device][slot];
+        if (atomic_load(&cell->pending) | atomic_load(&cell->committed) | atomic_load(&cell->code))
             return true;
+    }
     return false;
 }
 
@@ -331,6 +334,7 @@ struct row {
     struct process *process;
     struct region *region;
     struct region_cell *cells; /* of the device */
+    uint64_t code; /* the least that is charged for the code of kernels */
     int slot;
     int device;
 };
@@ -344,6 +348,7 @@ static inline bool find_row(int device, struct row *row) {
     if (__builtin_expect(row->region == NULL, 0))
         return false;
     row->cells = row->region->cell[device];
+    row->code = limits->devices[device].code_bytes;
     row->device = device;
     row->slot = -1;
     return true;
@@ -356,22 +361,26 @@ static inline bool find_own_row(int device, struct row *row) {
 /* ---- Sums ---- */
 
 struct sums {
-    uint64_t pending, committed;
+    uint64_t pending, committed; /* `committed` with the code of kernels */
     uint64_t fingerprint; /* of all `committed`: if equal, the state is assumed to be the same */
     bool lower_announced; /* a slot before this process's has something pending */
 };
 
 static inline struct sums sum(const struct row *row) {
     struct sums sums = {0};
+    uint64_t code = 0;
     int slots = (int)high_water(row->region);
     for (int slot = 0; slot < slots; slot++) {
         uint64_t pending = atomic_load(&row->cells[slot].pending); /* before committed: see the top of the file */
         uint64_t committed = atomic_load(&row->cells[slot].committed);
         sums.pending += pending;
         sums.committed += committed;
+        code += atomic_load_explicit(&row->cells[slot].code, memory_order_relaxed);
         sums.fingerprint = sums.fingerprint * UINT64_C(0x9e3779b97f4a7c15) + committed;
         sums.lower_announced |= pending != 0 && slot < row->slot;
     }
+    /* The host and the processes count the same memory. */
+    sums.committed += code > row->code ? code : row->code;
     return sums;
 }
 
@@ -506,6 +515,12 @@ uint64_t fgpu_used_by_this_process(int device) {
     return slot_plus_one == 0 ? 0 : atomic_load(&row.cells[slot_plus_one - 1].committed);
 }
 
+void fgpu_set_code(int device, uint64_t bytes) {
+    struct row row;
+    if (find_own_row(device, &row))
+        atomic_store(&row.cells[row.slot].code, bytes);
+}
+
 static bool is_write_locked(int descriptor, unsigned slot) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
     return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_WRLCK;
@@ -526,7 +541,8 @@ static unsigned list_living(int device, uint32_t pid, struct fgpu_process *out, 
             !is_write_locked(descriptor, slot))
             continue;
         if (count < room)
-            out[count] = (struct fgpu_process){its, atomic_load(&row.cells[slot].committed)};
+            out[count] = (struct fgpu_process){
+                its, atomic_load(&row.cells[slot].committed) + atomic_load(&row.cells[slot].code)};
         count++;
     }
     if (descriptor >= 0)

@@ -9,7 +9,7 @@
  *   0x001000  time[16]: 256 bytes of struct fgpu_time_account for each device
  *   0x002000  owner[1024]: 16 bytes for each slot: pid (4), whether it is behind (4), inode of the pid's namespace (8)
  *   0x006000  lately[2048]: the pids that took a slot last, by their number modulo 2048; they may have ended
- *   0x100000  cell[16][1024]: a cache line for each device and slot: pending (8), committed (8), 48 unused
+ *   0x100000  cell[16][1024]: a cache line for each device and slot: pending (8), committed (8), code (8), 40 unused
  *   0x200000  end
  *
  * Byte N of the file carries the lock of slot N. A process holds its slot as long as its write lock is there. */
@@ -27,6 +27,7 @@
 struct region_cell {
     _Alignas(64) _Atomic(uint64_t) pending;
     _Atomic(uint64_t) committed;
+    _Atomic(uint64_t) code; /* what the driver took for the code of kernels: beside `committed` */
 };
 
 struct region_owner {

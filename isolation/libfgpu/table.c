@@ -39,6 +39,7 @@ bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library
 
 void fgpu_forget(void) {
     fgpu_devices_forget();
+    fgpu_code_forget();
     fgpu_memory_forget();
     fgpu_pools_forget();
     fgpu_virtual_forget();

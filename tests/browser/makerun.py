@@ -25,7 +25,6 @@ SAYS_AT_MOST = 25
 """Lines that a person reads, with those of the set-up."""
 KEPT = {
     "admin-password",
-    "code.json",
     "disk.json",
     "gpu_health.json",
     "fgpu.sqlite",

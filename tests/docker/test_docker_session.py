@@ -70,7 +70,7 @@ def test_half_an_fgpu_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half:
         f"session={half.session.id}\n"
         "managed=charge\n"
         "device=GPU-simulated-two-0 memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25"
-        " mode=memory+compute slots=0-25 lending=1 most_percent=100\n"
+        " mode=memory+compute slots=0-25 lending=1 most_percent=100 code_mib=0\n"
         "end\n"
     )
 
@@ -82,7 +82,7 @@ def test_two_whole_gpus_are_two_lines_and_both_uuids(engine: Engine, hub: Docker
     assert len(set(uuids)) == 2
     assert lines == [
         f"device={uuid} memory_mib=8192 device_mib=8192 context_mib=0 compute_percent=100 mode=memory+compute"
-        " slots=0-100"
+        " slots=0-100 code_mib=0"
         for uuid in uuids
     ]
     assert running.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)

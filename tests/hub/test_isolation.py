@@ -16,7 +16,10 @@ import psutil
 import pytest
 
 from fgpu_scheduler import Audit, Session
+from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.choice import VERDICTS
+from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.meter.model import METERS
 from hubprocess import HubProcess, until
 
 pytestmark = pytest.mark.usefixtures("libfgpu_built")
@@ -89,6 +92,7 @@ class Inside:
         child = subprocess.Popen(
             command,
             env=env,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -308,6 +312,71 @@ def test_session_that_bypasses_its_limit_is_warned_and_ended(watched_hub: HubPro
     until(lambda: not server_alive(hub, thief), what="its server is gone")
     assert hub.states() == {"alice/": "RUNNING"}
     assert neighbour.id == hub.sessions()["alice/"].id
+
+
+EAGER = (
+    CUDA
+    + """
+image = b".version 8.0\\n.target sm_90\\n.visible .entry one()\\n{ ret; }\\n"
+modules = [ctypes.c_void_p() for _ in range(3)]
+for module in modules:
+    call("cuModuleLoadData", ctypes.byref(module), image)
+taken = 0
+while cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(16 * 2**20)) == 0:
+    taken += 16
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+print("refused", taken, free.value // 2**20, total.value // 2**20, flush=True)
+for line in sys.stdin:
+    print(cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(16 * 2**20)), flush=True)
+"""
+)
+"""A program that loads all code at its start, as with CUDA_MODULE_LOADING=EAGER, and then fills its slice."""
+
+
+def code_takes(hub: HubProcess, mib: int) -> None:
+    machine = hub.data / "simulated" / "local" / "machine"
+    text = machine.read_text().replace(" context_mib=0 ", f" context_mib=0 code_mib={mib} ")
+    write_whole(machine, text.encode(), mode=0o444)
+
+
+def test_program_with_much_code_that_fills_its_slice_is_refused_and_not_ended(
+    watched_hub: HubProcess, inside: Inside
+) -> None:
+    hub = watched_hub
+    code_takes(hub, 384)
+    honest, neighbour = start(hub, "alice"), start(hub, "bob")
+    inside.holding(hub, neighbour, 2000 - 384)
+    program = inside.popen(hub, honest, sys.executable, "-c", EAGER)
+    assert program.stdout is not None
+    assert program.stdin is not None
+    assert program.stdout.readline() == f"refused {2048 - 3 * 384} 0 2048\n", (
+        "by its own error, within its slice"
+    )
+    code = until(
+        lambda: limits.read(hub.data / "limits" / str(honest.id)).devices[0].code_mib,
+        what="the host has counted the code",
+    )
+    assert code == 3 * 384
+    meter = until(
+        lambda: (
+            (live := (METERS.read(hub.data).sessions or {}).get(honest.id)) and live.now.memory_context_mib
+        ),
+        what="the meter shows it",
+    )
+    assert meter == 3 * 384
+    told = inside.run(hub, honest, "fgpu-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    assert told == (0, "2048\n")
+    program.stdin.write("\n")
+    program.stdin.flush()
+    assert program.stdout.readline() == "2\n", "still out of memory, and still there"
+    assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
+    assert not [a for a in Audit(hub.store).lines(limit=9) if a.action.startswith("watchdog")]
+    program.kill()
+    until(
+        lambda: limits.read(hub.data / "limits" / str(honest.id)).devices[0].code_mib == 0,
+        what="its code is gone with it",
+    )
 
 
 def server_alive(hub: HubProcess, session: Session) -> bool:

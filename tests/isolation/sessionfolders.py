@@ -32,16 +32,19 @@ def limits_text(
     mode: str = "memory",
     slots: str = "-",
     lending: int = 0,
+    code_mib: int | None = None,
 ) -> str:
     """Return a limits file. What stands on a device's line is the same for all ``devices`` but UUID and limit.
 
     ``device_mib`` is 8192 unless told, or the limit where that is more. ``lending``: the session's number, if it lends.
+    ``code_mib``: what the host counted for the code of kernels, if that is charged.
     """
     lines = ["fgpu-limits 1", f"session={session}", f"managed={managed}"]
     lines.extend(
         f"device={uuid} memory_mib={memory_mib} device_mib={device_mib or max(8192, memory_mib)}"
         f" context_mib={context_mib} compute_percent={compute_percent} mode={mode} slots={slots}"
         + (f" lending={lending} most_percent=100" if lending else "")
+        + ("" if code_mib is None else f" code_mib={code_mib}")
         for uuid, memory_mib in devices
     )
     return "\n".join([*lines, "end", ""])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ import pytest
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, SystemClock
 from fgpuspawner.hub.gpu_observers import (
-    LEARN_AFTER_S,
-    LEARN_EVERY_S,
+    COUNT_AGAIN_S,
+    LONGEST_WAIT_S,
     CodeMemoryWatch,
     GpuHealthWatch,
     GpuIdleTimes,
-    beyond_mib,
+    code_by_process,
     is_idle,
 )
-from fgpuspawner.isolation import facts, native
+from fgpuspawner.isolation import facts, limits, native
 from fgpuspawner.isolation.gpu_poller import LONGEST_PAUSE, GpuSnapshot, NvmlSource
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.native import Native
@@ -204,61 +205,78 @@ def test_error_of_the_gpu_outranks_errors_of_programs_for_a_week() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "amounts", "code_mib", "found"),
+    ("before", "after", "amounts", "found"),
     [
-        pytest.param({17: 700}, ((17, 500 * MIB),), 0, 200, id="beyond"),
-        pytest.param({17: 700}, ((17, 500 * MIB - 1),), 0, 201, id="rounded up"),
-        pytest.param({17: 700}, ((17, 700 * MIB),), 150, 150, id="charged for it"),
-        pytest.param({17: 700, 18: 900}, ((17, 500 * MIB), (18, 600 * MIB)), 0, 300, id="the most"),
-        pytest.param({17: 700}, ((17, 0),), 0, None, id="nothing charged"),
-        pytest.param({17: 700}, ((18, 1), (17,)), 0, None, id="another process"),
-        pytest.param({17: 700}, (), 0, None, id="none"),
+        pytest.param({17: 700}, {17: 700}, ((17, 500),), {17: 200}, id="beyond"),
+        pytest.param({17: 700}, {17: 500}, ((17, 500),), {}, id="freed in between"),
+        pytest.param({17: 500}, {17: 700}, ((17, 500),), {}, id="taken in between"),
+        pytest.param({17: 700}, {17: 700}, ((17, 684),), {}, id="rounding"),
+        pytest.param({17: 700}, {17: 700}, ((17, 900),), {}, id="managed memory, in the host's"),
+        pytest.param(
+            {17: 700, 18: 900}, {17: 700, 18: 900}, ((17, 500), (18, 600)), {17: 200, 18: 300}, id="two"
+        ),
+        pytest.param({17: 700, 18: 900}, {18: 900}, ((17, 500), (18, 600)), {18: 300}, id="one has ended"),
+        pytest.param({17: 700}, {17: 700}, ((18, 1), (17,)), {17: 700}, id="around libfgpu"),
     ],
 )
-def test_what_a_process_holds_beyond_its_charge(
-    used: dict[int, int], amounts: tuple[tuple[int, ...], ...], code_mib: int, found: int | None
+def test_code_of_a_process_is_what_it_holds_beyond_its_charge(
+    before: dict[int, int], after: dict[int, int], amounts: tuple[tuple[int, ...], ...], found: dict[int, int]
 ) -> None:
-    slots = SlotReport(1, (17, 18), (17, 18), amounts=amounts)
-    held = {pid: mib * MIB for pid, mib in used.items()}
-    assert beyond_mib(held, slots, device=0, code_mib=code_mib) == found
+    rows = tuple((pid, *(mib * MIB for mib in charged)) for pid, *charged in amounts)
+    used = [{pid: mib * MIB for pid, mib in one.items()} for one in (before, after)]
+    assert code_by_process(used, SlotReport(1, (17, 18), (17, 18), amounts=rows), device=0) == found
 
 
 class World:
-    """A session on a real GPU that holds 1,000 MiB by the driver, and was charged ``charged_mib``."""
+    """A session on a real GPU, whose processes hold ``used`` MiB by the driver and were charged ``charged``."""
 
-    def __init__(self, tmp_path: Path, *, isolation: str = "interposer", share: int = 500) -> None:
-        (tmp_path / "data").mkdir()
+    def __init__(self, tmp_path: Path, *, isolation: str = "interposer") -> None:
         settings = FGPU(data_dir=str(tmp_path / "data"), accounting_dir=str(tmp_path / "shm"))
+        (tmp_path / "data").mkdir(exist_ok=True)
         self.isolation = Isolation(settings, (Node("rack", "default", 16000, 65536, (REAL,)),))
         self.isolation.open(own_root=True, installation="abc")
-        request = Request("alice", "", "torch", "default", share, 1000, 2048)
+        request = Request("alice", "", "torch", "default", 500, 1000, 2048)
         note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
-        placement = Placement("rack", (Share.of(REAL, share),))
+        placement = Placement("rack", (Share.of(REAL, 500),))
         self.session = Session(1, request, SessionState.RUNNING, 0, placement=placement, launched=note)
-        self.charged_mib = 700
+        self.used = {17: 1000}
+        self.charged = {17: 700}
         self.silent = False
         self.asked: list[Sequence[int]] = []
-        self.watch = CodeMemoryWatch(self.isolation, self.ask)
+        self.soon: list[float] = []
+        self.at_s = 0.0
         self.begin()
 
-    def begin(self) -> int:
-        """Return what a context of it is charged."""
-        return self.isolation.prepare(self.session, [1]).limits.devices[0].context_mib
+    def begin(self) -> None:
+        """Watch, as a Hub that has just started does."""
+        self.watch = CodeMemoryWatch(
+            self.isolation, self.ask, snapshot_soon=lambda _, after_s: self.soon.append(after_s)
+        )
 
     async def ask(self, _: Session, processes: Sequence[int]) -> SlotReport:
         self.asked.append(processes)
         if self.silent:
             raise BadReport("the check printed no report")
-        return SlotReport(1, (17,), (17,), amounts=((17, self.charged_mib * MIB),))
+        amounts = tuple((pid, mib * MIB) for pid, mib in self.charged.items())
+        return SlotReport(1, tuple(self.charged), tuple(self.charged), amounts=amounts)
 
-    async def sees(self, at_s: float, use: DeviceUse | str | None = None) -> int:
-        """Return how often it was asked."""
-        one = use or DeviceUse(
-            (ProcessUse(1017, 1000 * MIB, 0, None, 17, "x"), ProcessUse(9, 1, 0, None, 9, "y"))
-        )
-        await self.watch.observe(GpuSnapshot(NVML, at_s, {REAL.uuid: one}, {1017: 1}), [self.session])
+    async def sees(self, use: DeviceUse | str | None = None, *, after_s: float = 1.0) -> int | None:
+        """Take a snapshot; return what its limits then charge for code."""
+        self.at_s += after_s
+        neighbour = ProcessUse(9, 5000 * MIB, 0, None, 17, "y")
+        own = [ProcessUse(1000 + pid, mib * MIB, 0, None, pid, "x") for pid, mib in self.used.items()]
+        owners = {1000 + pid: 1 for pid in self.used} | {9: 2}
+        snapshot = GpuSnapshot(NVML, self.at_s, {REAL.uuid: use or DeviceUse((*own, neighbour))}, owners)
+        await self.watch.observe(snapshot, [self.session])
         await asyncio.gather(*self.watch._asking.values())
-        return len(self.asked)
+        return limits.read(self.isolation.folder(1)).devices[0].code_mib
+
+
+@pytest.fixture
+def world(tmp_path: Path, built: None) -> World:
+    world = World(tmp_path)
+    world.isolation.prepare(world.session, [1])
+    return world
 
 
 @pytest.fixture(autouse=True)
@@ -273,38 +291,77 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "measure_context", lambda uuid: 400)
 
 
-async def test_next_session_of_an_image_is_charged_the_measured_code(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    assert world.begin() == 400
-    assert await world.sees(0) == 0
-    assert await world.sees(LEARN_AFTER_S - 1) == 0
-    assert await world.sees(LEARN_AFTER_S) == 1
+async def test_session_is_charged_what_the_driver_counts_beyond_its_charge(world: World) -> None:
+    assert await world.sees() == 0
     assert world.asked == [[17]], "of its own processes only"
-    assert world.begin() == 400 + 300
-    world.charged_mib = 1000  # with the code
-    assert await world.sees(LEARN_AFTER_S + LEARN_EVERY_S - 1) == 1
-    assert await world.sees(LEARN_AFTER_S + LEARN_EVERY_S) == 2
-    assert world.begin() == 400 + 300, "what is charged for code is not beyond"
+    assert world.soon == [COUNT_AGAIN_S], "the driver counts again soon"
+    assert await world.sees() == 300
+    assert world.isolation.code_mib == {1: {REAL.uuid: 300}}, "the meter shows it"
+    revision = (world.isolation.folder(1) / "revision").read_bytes()
+    assert revision == (1).to_bytes(16, "little"), "its processes read the new limits"
 
 
-async def test_session_without_an_answer_or_gpu_use_changes_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_code_of_processes_that_come_and_go_is_added_and_taken_off(world: World) -> None:
+    await world.sees()
+    assert await world.sees() == 300
+    world.used[18], world.charged[18] = 600, 500
+    await world.sees()
+    assert world.asked[-1] == [17, 18]
+    assert await world.sees() == 400
+    del world.used[17]
+    assert await world.sees() == 100, "at once, without a question"
+    world.used.clear()
+    assert await world.sees() == 0
+    assert len(world.asked) == 2
+
+
+async def test_same_processes_are_asked_ever_more_seldom(world: World) -> None:
+    for _ in range(600):
+        await world.sees()
+    assert len(world.asked) == 7
+    world.used[17] = 1100  # it has loaded more code
+    await world.sees(after_s=LONGEST_WAIT_S)
+    assert await world.sees() == 400
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    ["NVML fails", DeviceUse((ProcessUse(1017, None, 0, None, 17, "x"),))],
+    ids=["no answer", "no amount"],
+)
+async def test_unknown_figures_leave_the_charge_as_it_was(world: World, unknown: DeviceUse | str) -> None:
+    await world.sees()
+    assert await world.sees() == 300
+    for _ in range(3):
+        assert await world.sees(unknown, after_s=LONGEST_WAIT_S) == 300
     world.silent = True
-    await world.sees(0)
-    assert await world.sees(LEARN_AFTER_S) == 1
-    assert await world.sees(2 * LEARN_EVERY_S, DeviceUse(())) == 1
-    assert await world.sees(2 * LEARN_EVERY_S, "NVML fails") == 1
-    assert world.begin() == 400
+    assert await world.sees(after_s=LONGEST_WAIT_S) == 300
 
 
-async def test_session_without_libfgpu_is_not_asked(tmp_path: Path) -> None:
-    world = World(tmp_path, isolation="mig")
-    await world.sees(0)
-    assert await world.sees(LEARN_AFTER_S) == 0
+async def test_charge_stays_when_the_hub_starts_again(world: World) -> None:
+    await world.sees()
+    assert await world.sees() == 300
+    world.begin()
+    world.isolation.code_mib.clear()
+    assert await world.sees() == 300
+    assert await world.sees() == 300
+    assert world.isolation.code_mib == {1: {REAL.uuid: 300}}
+    world.begin()
+    world.used.clear()
+    assert await world.sees() == 0, "its processes ended while no Hub ran"
 
 
-def test_code_is_charged_a_quarter_of_the_slice_at_most(tmp_path: Path) -> None:
-    world = World(tmp_path, share=100)  # 1/20 of the GPU: 2,048 MiB
-    assert world.isolation.host.code is not None
-    world.isolation.host.code.learn("NVIDIA A100, driver 580.65", "torch", "alice", 1000)
-    assert world.begin() == 400 + 2048 // 4
+async def test_session_from_before_code_was_charged_keeps_its_limits(world: World) -> None:
+    own = world.isolation.folder(1)
+    now = limits.read(own)
+    limits.write(own, replace(now, devices=(replace(now.devices[0], code_mib=None),)))
+    await world.sees()
+    assert await world.sees() is None
+    assert (own / "revision").read_bytes() == bytes(16), "its libfgpu would refuse limits with another field"
+
+
+async def test_session_without_libfgpu_is_not_asked(tmp_path: Path, built: None) -> None:
+    world = World(tmp_path, isolation="none")
+    world.isolation.prepare(world.session, [1])
+    assert await world.sees() == 0
+    assert world.asked == []

@@ -177,7 +177,7 @@ def test_limits_that_lend_are_read_as_they_were_written(tmp_path: Path, milli: i
     assert limits.read(found.folder(7)) == prepared.limits
     (limit,) = prepared.limits.devices
     assert limit.most_percent == max(40, milli // 20), "a share is never cut"
-    assert f" lending=1 most_percent={limit.most_percent}\n" in limits.render(prepared.limits)
+    assert f" lending=1 most_percent={limit.most_percent} code_mib=0\n" in limits.render(prepared.limits)
 
 
 def test_what_does_not_lend_is_kept(tmp_path: Path) -> None:

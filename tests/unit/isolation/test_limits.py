@@ -59,7 +59,7 @@ def mode_of(path: Path) -> int:
             "session=12\n"
             "managed=charge\n"
             "device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25 mode=memory+compute"
-            " slots=0-25\n"
+            " slots=0-25 code_mib=0\n"
             "end\n",
         ),
         (
@@ -68,9 +68,9 @@ def mode_of(path: Path) -> int:
             "session=12\n"
             "managed=refuse\n"
             "device=GPU-a memory_mib=8192 device_mib=8192 context_mib=0 compute_percent=100 mode=memory+compute"
-            " slots=0-100\n"
+            " slots=0-100 code_mib=0\n"
             "device=GPU-b memory_mib=16160 device_mib=16160 context_mib=300 compute_percent=100 mode=memory+compute"
-            " slots=0-100\n"
+            " slots=0-100 code_mib=0\n"
             "end\n",
         ),
         (
@@ -78,7 +78,8 @@ def mode_of(path: Path) -> int:
             "fgpu-limits 1\n"
             "session=12\n"
             "managed=charge\n"
-            "device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=0 mode=memory slots=-\n"
+            "device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=0 mode=memory slots=-"
+            " code_mib=0\n"
             "end\n",
         ),
     ],
@@ -126,6 +127,11 @@ def test_a_share_of_a_device_that_is_gone_is_refused_in_words_for_the_owner() ->
         limits_of(TWO, (SMALL,), (), managed="charge", context_mib={})
 
 
+def test_code_is_charged_where_contexts_are() -> None:
+    assert [d.code_mib for d in of(TWO).devices] == [0, None], "a real context would be counted as code"
+    assert [d.code_mib for d in of(TWO, b=300).devices] == [0, 0]
+
+
 # --- The text, read back ---
 
 amounts = st.integers(1, 10**9)
@@ -138,6 +144,7 @@ device_limits = st.builds(
     compute_percent=st.integers(1, 100),
     mode=st.just(ShareMode.MEMORY_COMPUTE),
     slots=st.integers(1, 100).map(lambda percent: assign_slots([], percent)),
+    code_mib=st.none() | st.integers(0, 10**6),
 )
 
 
@@ -165,6 +172,8 @@ def test_what_is_written_is_read_back_as_it_was(given: Limits) -> None:
         ("end\n", "end"),
         ("device=GPU-a", "device=XPU-a"),
         ("memory_mib=2048", "memory_mib=2048 memory_mib=1"),
+        ("code_mib=0", "code_mib=-1"),
+        ("code_mib=0", "code_mib=00"),
         ("slots=0-25", "slots="),
         ("slots=0-25", "slots=-"),
         ("slots=0-25", "slots=0-101"),

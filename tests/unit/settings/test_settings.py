@@ -292,7 +292,6 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"isolation": "hard"}, "isolation is 'hard'; use one of ... driver-cgroup, mig, mps, none"),
         ({"managed_memory": "ignore"}, "managed_memory is 'ignore'; use one of charge, refuse"),
         ({"gpu_reserve_mib": -1}, 'gpu_reserve_mib is -1; use "auto" or MiB such as 1024'),
-        ({"code_mib": -1}, 'code_mib is -1; use "auto" or MiB such as 200'),
         ({"context_mib": -1}, 'context_mib is -1; use "auto" or MiB such as 400'),
         ({"context_mib": "400"}, "context_mib is '400'; use \"auto\" or MiB such as 400"),
         ({"verify_timeout_s": 0}, "verify_timeout_s is 0; it must be at least 1 s"),
