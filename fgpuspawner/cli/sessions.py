@@ -44,6 +44,7 @@ FIELDS = {
     "fgpu": ("FGPU", "how much GPU, such as 0.5"),
     "gpu_memory_mib": ("MIB", "exact GPU memory, in place of --fgpu"),
     "compute_percent": ("PERCENT", "exact compute, beside --gpu-memory-mib"),
+    "gpu": ("WHEN", "at-start (default), or on-demand: it opens at once, and cells wait for the GPU"),
     "gpu_models": ("MODELS", "GPU models with commas between them, the most liked first"),
     "cpu": ("CORES", "CPU, such as 2"),
     "memory_mib": ("MIB", "memory; --memory-gib is the same in GiB"),

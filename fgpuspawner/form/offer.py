@@ -59,6 +59,7 @@ class LaunchRequest(Request):
             "group": self.resource_group,
             "account": account_names(self.account)[-1] if self.account else None,
             **gpu,
+            "gpu": ON_DEMAND if self.on_demand else None,
             "gpu_models": list(self.gpu_models) or None,
             "cpu": format_milli(self.cpu_milli),
             "memory_mib": self.memory_mib,
@@ -69,6 +70,10 @@ class LaunchRequest(Request):
             "time_limit_s": self.time_limit_s or 0,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+AT_START, ON_DEMAND = GPU_WHEN = ("at-start", "on-demand")
+"""When a session gets its GPU."""
 
 
 def asks_the_same(before: Request, again: Request) -> bool:
@@ -113,6 +118,8 @@ class Offer:
     usual_memory_mib: int = 0
     #: Nodes with work-conserving compute: a session's share is a minimum there.
     lending: frozenset[str] = frozenset()
+    #: Nodes on which sessions can be parked, and so be on demand.
+    parking: frozenset[str] = frozenset()
     #: Where the images are. An image that can't start is not shown, and is refused with the reason.
     available: Availabilities = NOTHING_KNOWN
 
@@ -135,6 +142,11 @@ class Offer:
 
     def _may_start(self, image: Image) -> bool:
         return self.available.why_not(image.slug, self.nodes) is None
+
+    def may_wait_for_gpu(self, group: str) -> bool:
+        """Return whether a session of this resource group can get its GPU on demand, on whichever node it is placed."""
+        own = self.nodes_of(group)
+        return bool(own) and all(node.id in self.parking for node in own)
 
     @property
     def account_paths(self) -> dict[str, str]:
@@ -270,6 +282,7 @@ def make_offer(
     user: str = "",
     hub_groups: Iterable[str] = (),
     lending: frozenset[str] = frozenset(),
+    parking: frozenset[str] = frozenset(),
     available: Availabilities = NOTHING_KNOWN,
 ) -> Offer:
     """Return the choices and the preselected request of a user with these resource ``groups`` and ``images``.
@@ -324,6 +337,7 @@ def make_offer(
         settings.milli("default_cpu") or 0,
         settings.default_memory_mib,
         lending,
+        parking,
         available,
     )
     # Half a GPU, at least a step.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, Request, admit
-from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
+from fgpuspawner.form.offer import AT_START, GPU_WHEN, ON_DEMAND, LaunchRequest, Offer, Refused
 from fgpuspawner.images.availability import NOTHING_KNOWN
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
@@ -96,6 +96,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
     account = given.choice("account", tuple(accounts), next(iter(accounts))) if accounts else ""
     if not accounts and raw.get("account"):
         given.refuse("account", "unknown_choice", "there are no accounts here; leave it out")
+    when = GPU_WHEN if offer.may_wait_for_gpu(group) else (AT_START,)
     image = _image(given, offer)
     default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
     gpu_memory_mib, models = given.maybe_whole("gpu_memory_mib"), offer.models(group)
@@ -107,6 +108,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         image=image.slug,
         resource_group=group,
         account=accounts.get(account, ""),
+        on_demand=given.choice("gpu", when, AT_START) == ON_DEMAND,
         fgpu_milli=fgpu_milli,
         cpu_milli=given.amount("cpu", cpu_milli),
         memory_mib=given.memory_mib(memory_mib),

@@ -421,5 +421,6 @@ class Runtime:
             user=user,
             hub_groups=hub_groups,
             lending=self.isolation.lending,
+            parking=self.isolation.parking,
             available=self.image_watch.available.fresh(SystemClock().now_s()),
         )

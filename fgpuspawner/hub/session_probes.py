@@ -67,6 +67,9 @@ class Verification:
         if not endpoint.has_driver:
             log.warning("Session %d is not verified: it was given no GPU driver", session.id)
             return
+        if session.request.on_demand:
+            log.info("Session %d is verified when it first gets its GPU", session.id)
+            return
         problems = await self.problems(session, prepared.limits, slice_environment)
         await asyncio.to_thread(note_verdict, self._data, session, name, problems)
         if not problems:

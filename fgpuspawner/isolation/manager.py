@@ -189,6 +189,11 @@ class Isolation:
         return frozenset(node_id for node_id, choice in self.choices.items() if choice.backend.lends)
 
     @property
+    def parking(self) -> frozenset[str]:
+        """The nodes on which sessions can be parked."""
+        return frozenset(node_id for node_id, choice in self.choices.items() if not choice.backend.unparkable)
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self._nodes.values())
 

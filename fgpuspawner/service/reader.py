@@ -318,6 +318,7 @@ class Reader:
             groups,
             user=user,
             hub_groups=hub_groups,
+            parking=frozenset(c.node_id for c in world.isolation if not c.unparkable),
             available=world.available,
         )
 

@@ -40,6 +40,7 @@ FIELDS = {
         Field("image", "Image"),
         Field("group", "Resource group"),
         Field("account", "Account"),
+        Field("gpu", "GPU"),
         Field("fgpu", "GPU (fGPU)", "{} fGPU", is_optional=True),
         Field("gpu_memory_mib", "GPU memory (MiB)", "{} MiB of GPU memory", 4096, is_optional=True),
         Field("compute_percent", "Compute (%)", "{} %", 25, is_optional=True),

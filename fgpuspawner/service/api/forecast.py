@@ -43,16 +43,20 @@ def forecast_object(
     *,
     count: int,
     simulated: bool,
+    on_demand: bool = False,
     quota: objects.QuotaLeft | None = None,
 ) -> objects.Forecast:
-    """Return the forecast of ``count`` sessions that may queue, and which amount would start now or sooner."""
+    """Return the forecast of ``count`` sessions that may queue, and which amount would start now or sooner.
+
+    A session ``on_demand`` opens now; ``found`` is when it would get its GPU.
+    """
     return objects.Forecast.of(
         found,
-        starts_now=found.startable_now == count,
+        starts_now=on_demand or found.startable_now == count,
         count=count,
         early_start_at_s=found.early_at_s,
         late_start_at_s=found.late_at_s,
-        text=_forecast_text(found, count),
+        text=_on_demand_text(found) if on_demand else _forecast_text(found, count),
         wait_reason=found.reason,
         waits_for=waits_for(found.ahead, world, viewer),
         beside_now=_beside(found.beside_now),
@@ -81,6 +85,11 @@ def _forecast_text(found: RequestForecast, count: int) -> str:
         return f"all {count} wait: {found.text}"
     start = "starts" if found.startable_now == 1 else "start"
     return f"{found.startable_now} {start} now, {waiting} {wait}. {found.text[:1].upper()}{found.text[1:]}"
+
+
+def _on_demand_text(found: RequestForecast) -> str:
+    gpu = "one is free now" if found.startable_now else f"none is free now: {found.text}"
+    return f"opens now; a GPU when a cell needs it: {gpu}"
 
 
 def refused_object(
@@ -181,7 +190,7 @@ class Forecast(Api):
         except Refused as e:
             self.answer(refused_object(e.refusals, count=_count(fields), simulated=simulated, quota=quota))
             return
-        found = await reader.forecast(wanted, offer, world)
+        found = await reader.forecast(replace(wanted, on_demand=False), offer, world)
         if found.beside_now is not None:
             # Amounts below the image's minimum are not offered.
             cpu_milli, memory_mib = found.beside_now
@@ -189,7 +198,15 @@ class Forecast(Api):
                 found = replace(found, beside_now=None)
         simulated = world.simulated([wanted.resource_group])
         self.answer(
-            forecast_object(found, world, viewer, count=wanted.count, simulated=simulated, quota=quota)
+            forecast_object(
+                found,
+                world,
+                viewer,
+                count=wanted.count,
+                simulated=simulated,
+                on_demand=wanted.on_demand,
+                quota=quota,
+            )
         )
 
 
