@@ -30,6 +30,8 @@ SECTIONS = {
         "list": ("sessions", "your sessions"),
         "show": ("sessions", "everything about one session"),
         "logs": ("sessions", "what a session has printed"),
+        "park": ("sessions", "give a session's GPU to others; its kernels and variables stay"),
+        "wake": ("sessions", "ask for the GPU of a parked session"),
         "grow": ("sessions", "give a running session more of its GPU, or less"),
         "end": ("sessions", "end a session, or cancel its request"),
         "forecast": ("sessions", "when a request would start"),

@@ -217,9 +217,12 @@ class Parker:
     # -- the steps ----------------------------------------------------------------------------------------
 
     async def _park(self, session: Session) -> None:
-        began_s, held = time.monotonic(), self._held_mib.get(session.id, 0)
+        began_s = time.monotonic()
         await asyncio.to_thread(limits.close_gate, self._isolation.folder(session.id))
         try:
+            held = await self._held_now(session)
+            if held is None:
+                raise CannotPark("the driver does not tell how much GPU memory it holds")
             # The driver keeps the contents in the memory of the session's own processes.
             await self._engine.set_memory(session, session.request.memory_mib + held + ROOM_MIB)
             await self._checkpoint(session, "park", held)
@@ -294,23 +297,22 @@ class Parker:
         What the session's own program says is not believed.
         """
         until_s = time.monotonic() + PROVED_WITHIN_S
-        own = {d.uuid for d in self._isolation.devices_of(session)}
-        while True:
-            held: int | None = 0
-            for source, uuids in self._drivers.sources().items():
-                if own.intersection(uuids) and not source.has_no_driver:
-                    uses = await asyncio.to_thread(self._drivers.reader(source).device_uses, sorted(own), {})
-                    pids = sorted(
-                        {p.pid for u in uses.values() if isinstance(u, DeviceUse) for p in u.processes}
-                    )
-                    owners = await asyncio.to_thread(self._drivers.owners, source, pids)
-                    held = held_mib(session, uses, owners)
-            if held == 0:
-                return
+        while (held := await self._held_now(session)) != 0:
             if time.monotonic() > until_s:
                 known = "an unknown amount" if held is None else f"{held} MiB"
                 raise CannotPark(f"the driver still shows {known} of GPU memory")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _held_now(self, session: Session) -> int | None:
+        """Ask the host's driver what a session holds of its GPUs, in MiB; None if it does not tell."""
+        own = {d.uuid for d in self._isolation.devices_of(session)}
+        for source, uuids in self._drivers.sources().items():
+            if own.issubset(uuids):
+                uses = await asyncio.to_thread(self._drivers.reader(source).device_uses, sorted(own), {})
+                pids = {p.pid for use in uses.values() if isinstance(use, DeviceUse) for p in use.processes}
+                owners = await asyncio.to_thread(self._drivers.owners, source, sorted(pids))
+                return held_mib(session, uses, owners)
+        return None
 
 
 def held_mib(
