@@ -19,11 +19,12 @@ from hubprocess import HubProcess, until
 WHOLE = {"fgpu": "2", "cpu": "0.2", "memory_mib": 256}
 HELD_MIB = 64
 
-PROGRAM = """
+PROGRAM = (
+    """
 import ctypes, hashlib, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-size = %d << 20
+size = int(sys.argv[1]) << 20
 filled = (b"a GPU keeps what it is given" * (size // 28 + 1))[:size]
 assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
 print("began", flush=True)
@@ -35,7 +36,9 @@ for line in sys.stdin:
     read = ctypes.create_string_buffer(size)
     status = cuda.cuMemcpyDtoH_v2(read, address, ctypes.c_size_t(size))
     print(status, "same" if read.raw == filled else "other", flush=True)
-""" % HELD_MIB
+"""
+    % HELD_MIB
+)
 
 
 class Program:
@@ -51,7 +54,7 @@ class Program:
             "FGPU_ATTEMPT": f"{session.id}-{session.attempt}@{session.placement.node_id}",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, str(HELD_MIB)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
