@@ -19,8 +19,7 @@ from hubprocess import HubProcess, until
 WHOLE = {"fgpu": "2", "cpu": "0.2", "memory_mib": 256}
 HELD_MIB = 64
 
-PROGRAM = (
-    """
+PROGRAM = """
 import ctypes, hashlib, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -37,8 +36,6 @@ for line in sys.stdin:
     status = cuda.cuMemcpyDtoH_v2(read, address, ctypes.c_size_t(size))
     print(status, "same" if read.raw == filled else "other", flush=True)
 """
-    % HELD_MIB
-)
 
 
 class Program:
