@@ -38,6 +38,8 @@ ASKED = [
 STARTED = [
     *("starts as promised", "starts on several devices", "queued again", "kept", "extended"),
     *("grown", "shrunk"),
+    *("becomes PARKED from RUNNING", "becomes PARKED from RESUMING", "becomes PARKED from PREPARING"),
+    *("becomes RESUMING from PARKED",),
     *("starts on the model liked most", "starts on a model liked less"),
     *(f"starts a share of {mode}" for mode in ShareMode),
     *(f"starts beside a quota of {scope}" for scope in QuotaScope),

@@ -12,6 +12,7 @@ from fgpu_scheduler.core import (
     group_scheduler,
     lifecycle,
     orders,
+    parking,
     placement,
     planner,
     preemption,
@@ -19,6 +20,7 @@ from fgpu_scheduler.core import (
     reclaim,
     reconcile,
     reservations,
+    returning,
 )
 from fgpu_scheduler.core.model import Device, Session, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
@@ -228,6 +230,40 @@ def test_queueing_again_at_the_end_is_noticed(monkeypatch):
         reclaim, "requeued", lambda session, **at: replace(real(session, **at), place_of=None)
     )
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
+
+
+# --- Parking ---
+
+PARKS = AllRules(Rules(grace_s=30, park_after_s=20, park_always=True))
+
+
+def test_a_planner_that_gives_away_what_a_parked_session_wants_back_is_noticed(monkeypatch):
+    monkeypatch.setattr(placement, "claims_shares", lambda session: False)
+    assert fires("which others want back", rules=PARKS)
+
+
+def test_a_return_that_does_not_look_at_the_gpu_is_noticed(monkeypatch):
+    monkeypatch.setattr(returning._Homes, "why_not", lambda homes, session: None)
+    assert fires("are held", rules=PARKS)
+
+
+def test_a_return_in_the_wrong_order_is_noticed(monkeypatch):
+    real = returning.returns
+
+    def reversed_returns(snapshot):
+        return real(
+            snapshot.with_sessions(
+                replace(s, wanted_at_s=-s.wanted_at_s) if s.wanted_at_s else s for s in snapshot.sessions
+            )
+        )
+
+    monkeypatch.setattr(returning, "returns", reversed_returns)
+    assert fires("which has waited longer", rules=PARKS)
+
+
+def test_parking_beyond_the_host_memory_is_noticed(monkeypatch):
+    monkeypatch.setattr(parking, "parked_mib", lambda snapshot: {})
+    assert fires("MiB are held by parked sessions", rules=PARKS)
 
 
 # --- Reconciling ---

@@ -138,10 +138,14 @@ def _decided(queue: orders.QueueSnapshot, scheduler: GroupScheduler, *, by_user:
     ]
 
 
+def with_returns(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """Return the snapshot with the parked sessions that a plan gives their shares as RESUMING."""
+    return snapshot.changed(returning.returned(snapshot, plan.returns)) if plan.returns else snapshot
+
+
 def applied(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """Return the snapshot with the sessions that a plan starts as SCHEDULED, and those that return as RESUMING."""
-    if plan.returns:
-        snapshot = snapshot.changed(returning.returned(snapshot, plan.returns))
+    snapshot = with_returns(snapshot, plan)
     placements = {p.session_id: p.placement for p in plan.placed}
     if not placements:
         return snapshot

@@ -33,6 +33,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.returning import claimed_on_demand
 from fgpu_scheduler.core.shares import RequestShape, is_explicit, shape
 
 #: The sets of sessions that are tried on each node for the fewest; beyond that the largest sessions are taken first.
@@ -67,11 +68,13 @@ def victims(
     there = _nodes(snapshot, groups, frozenset(ending), frozenset(spared))
     within = within_guarantees(snapshot)
     for placed in plan.placed:
-        session = waiting[placed.session_id]
-        ledger.take(session, placed.placement)
-        node_id = placed.placement.node_id
+        session, where = waiting[placed.session_id], placed.placement
+        on_demand = session.request.on_demand
+        ledger.take(session, None if on_demand else where)
+        node_id = where.node_id
         if node_id in there:
-            left = placement.claimed_if_fits(there[node_id].left, session.request, placed.placement)
+            claimed = claimed_on_demand if on_demand else placement.claimed_if_fits
+            left = claimed(there[node_id].left, session.request, where)
             assert left is not None, "a placement of the plan fits the plan's snapshot"
             there[node_id] = there[node_id].then(left, ())
     nodes = _Nodes(there, within)
@@ -104,6 +107,7 @@ def _blocked(
         session = waiting[decision.session_id]
         # The cluster that refused a session one node might refuse it the node that other sessions end for, too.
         waits = not session.held and not session.refusing_nodes(snapshot.now_s)
+        waits = waits and not session.request.on_demand
         if session.id not in placed and waits and session.request.resource_group in groups:
             yield session
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from fgpu_scheduler.core.lifecycle import UP, moved, wants_shares
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Plan
+from fgpu_scheduler.core.planner import Plan, with_returns
 from fgpu_scheduler.core.preemption import victims
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.errors import StaleVersion
@@ -125,10 +125,11 @@ def reclaims(
             if s.state is not SessionState.RUNNING
             or from_s[s.id] > snapshot.now_s + rules.of(s.request.resource_group).grace_s
         ]
+        world = with_returns(snapshot, plan)
         for session_id in victims(
-            snapshot,
+            world,
             plan,
-            ledger,
+            Ledger(world),
             groups=preempting,
             ending=otherwise,
             spared=too_soon,

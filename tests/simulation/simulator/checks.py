@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE, SERVING
-from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
+from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE, SERVING, UP
+from fgpu_scheduler.core.model import (
+    EndCause,
+    NodeState,
+    Session,
+    SessionState,
+    Share,
+    ShareMode,
+    Snapshot,
+    WaitReason,
+)
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import AllRules
 from simulator.met import Coverage
@@ -39,7 +48,12 @@ class Container:
     attempt: int
     alive: bool
     orphan: bool = False
+    on_gpu: bool = True
+    """Whether its memory is on the GPU; else the host has it."""
 
+
+HOST_MIB = 4000
+"""The host memory of each node for parked sessions."""
 
 Find = Callable[[int], Session | None]
 
@@ -110,6 +124,9 @@ class Checks:
             *freed_too_early(before, after, containers),
             *ended_alive(before, after, containers),
             *wrongly_late(before, after),
+            *on_gpu_without_shares(after, containers),
+            *over_host_memory(now),
+            *wanted_shares_given_away(before, now),
             *unowned(self._containers, after, containers),
             *removed_in_use(self._containers, after, containers),
         ]
@@ -174,7 +191,7 @@ def _sums(snapshot: Snapshot) -> dict[str, int]:
             continue
         add(f"{session.placement.node_id} cpu", session.request.cpu_milli)
         add(f"{session.placement.node_id} memory", session.request.memory_mib)
-        for share in session.placement.shares:
+        for share in held_shares(session):
             add(f"{share.device_uuid} fgpu", share.fgpu_milli)
             add(f"{share.device_uuid} memory", share.memory_mib)
             add(f"{share.device_uuid} compute", share.compute_percent)
@@ -213,7 +230,7 @@ def mixed_modes(now: Snapshot) -> Iterator[str]:
     """All shares of one device have the same mode."""
     modes: dict[str, ShareMode] = {}
     for session in now.sessions:
-        for share in session.placement.shares if session.placement else ():
+        for share in held_shares(session):
             if modes.setdefault(share.device_uuid, share.mode) is not share.mode:
                 yield f"session {session.id}: the modes of the shares of {share.device_uuid} differ"
 
@@ -302,9 +319,9 @@ def ended_alive(
     alive = {(c.session_id, c.attempt): c.handle for c in containers if c.alive}
     for session_id, old in before.items():
         new = after.get(session_id)
-        if old.state is S.RUNNING and new is not None and new.end_cause in (EndCause.EXITED, EndCause.OOM):
+        if old.state in UP and new is not None and new.end_cause in (EndCause.EXITED, EndCause.OOM):
             handle = alive.get((session_id, old.attempt))
-            if new.state is not S.RUNNING and handle is not None:
+            if new.state not in UP and handle is not None:
                 yield f"session {session_id} was ended as {new.end_cause} while {handle} is alive"
 
 
@@ -316,6 +333,69 @@ def wrongly_late(before: dict[int, Session], after: dict[int, Session]) -> Itera
             continue
         if old.state is not S.PENDING and not old.held:
             yield f"session {session_id} was given up as late when it was {old.state}"
+
+
+def held_shares(session: Session) -> Sequence[Share]:
+    """Return the shares that a session holds: none while it is parked."""
+    holds = session.placement is not None and session.state in HOLDING and session.parked_at_s is None
+    return session.placement.shares if holds and session.placement is not None else ()
+
+
+def on_gpu_without_shares(after: dict[int, Session], containers: Sequence[Container]) -> Iterator[str]:
+    """No session has memory on a GPU of which it holds no share."""
+    for container in containers:
+        owner = after.get(container.session_id)
+        if owner is None or not container.alive or not container.on_gpu or owner.attempt != container.attempt:
+            continue
+        if owner.parked_at_s is not None and owner.state not in ENDED:
+            yield f"session {owner.id} is {owner.state}, holds no share, and is on its GPU"
+
+
+def over_host_memory(now: Snapshot) -> Iterator[str]:
+    """Parked sessions have no more memory of a node than it has for them."""
+    for node in now.nodes:
+        there = [s for s in now.sessions if s.placement is not None and s.placement.node_id == node.id]
+        parked_mib = sum(s.parked_mib for s in there)
+        if parked_mib > HOST_MIB:
+            yield f"{node.id}: {parked_mib} of {HOST_MIB} MiB are held by parked sessions"
+
+
+def wanted_shares_given_away(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
+    """Nothing starts in the place of a session that wants its shares back, and these get them in their order."""
+    nodes = {d.uuid: d for node in now.nodes for d in node.devices}
+    claims = [s for s in now.sessions if _claims(s) and s.id in before and _claims(before[s.id])]
+    if not claims:
+        return
+    sums = _sums(now)
+    for session in now.sessions:
+        old = before.get(session.id)
+        returns = session.state is S.RESUMING and old is not None and old.state is S.PARKED
+        starts = session.state is S.SCHEDULED and (old is None or old.state is S.PENDING)
+        if not (returns or starts):
+            continue
+        for share in held_shares(session):
+            others = [
+                (other, own)
+                for other in claims
+                for own in (other.placement.shares if other.placement else ())
+                if own.device_uuid == share.device_uuid and share.device_uuid in nodes
+            ]
+            for other, _ in others:
+                if returns and _wants_since(other) < _wants_since(session):
+                    yield f"session {session.id} has its shares back before {other.id}, which has waited longer"
+            wanted = sum(own.fgpu_milli for _, own in others)
+            held = sums.get(f"{share.device_uuid} fgpu", 0)
+            if others and starts and held + wanted > nodes[share.device_uuid].capacity_milli:
+                yield f"session {session.id} was placed on {share.device_uuid}, which others want back"
+
+
+def _claims(session: Session) -> bool:
+    wants = session.state is S.PARKED and session.wanted_at_s is not None
+    return wants and session.wait_reason is not WaitReason.QUOTA
+
+
+def _wants_since(session: Session) -> tuple[int, int]:
+    return session.wanted_at_s or 0, session.id
 
 
 def unowned(
@@ -346,5 +426,5 @@ def removed_in_use(
         owner = sessions.get(container.session_id)
         if handle in standing or owner is None or owner.attempt != container.attempt:
             continue
-        if owner.state in (*LAUNCHING, S.RUNNING):
+        if owner.state in (*LAUNCHING, *UP):
             yield f"container {handle} was removed while its session is {owner.state}"

@@ -77,6 +77,9 @@ def _rules(rng: Random) -> Rules:
         requeue=rng.randrange(4) > 0,
         # Not drawn, so that existing seeds keep their histories.
         min_runtime_s={30: 60, 120: 900}.get(grace_s),
+        park_after_s=rng.choice((None, 20, 60)),
+        park_always=rng.randrange(2) > 0,
+        parked_for_s=rng.choice((None, 60, 900)),
     )
 
 
@@ -131,6 +134,7 @@ def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Seque
         priority=rng.choice((0, 0, 0, 1, 2)),
         groups=HUB_GROUPS.get(user, ()),
         account=ACCOUNT_OF.get(user, "default"),
+        on_demand=rng.randrange(8) == 0,
     )
     if rng.randrange(100) >= 25:
         return asked

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import EndCause, Session, SessionState
+from fgpu_scheduler.core.parking import due_for_parking
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.errors import FGPUError, InvalidTransition, StoreUnavailable
 from fgpu_scheduler.ports import Seen
 from fgpu_scheduler.queue import Requeued, SessionEnded
 from fgpu_scheduler.service.healing import filled_from_store
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from simulator.checks import Container, Violation
+from simulator.checks import HOST_MIB, Container, Violation
 from simulator.lab import Lab, node_of
 from simulator.virtual import VirtualLoop
 
@@ -31,6 +32,10 @@ LOOK_S = 60
 """How often the Hub looks up the nodes."""
 AGAIN_S = 5
 """How soon the Hub retries an end that failed because the database was away."""
+
+
+PROBE_S = 5
+"""How long an engine may take to move the GPU memory of a session."""
 
 
 class LaunchFails(FGPUError):
@@ -110,8 +115,9 @@ class Hub(Lab):
             except StoreUnavailable:
                 await asyncio.sleep(AGAIN_S)
         self._ready = True
+        self._spawn(self._parks())
         for session in self._snapshot().sessions:
-            if session.state is S.RUNNING:
+            if session.state in lifecycle.UP:
                 self._up[session.id] = None
         with self._store.faultless():
             held = self._store.held_sessions()
@@ -136,7 +142,7 @@ class Hub(Lab):
         try:
             while True:
                 placed = await self._queue.placed(session_id)
-                if placed.state is S.RUNNING:
+                if placed.state in lifecycle.UP:
                     return
                 if self._chance(self._faults.inventory):
                     self._inventory_changes()
@@ -179,7 +185,7 @@ class Hub(Lab):
             try:
                 await queue.running(session.id, session.attempt, handle)
             except InvalidTransition as e:
-                if self._get(session.id).state is S.RUNNING:
+                if self._get(session.id).state in lifecycle.UP:
                     self._broken = Violation(f"session {session.id} runs, and its launch is told: {e}")
                 raise
             self._ran += 1
@@ -202,10 +208,67 @@ class Hub(Lab):
         handle = f"c{session.id}-{session.attempt}"
         orphan = hub != self._hub
         self._orphans += orphan
+        on_gpu = not session.request.on_demand
         self._containers[handle] = Container(
-            handle, node_of(session), session.id, session.attempt, True, orphan
+            handle, node_of(session), session.id, session.attempt, True, orphan, on_gpu
         )
         self._say(f"{handle} is up{' as an orphan' if orphan else ''}")
+        self._look()
+        return True
+
+    # --- Parking ---
+
+    async def _parks(self) -> None:
+        # What a Hub that died has asked of an engine is done by then.
+        await asyncio.sleep(PROBE_S)
+        while True:
+            # The session may have ended, and the next round looks again.
+            with contextlib.suppress(StoreUnavailable, InvalidTransition):
+                await self._park_round()
+            await asyncio.sleep(self._rng.choice((1, 5)))
+
+    async def _park_round(self) -> None:
+        """Give sessions their GPU memory back that hold their shares, and park one that is due."""
+        snapshot = await self._queue.snapshot()
+        for session in snapshot.sessions:
+            # A Hub that died may have left a running session without its GPU memory.
+            if session.state is S.RESUMING or (
+                session.state is S.RUNNING and self._is_on_gpu(session) is False
+            ):
+                await self._restore(session)
+        held_mib = {s.id: 1000 * (s.id % 4) for s in snapshot.sessions}
+        due = due_for_parking(
+            snapshot,
+            self._rules,
+            gpu_idle_since_s=self._idle,
+            held_mib=held_mib,
+            host_mib={node.id: HOST_MIB for node in snapshot.nodes},
+        )
+        for session in due[:1]:
+            if await self._engine_does(0, 3, lambda: self._moves(session, on_gpu=False)):  # noqa: B023
+                await self._queue.park(session.id, held_mib[session.id])
+                self._say(f"session {session.id} is parked")
+
+    async def _restore(self, session: Session) -> None:
+        refused = session.state is S.RESUMING and self._chance(self._faults.failed_restore)
+        if not refused and await self._engine_does(0, 3, lambda: self._moves(session, on_gpu=True)):
+            if session.state is S.RESUMING:
+                await self._queue.resumed(session.id)
+                self._say(f"session {session.id} has its GPU back")
+        elif refused:
+            await self._queue.park(session.id, session.parked_mib, "the driver refused")
+
+    def _is_on_gpu(self, session: Session) -> bool | None:
+        container = self._containers.get(f"c{session.id}-{session.attempt}")
+        return None if container is None or not container.alive else container.on_gpu
+
+    def _moves(self, session: Session, *, on_gpu: bool) -> bool:
+        """Move the GPU memory of a session to its GPU, or to the host; return whether it is there."""
+        handle = f"c{session.id}-{session.attempt}"
+        container = self._containers.get(handle)
+        if container is None or not container.alive or container.node_id in self._unreachable:
+            return False
+        self._containers[handle] = replace(container, on_gpu=on_gpu)
         self._look()
         return True
 

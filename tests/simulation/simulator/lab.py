@@ -49,11 +49,12 @@ class Faults:
     lost_answer: int = 3
     """Chance that a write is committed but its caller gets StoreUnavailable."""
     never_resumed: int = 15
+    failed_restore: int = 10
     outages: bool = True
     """Whether processes die, nodes are lost, clocks jump, and administrators change things."""
 
 
-CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
+CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
 
 
 @dataclass(order=True, slots=True)

@@ -42,7 +42,10 @@ class Coverage:
                 self._counts["kept"] += 1
             if session.extended_s and (old is None or not old.extended_s):
                 self._counts["extended"] += 1
-            if old is not None and len(session.sizes) > len(old.sizes) and session.placement is not None:
+            if old is not None and old.state is not session.state and session.state in (S.PARKED, S.RESUMING):
+                self._counts[f"becomes {session.state} from {old.state}"] += 1
+            resized = old is not None and old.state is session.state is S.RUNNING
+            if old is not None and resized and session.sizes != old.sizes and session.placement is not None:
                 grown = session.placement.shares[0].memory_mib > session.sizes[-1].memory_mib
                 self._counts["grown" if grown else "shrunk"] += 1
             if session.state is S.SCHEDULED and old is not None and old.state is S.PENDING:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fgpu_scheduler.core import orders, placement
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Plan, ReserveDecision, applied
 from fgpu_scheduler.core.policies import Policy
@@ -37,6 +38,8 @@ def overtaken(
     for session in after:
         old = before.get(session.id)
         if policy.of(session.request.resource_group).order is not orders.fifo:
+            continue
+        if session.request.on_demand:
             continue
         if session.state is S.PENDING and not session.held and (old is None or not old.held):
             waiting.append(session)
@@ -86,7 +89,7 @@ def less_liked(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
         session = sessions[placed.session_id]
         models = session.request.gpu_models
         got = {model_of[share.device_uuid] for share in placed.placement.shares}
-        if len(models) < 2 or not got or snapshot.quotas:
+        if len(models) < 2 or not got or snapshot.quotas or session.request.on_demand:
             continue
         if len(got) > 1 or not got <= set(models):
             yield f"session {session.id} asked for one of {models}, and is put on {got}"
@@ -140,7 +143,8 @@ class Promises:
         late = [
             s.request.resource_group
             for s in last.sessions
-            if self._late(s, last, steady_s, now.now_s)
+            if _comes_back(s, after.get(s.id))
+            or self._late(s, last, steady_s, now.now_s)
             or _put_off(s, after.get(s.id))
             or _refused(s, after.get(s.id))
         ]
@@ -161,7 +165,7 @@ class Promises:
                     for i in self._made
                     if i in after
                     and after[i] in own
-                    and newcomer.request.priority > after[i].request.priority
+                    and (newcomer.request.on_demand or newcomer.request.priority > after[i].request.priority)
                 )
         for session_id, promised_at_s in list(self._made.items()):
             session = after.get(session_id)
@@ -197,7 +201,7 @@ class Promises:
         match session.state:
             case S.TERMINATING:
                 return in_state_s > ENDING_S // 2
-            case S.RUNNING:
+            case S.RUNNING | S.PARKED | S.RESUMING:
                 in_state_s = max(in_state_s, now_s - (session.started_at_s or now_s))
                 limit_s = _limit_s(session, last)
                 return _overdue(session, now_s) or (
@@ -231,7 +235,15 @@ def _put_off(before: Session, after: Session | None) -> bool:
     ):
         return False
     later = after.ends_at_s is None or after.ends_at_s > before.ends_at_s
-    return after.state is S.RUNNING and later
+    return after.state in UP and later
+
+
+def _comes_back(before: Session, after: Session | None) -> bool:
+    """Return whether a parked session claims its shares again, or has them back: it comes before all that wait."""
+    if after is None or before.parked_at_s is None:
+        return False
+    claims = [s.wanted_at_s is not None and s.wait_reason is not WaitReason.QUOTA for s in (before, after)]
+    return after.state is S.RESUMING or (after.state is S.PARKED and claims == [False, True])
 
 
 def _refused(before: Session, after: Session | None) -> bool:

@@ -21,7 +21,7 @@ def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
             fgpu_milli = sum(_taken_milli(s) for s in holding)
             if new and quota.max_sessions is not None and len(holding) > quota.max_sessions:
                 yield f"{said}: {len(holding)} sessions are held, and {quota.max_sessions} are allowed"
-            more = new or any(_has_grown(s, before) for s in holding)
+            more = any(_has_grown(s, before) for s in holding)
             if more and quota.max_fgpu_milli is not None and fgpu_milli > quota.max_fgpu_milli:
                 yield f"{said}: {fgpu_milli} milli-fGPU are held, and {quota.max_fgpu_milli} are allowed"
             waiting = [s for s in own if s.state is S.PENDING]
@@ -46,12 +46,13 @@ def _stopped(session: Session, now: Snapshot) -> bool:
         for name in names(quota, session.request):
             own = [s for s in now.sessions if s.id != session.id and name in names(quota, s.request)]
             taken = [s for s in own if s.state in HOLDING or s.wait_reason is WaitReason.RESERVED]
-            fgpu_milli = (
-                sum(_taken_milli(s) or s.request.fgpu_milli for s in taken) + session.request.fgpu_milli
-            )
+            fgpu_milli = sum(
+                _taken_milli(s) or s.request.fgpu_milli for s in taken if not _is_away(s)
+            ) + _needed_milli(session)
             # The fGPU of an explicit amount depends on the device.
             unknown = any(s.placement is None and s.request.gpu_memory_mib is not None for s in taken)
-            if quota.max_sessions is not None and len(taken) >= quota.max_sessions:
+            comes = session.state is S.PENDING
+            if comes and quota.max_sessions is not None and len(taken) >= quota.max_sessions:
                 return True
             if quota.max_fgpu_milli is not None and (fgpu_milli > quota.max_fgpu_milli or unknown):
                 return True
@@ -104,8 +105,21 @@ def _is_new(session: Session, before: Mapping[int, Session]) -> bool:
 
 def _has_grown(session: Session, before: Mapping[int, Session]) -> bool:
     old = before.get(session.id)
-    return old is not None and _taken_milli(session) > _taken_milli(old)
+    return _taken_milli(session) > (0 if old is None else _taken_milli(old))
+
+
+def _is_away(session: Session) -> bool:
+    """Return whether a parked session leaves its fGPU to others: it does not want it back, or a quota stops it."""
+    wants = session.wanted_at_s is not None and session.wait_reason is not WaitReason.QUOTA
+    return session.parked_at_s is not None and not (session.state is S.PARKED and wants)
+
+
+def _needed_milli(session: Session) -> int:
+    on_demand = session.state is S.PENDING and session.request.on_demand
+    return 0 if on_demand else session.request.fgpu_milli
 
 
 def _taken_milli(session: Session) -> int:
+    if session.parked_at_s is not None:
+        return 0
     return sum(share.fgpu_milli for share in session.placement.shares) if session.placement else 0

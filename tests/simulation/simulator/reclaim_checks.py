@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.reclaim import AllRules
 from simulator.quota_checks import guaranteed, names, within
@@ -32,7 +33,7 @@ class Warned:
         """Compare two states of all sessions; ``last`` is the first one's snapshot, ``now_s`` the second one's time."""
         for session_id, session in after.items():
             old = before.get(session_id)
-            ends = old is not None and old.state is S.RUNNING and session.state is S.TERMINATING
+            ends = old is not None and old.state in UP and session.state is S.TERMINATING
             if old is not None and ends and session.end_cause in RECLAIMED:
                 self.reclaimed += 1
                 yield from self._unwarned(last, old, session, steady_s)
@@ -43,7 +44,7 @@ class Warned:
                 if replaced is None or replaced.end_cause is not EndCause.PREEMPTED:
                     yield f"session {session_id} replaces {session.replaces}, which nobody's priority ended"
         for session_id, session in after.items():
-            cause = session.ends_cause if session.state is S.RUNNING else None
+            cause = session.ends_cause if session.state in UP else None
             if cause is None:
                 self._since.pop(session_id, None)
             elif self._since.get(session_id, (None, 0))[0] is not cause:
@@ -73,7 +74,12 @@ class Warned:
         group = old.request.resource_group
         match new.end_cause:
             case EndCause.IDLE:
-                if old.idle_since_s is None:
+                rules = self._rules.of(group)
+                away_s = now_s - (now_s if old.parked_at_s is None else old.parked_at_s)
+                if rules.park_after_s is not None:
+                    if old.state is not S.PARKED or rules.parked_for_s is None or away_s < rules.parked_for_s:
+                        yield f"session {old.id} was ended for being parked, and was it for {away_s} s"
+                elif old.idle_since_s is None:
                     yield f"session {old.id} was ended for being idle, and it is not"
             case EndCause.TIME_LIMIT:
                 if self._limit_s(last, old) is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.lifecycle import UP
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
@@ -43,13 +44,15 @@ OUTSIDE: tuple[tuple[int, str], ...] = (
     (2, "inventory_changes"),
     (2, "foretell"),
     (12, "idles"),
+    (9, "wants"),
+    (2, "asks_to_park"),
     (2, "keeps"),
     (7, "resizes"),
     (1, "quotas_change"),
 )
 """The external events, with their weights."""
 
-USERS = ("submit", "user_ends", "resume", "foretell", "idles", "keeps", "resizes")
+USERS = ("submit", "user_ends", "resume", "foretell", "idles", "wants", "asks_to_park", "keeps", "resizes")
 """The events that also happen without `Faults.outages`."""
 
 
@@ -162,7 +165,7 @@ class Simulation(Outages):
                 break
             for session in sessions:
                 # End only sessions that run or can never run: all others must get to run first.
-                if session.state is S.RUNNING or not self._could_run(session):
+                if session.state in UP or not self._could_run(session):
                     self._end(session, EndCause.USER)
         self._look()
         self._checks.ended(self._standing())

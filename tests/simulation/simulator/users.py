@@ -137,6 +137,22 @@ class Users(Hub):
                 self._idle[session.id] = self.now_s()
             self._say(f"session {session.id} is idle since {self._idle.get(session.id)}")
 
+    def _wants(self) -> None:
+        """A cell of a parked session waits for the GPU, or is stopped."""
+        parked = [s for s in self._snapshot().sessions if s.state is S.PARKED]
+        if parked and self._ready:
+            session, wants = self._rng.choice(parked), self._chance(80)
+            self._idle.pop(session.id, None)
+            self._say(f"session {session.id} {'wants' if wants else 'does not want'} its GPU")
+            self._spawn(self._queue.want(session.id, wants))
+
+    def _asks_to_park(self) -> None:
+        running = [s for s in self._snapshot().sessions if s.state is S.RUNNING]
+        if running:
+            session = self._rng.choice(running)
+            self._beside.ask_to_park(session.id, now_s=self.now_s())
+            self._say(f"session {session.id} is to be parked")
+
     def _keeps(self) -> None:
         """Keep a session that was warned for being idle, or needlessly another one."""
         snapshot = self._snapshot()
