@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fgpu_scheduler import (
@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     counted_names,
     format_milli,
 )
+from fgpuspawner.form.own_setup import GivenSetup
 from fgpuspawner.images.availability import NOTHING_KNOWN, Availabilities
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import beside_for, fgpu_for, never_held, nodes_for, refusals
@@ -32,15 +33,17 @@ class LaunchRequest(Request):
     """What the form, a link, a preset or the API asks for: ``count`` sessions, each of this `Request`."""
 
     count: int = 1
+    #: The variables and script that were given with it. The spawner stores them, and sets ``setup``.
+    own: GivenSetup | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, request: Request) -> LaunchRequest:
         """Return the launch request for one session of ``request``."""
-        return cls(**{field.name: getattr(request, field.name) for field in fields(Request)})
+        return cls(**{one.name: getattr(request, one.name) for one in fields(Request)})
 
     def for_server(self, server_name: str, name: str = "") -> Request:
         """Return the scheduler's request for one server of the user; ``name`` replaces the session's name."""
-        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Request)}
+        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Request)}
         return Request(**{**given, "server_name": server_name, "name": name or self.name})
 
     def names(self, server_names: Sequence[str], framework: str) -> list[str]:
@@ -66,6 +69,7 @@ class LaunchRequest(Request):
             "count": self.count,
             "priority": self.priority or None,
             "name": self.name or None,
+            "setup": self.setup or None,
             # An option that is left out takes the default, which need not be "no limit".
             "time_limit_s": self.time_limit_s or 0,
         }

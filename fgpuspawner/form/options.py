@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, Request, admit
 from fgpuspawner.form.offer import AT_START, GPU_WHEN, ON_DEMAND, LaunchRequest, Offer, Refused
+from fgpuspawner.form.own_setup import GIVEN, read_setup
 from fgpuspawner.images.availability import NOTHING_KNOWN
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
@@ -64,7 +65,8 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
             raise Refused([Refusal(field, "given_twice", message)])
         if values and not isinstance(values[0], str):
             raise Refused([Refusal(field, "no_text", f"{short(name)}: a file was sent; send a text")])
-        if values and values[0].strip():
+        if values and (values[0].strip() or name in GIVEN):
+            # Emptied ones replace what is saved.
             raw[name] = values[0].strip()
     by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)
     if by is not None and "time_limit" in fields and raw.keys().isdisjoint(("time_limit", "time_limit_s")):
@@ -119,6 +121,8 @@ def parse(raw: Mapping[str, object], offer: Offer) -> LaunchRequest:
         time_limit_s=given.time_limit(default.time_limit_s, offer.max_time_limit_s),
         priority=given.whole("priority", 0),
         name=given.name(),
+        setup=given.whole("setup", 0),
+        own=read_setup(given),
     )
     usable = models_for(image, models)
     if not wanted.gpu_models and len(usable) == 1 != len(models):

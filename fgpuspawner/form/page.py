@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fgpu_scheduler import Notice, Refusal, Session, format_milli
+from fgpu_scheduler import Notice, Refusal, Session, Setup, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import (
     SEARCH_FROM,
@@ -23,12 +23,14 @@ from fgpuspawner.form.image_cards import (
 )
 from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
-from fgpuspawner.form.presets import fields_of, in_form, one_click
+from fgpuspawner.form.own_setup import GIVEN
+from fgpuspawner.form.presets import fields_of, in_form, one_click, setup_fields
 from fgpuspawner.images.model import Image
 from fgpuspawner.text.fields import FIELDS, MOST_NAME, joined
 from fgpuspawner.text.times import hours_minutes
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+LONGEST_TEXT = 16_000
 FIELD_MAX_LENGTH = 400
 """What a field of the form can hold: the longest name of a private image, and more."""
 LABELS = {name: field.label for name, field in FIELDS.items()}
@@ -42,6 +44,8 @@ MORE = (
     "time_limit",
     "priority",
     "name",
+    "variables",
+    "script",
     "account",
     "gpu",
     "gpu_models",
@@ -71,6 +75,8 @@ def render(
     again: Session | None = None,
     next_step: str = "",
     notice: Notice | None = None,
+    own_presets: Mapping[str, Mapping[str, object]] | None = None,
+    setups: Mapping[int, Setup] | None = None,
 ) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
@@ -85,6 +91,8 @@ def render(
         again: The last session of this server; its request fills in the form.
         next_step: What to do now if ``again`` failed.
         notice: The administrators' banner.
+        own_presets: The user's presets by name.
+        setups: The user's saved variables and scripts; None for a viewer who is not the user.
     """
     if again is not None:
         # An image that is not shown is requested by its name.
@@ -109,10 +117,11 @@ def render(
         again=again,
         next_step=next_step,
         notice=notice,
-        quick=one_click(offer, presets, sessions),
+        quick=one_click(offer, presets, sessions, own_presets or {}, setups or {}),
+        owner=setups is not None,
         groups=groups,
         models=list(dict.fromkeys(model for group in groups for model in group["models"])),
-        values=_values(offer, given),
+        values=_values(offer, given, setups or {}),
         refused=refused,
         to_accept=_to_accept(offer, given),
         offered=len(offer.offered_images),
@@ -157,7 +166,7 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
     }
 
 
-def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
+def _values(offer: Offer, given: Mapping[str, str], setups: Mapping[int, Setup]) -> dict[str, str]:
     values: dict[str, str] = {
         **dict.fromkeys(FORM_FIELDS, ""),
         **_preselected(offer, given),
@@ -167,6 +176,8 @@ def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
     if not values[IMAGE_NAME] and not offer.shows(given.get("image")):
         # The form has no button for a hidden image: the field of names has it.
         values[IMAGE_NAME] = given.get("image", "")
+    if not given.keys() & set(GIVEN):
+        values |= setup_fields(values["setup"], setups)
     if values[GPU_BY] not in ("fgpu", "memory"):
         values[GPU_BY] = "memory" if given.get("gpu_memory_mib") and not given.get("fgpu") else "fgpu"
     return values
@@ -223,4 +234,4 @@ def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     first = {name: fields[name][0] for name in FORM_FIELDS if fields.get(name)}
     if "gpu_models" in first:
         first["gpu_models"] = joined(takewhile(str.strip, map(str, fields["gpu_models"])))
-    return {name: str(value)[:FIELD_MAX_LENGTH] for name, value in first.items()}
+    return {n: str(value)[: LONGEST_TEXT if n in GIVEN else FIELD_MAX_LENGTH] for n, value in first.items()}

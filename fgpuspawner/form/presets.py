@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import Request, Session, format_milli, memory_words
+from fgpu_scheduler import Request, Session, Setup, format_milli, memory_words
 from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import GPU_BY, parse
+from fgpuspawner.form.own_setup import names_text
 from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib, joined
 from fgpuspawner.text.sessions import amount_words
 from fgpuspawner.text.times import hours_minutes
@@ -35,7 +36,11 @@ def with_unknown_image(
 
 
 def one_click(
-    offer: Offer, presets: Iterable[Mapping[str, object]], sessions: Iterable[Session]
+    offer: Offer,
+    presets: Iterable[Mapping[str, object]],
+    sessions: Iterable[Session],
+    own_presets: Mapping[str, Mapping[str, object]] = {},
+    setups: Mapping[int, Setup] = {},
 ) -> dict[str, list[dict[str, Any]]]:
     """Return presets and last launches: each with its text, the fields that it fills in, and a link."""
     # The newest launch of each set of options, newest first.
@@ -45,9 +50,13 @@ def one_click(
         plain = replace(own, user="", server_name="", priority=0, groups=(), account="", name="")
         asked.setdefault(plain, own)
     launches = (
-        _launch(own, offer) for own in asked.values() if _parsed(LaunchRequest.of(own).as_options(), offer)
+        _launch(own, offer, setups)
+        for own in asked.values()
+        if _parsed(LaunchRequest.of(own).as_options(), offer)
     )
+    named = ((name, wanted) for name, own in own_presets.items() if (wanted := _parsed(own, offer)))
     return {
+        "own": [_launch(wanted, offer, setups, name) for name, wanted in named],
         "presets": [_preset(p, wanted, offer) for p in presets if (wanted := _parsed(_options(p), offer))],
         "launches": list(islice(launches, LAUNCHES_SHOWN)),
     }
@@ -87,13 +96,30 @@ def _preset(preset: Mapping[str, object], wanted: LaunchRequest, offer: Offer) -
     return _choice(str(preset["name"]), words, fields, options)
 
 
-def _launch(asked: Request, offer: Offer) -> dict[str, Any]:
+def _launch(asked: Request, offer: Offer, setups: Mapping[int, Setup], title: str = "") -> dict[str, Any]:
     # Not its name: the next session gets one of its own.
     options = LaunchRequest.of(replace(asked, name="")).as_options()
     words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
     if asked.time_limit_s:
         words.append(hours_minutes(asked.time_limit_s))
-    return _choice(_name(asked.image, offer), words, fields_of(options), options)
+    if asked.setup:
+        words.append("own variables or script")
+    fields = fields_of(options)
+    image = _name(asked.image, offer)
+    return _choice(
+        title or image,
+        [image, *words] if title else words,
+        fields | setup_fields(fields["setup"], setups),
+        options,
+    )
+
+
+def setup_fields(setup: str, setups: Mapping[int, Setup]) -> dict[str, str]:
+    """Return the form's fields of a saved setup: variables by their names alone, which keep their values."""
+    found = setups.get(int(setup)) if setup.isascii() and setup.isdigit() else None
+    if found is None:
+        return {"variables": "", "script": ""}
+    return {"variables": names_text(found.variables), "script": found.script}
 
 
 def _name(slug: str, offer: Offer) -> str:

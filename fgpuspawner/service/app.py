@@ -20,7 +20,7 @@ from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.metrics import REQUESTS
 from fgpuspawner.service.openapi import document
-from fgpuspawner.service.pages import cluster_map, history, private_images, sessions
+from fgpuspawner.service.pages import cluster_map, history, presets, private_images, sessions
 from fgpuspawner.service.pages.base import NoPage
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"resize/{ID}", sessions.ResizePage),
     (f"rename/{ID}", sessions.RenameSessionPage),
     (f"log/{ID}", sessions.LogPage),
+    ("presets/", presets.PresetsPage),
     ("map", cluster_map.MapPage),
     ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),
@@ -86,6 +87,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"sessions/{ID}/image", images_api.SaveSession),
     (f"sessions/{ID}/meter", sessions_api.SessionMeter),
     (f"sessions/{ID}/log", sessions_api.SessionLog),
+    (f"sessions/{ID}/setup", sessions_api.SessionSetup),
     (f"sessions/{ID}/receipt", past_api.OneReceipt),
     ("meters", sessions_api.Meters),
     ("history", past_api.History),

@@ -29,7 +29,11 @@ class NavigationEntry:
 
 
 PAGES = (
-    NavigationEntry("", "Sessions", also=("end", "keep", "park", "wake", "extend", "resize", "save")),
+    NavigationEntry(
+        "",
+        "Sessions",
+        also=("end", "keep", "park", "wake", "extend", "resize", "rename", "log", "presets", "save"),
+    ),
     NavigationEntry("map", "Cluster map"),
     NavigationEntry("history", "History"),
     NavigationEntry("private-images", "My images", of_saved=True),

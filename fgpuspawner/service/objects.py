@@ -263,6 +263,13 @@ class SessionLog(Answer):
     lines: list[str]
 
 
+class SessionSetup(Answer):
+    """A session's own variables and start script, for the session itself only."""
+
+    variables: dict[str, str]
+    script: str
+
+
 class SessionMeter(Answer):
     """``every_s`` is the distance of points; a larger one is a gap."""
 

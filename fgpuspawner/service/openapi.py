@@ -258,6 +258,12 @@ CALLS = (
         objects.SessionLog,
         number("lines", 1000, "how many of the last lines; 200 by default"),
     ),
+    call(
+        "GET /sessions/{id}/setup",
+        "sessionSetup",
+        "A session's own variables and start script, for its server's token only",
+        objects.SessionSetup,
+    ),
     call("GET /sessions/{id}/receipt", "receipt", "A session's receipt", objects.OneReceipt),
     call("GET /meters", "meters", "GPU use of running sessions", objects.Meters, ALL),
     call(

@@ -26,6 +26,8 @@ from fgpu_scheduler import (
     Resizes,
     Session,
     SessionState,
+    Setup,
+    Setups,
     StaleVersion,
     Store,
     StoreUnavailable,
@@ -211,7 +213,26 @@ async def session_log(handler: Handler, session_id: str, *, lines: int) -> list[
     if status != HTTPStatus.OK:
         raise Problem(503, "no_log", "the session's log cannot be read now; try again in a moment")
     await audit_action(handler, session, "session.log")
-    return shown_lines(text, most=lines)
+    setup = await handler.service.reader.read_store(
+        lambda store: Setups(store).get(session.request.setup, session.request.user)
+    )
+    return shown_lines(text, most=lines, secrets=[] if setup is None else setup.variables.values())
+
+
+async def session_setup(handler: Handler, session_id: str) -> Setup:
+    """Return the variables and script of a live session to the session itself: nobody else gets the values."""
+    session = await handler.visible_session(session_id)
+    asked = session.request
+    if not is_mine(session, handler.viewer) or handler.viewer.server_name != asked.server_name:
+        raise forbidden("only the session itself gets its variables and script")
+    found = None
+    if session.state not in ENDED:
+        found = await handler.service.reader.read_store(
+            lambda store: Setups(store).get(asked.setup, asked.user)
+        )
+    if found is None:
+        raise Problem(404, "no_setup", "this session has no variables or script of its own")
+    return found
 
 
 def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:

@@ -206,6 +206,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if self._session is not None and self._session.placement is not None:
             env.update(self._slice_environment())
             env["FGPU_SERVICE_URL"] = self.runtime.settings.service_url()
+            if self._session.request.setup:
+                env["FGPU_SETUP"] = str(self._session.request.setup)
         return env
 
     def _slice_environment(self) -> dict[str, str]:
@@ -275,9 +277,17 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         await self.runtime.ready()
         # A start that was cancelled just now may have left a launch: a server has one at a time.
         await self._cancel_launch()
+        options = dict(self.user_options or {})
+        self.forget_values()
         try:
             waiting = await self.runtime.queue.patiently(self._waiting_request)
-            wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer(), waiting)
+            wanted, accepted = parse_to_start(options, self.offer(), waiting)
+            wanted = await self.with_saved_setup(wanted)
+            if wanted.setup and options.get("setup") != wanted.setup:
+                # A start again has the same variables and script.
+                self.user_options = {**self.user_options, "setup": wanted.setup}
+                self.orm_spawner.user_options = self.user_options
+                self.user.db.commit()
             if accepted:
                 self.refuse_others_answer(wanted.image)
                 await self._accept_image(accepted)

@@ -15,12 +15,24 @@ from typing import Any
 from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import HasTraits, default
 
-from fgpu_scheduler import Banner, History, Node, Notice, Refusal, Session, StoreUnavailable
+from fgpu_scheduler import (
+    Banner,
+    History,
+    Node,
+    Notice,
+    OwnPresets,
+    Refusal,
+    Session,
+    Setup,
+    Setups,
+    StoreUnavailable,
+)
 from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
-from fgpuspawner.form.offer import Offer, Refused
+from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
+from fgpuspawner.form.own_setup import GIVEN
 from fgpuspawner.hub.hub_handlers import actor_name
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.spawner.failures import NEXT_STEP, end_words, last_end, last_failure
@@ -43,6 +55,8 @@ class RecentSessions:
 
     sessions: Sequence[Session] = ()
     advice: Mapping[str, Advice] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    setups: Mapping[int, Setup] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -127,6 +141,8 @@ class LaunchFormSpawner(HasTraits):
             again=again,
             next_step=NEXT_STEP[failed.end_cause] if failed is not None and failed.end_cause else "",
             notice=await self.announcement(),
+            own_presets=recent.presets,
+            setups=recent.setups if self._asked_by_owner() else None,
         )
 
     def refuse_others_answer(self, image: str) -> None:
@@ -138,12 +154,55 @@ class LaunchFormSpawner(HasTraits):
         Raises:
             Refused: the answer is not in a request of the owner.
         """
-        asker = None if self.handler is None else self.handler.current_user
-        said_now = asker is not None and ACCEPT_IMAGE.encode() in self.handler.request.body
-        if said_now and actor_name(asker, other_than=self.user.name) is None:
+        if self._asked_by_owner(ACCEPT_IMAGE):
             return
         message = f"image: only {self.user.name} can accept {image}, on the page My images or with a start of their own"
         raise Refused([Refusal("image", "others_answer", message)])
+
+    def _asked_by_owner(self, *said: str) -> bool:
+        """Return whether the current request is of the user, and its body has one of these names, if any."""
+        asker = None if self.handler is None else self.handler.current_user
+        if asker is None or actor_name(asker, other_than=self.user.name) is not None:
+            return False
+        return not said or any(name.encode() in self.handler.request.body for name in said)
+
+    async def with_saved_setup(self, wanted: LaunchRequest) -> LaunchRequest:
+        """Store the given variables and script, and return the request with the id of what is stored.
+
+        Only the user gives them: the script runs as the user. Stored options do not count, as others may have written
+        them.
+
+        Raises:
+            Refused: they are another user's, or are no longer saved.
+        """
+        own, user, setups = wanted.own, self.user.name, Setups(self.runtime.store)
+        if own is not None and not own.script and not own.variables:
+            return replace(wanted, setup=0, own=None)
+        read = lambda: asyncio.to_thread(setups.get, wanted.setup, user)  # noqa: E731
+        saved = await self.runtime.queue.patiently(read) if wanted.setup else None
+        if wanted.setup and saved is None:
+            message = "setup: it is no longer saved; give the variables and the script again"
+            raise Refused([Refusal("setup", "no_setup", message, nearest="0")])
+        if own is None:
+            return wanted
+        if not self._asked_by_owner(*GIVEN):
+            message = f"variables: only {user} gives variables and a script to their own sessions"
+            raise Refused([Refusal("variables", "others_setup", message)])
+        before = {} if saved is None else saved.variables
+        variables = {n: before.get(n) if value is None else value for n, value in own.variables.items()}
+        if (missing := next((n for n, value in variables.items() if value is None), None)) is not None:
+            message = f"variables: {missing} has no saved value; write {missing}=value"
+            raise Refused([Refusal("variables", "no_value", message)])
+        values, now_s = {n: value for n, value in variables.items() if value is not None}, int(time.time())
+        put = lambda: asyncio.to_thread(setups.put, user, values, own.script, now_s=now_s)  # noqa: E731
+        return replace(wanted, setup=await self.runtime.queue.patiently(put), own=None)
+
+    def forget_values(self) -> None:
+        """Take variables and script out of the server's options, which the Hub stores and shows to administrators."""
+        if any(name in (self.user_options or {}) for name in GIVEN):
+            self.user_options = {k: v for k, v in self.user_options.items() if k not in GIVEN}
+            self.orm_spawner.user_options = self.user_options
+            self.user.db.commit()
 
     def most_sessions(self, most: int) -> int:
         """Return how many of ``most`` sessions one request may start: each but the first needs a named server."""
@@ -227,6 +286,8 @@ class LaunchFormSpawner(HasTraits):
                 images=self.runtime.catalogue.images,
                 devices=[device for node in nodes for device in node.devices],
             ),
+            OwnPresets(store).of(user),
+            Setups(store).of(user),
         )
 
     async def get_options_form(self) -> str:
@@ -243,9 +304,9 @@ class LaunchFormSpawner(HasTraits):
         if AGAIN in query_data:
             _sent.set(SentForm({}, again=True))
             raise OnlyFilledIn
-        sent = SentForm(form.first_of(query_data), by_link=True)
-        # Following a link does not accept an image.
-        said = {name: values for name, values in query_data.items() if name != ACCEPT_IMAGE}
+        # Following a link neither accepts an image nor brings a script.
+        said = {name: values for name, values in query_data.items() if name not in (ACCEPT_IMAGE, *GIVEN)}
+        sent = SentForm(form.first_of(said), by_link=True)
         try:
             parse_to_start(read_fields(said), self.offer())
         except Refused as e:
@@ -257,10 +318,11 @@ class LaunchFormSpawner(HasTraits):
     def _default_options_from_form(self) -> Any:
         return self._read_form
 
-    def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
+    async def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
         _sent.set(SentForm(form.first_of(fields)))
         try:
             wanted, accepted = parse_to_start(read_fields(fields), self.offer())
+            wanted = await self.with_saved_setup(wanted)
             return wanted.as_options() | ({ACCEPT_IMAGE: accepted} if accepted else {})
         except Refused as e:
             show_refusals(e.refusals)

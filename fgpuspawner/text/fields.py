@@ -54,9 +54,12 @@ FIELDS = {
         Field("time_limit_s", "Time limit", "", 3600),
         Field("priority", "Priority", is_optional=True),
         Field("name", "Name", is_optional=True),
+        Field("setup", "Saved variables and script", is_optional=True),
+        Field("variables", "Variables", is_optional=True),
+        Field("script", "Start script", is_optional=True),
     )
 }
-NOT_OF_PRESETS = ("account", "time_limit_s", "memory_gib", "priority", "name")
+NOT_OF_PRESETS = ("account", "time_limit_s", "memory_gib", "priority", "name", "setup", "variables", "script")
 PRESET_FIELDS = tuple(name for name in FIELDS if name not in NOT_OF_PRESETS)
 """Fields that a preset may set."""
 

@@ -17,6 +17,7 @@ from jupyter_server.kernelspecs.handlers import KernelSpecResourceHandler
 from jupyter_server.kernelspecs.handlers import default_handlers as kernel_files
 from jupyter_server.utils import url_path_join
 from tornado import web
+from tornado.ioloop import IOLoop
 from traitlets import Bool, Float
 from traitlets.config import LoggingConfigurable
 
@@ -25,6 +26,7 @@ from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
 from .kernelspecs import KernelSpecs, first_kernel, named_kernels
+from .own_setup import VARIABLE, OwnSetup
 from .proof import Proof
 from .service_client import Refused, ServiceError
 from .status import SharedRead, StatusReader
@@ -83,6 +85,7 @@ class FGPUStatus(LoggingConfigurable):
         self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
         self.details = DetailsReader(self.reader.client, lambda: kernels_of(self.parent))
         self.kernel_socket: KernelSocket | None = None
+        self.own_setup: OwnSetup | None = None
         # The start counts as use: its user is about to do something.
         self.input_at_s = int(time.time())
         self.proof = Proof()
@@ -94,7 +97,8 @@ class FGPUStatus(LoggingConfigurable):
 
     async def payload(self) -> dict[str, Any]:
         """Return the status for the browser and the kernels; unreadable parts do not raise."""
-        return self.reader.payload(await self.shared.get())
+        payload = self.reader.payload(await self.shared.get())
+        return {**payload, "script": None if self.own_setup is None else self.own_setup.script}
 
     async def explanation(self, tried_mib: int | None) -> dict[str, Any]:
         """Return the cause of an out-of-memory error that has just happened."""
@@ -307,6 +311,17 @@ def load(server_app: Any) -> None:
     files = [(url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files]
     server_app.web_app.add_handlers(".*$", [*files, *own])
     offer_kernels(server_app)
+    if os.environ.get(VARIABLE):
+        slice_ = read_slice(os.environ)
+        status.own_setup = OwnSetup(
+            status.reader.client,
+            None if slice_ is None else slice_.session_id,
+            server_app.log,
+            server_app.root_dir,
+        )
+        status.own_setup.give_to(server_app)
+        # The loop runs later.
+        IOLoop.current().add_callback(status.own_setup.begin)
     try:
         # It lives as long as the server, and ends with its process.
         status.kernel_socket = KernelSocket(status.payload)

@@ -163,6 +163,15 @@ class ServiceClient:
         answer = await self._call("POST", f"sessions/{session_id}/{wish}")
         return parse("Session", answer.get("session"))
 
+    async def setup(self, session_id: int) -> dict[str, Any]:
+        """Return the session's own ``variables`` by name, and its start ``script``."""
+        answer = await self._call("GET", f"sessions/{session_id}/setup")
+        variables, script = answer.get("variables"), answer.get("script")
+        named = isinstance(variables, dict) and all(isinstance(value, str) for value in variables.values())
+        if not named or not isinstance(script, str):
+            raise malformed("variables and script are not of the type that docs/rest-api.md gives them")
+        return {"variables": variables, "script": script}
+
     async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
         """Ask for another amount of the session's GPU, and return the session once it has it.
 

@@ -447,4 +447,16 @@ from .store.quotas import (
     listed_quotas as listed_quotas,
 )
 from .store.retention import Retention as Retention
+from .store.setups import (
+    MOST_PRESETS as MOST_PRESETS,
+)
+from .store.setups import (
+    OwnPresets as OwnPresets,
+)
+from .store.setups import (
+    Setup as Setup,
+)
+from .store.setups import (
+    Setups as Setups,
+)
 from .store.store import Store as Store

@@ -19,6 +19,7 @@ from fgpuspawner.service.session_actions import (
     rename_session,
     resize_session,
     session_log,
+    session_setup,
     wake_session,
 )
 from fgpuspawner.text.logs import LINES_SHOWN, MOST_LINES
@@ -72,6 +73,13 @@ class SessionLog(Api):
         most = self.number("lines", default=LINES_SHOWN, least=1, most=MOST_LINES)
         lines = await session_log(self, session_id, lines=most)
         self.answer(objects.SessionLog(session_id=int(session_id), lines=lines))
+
+
+class SessionSetup(Api):
+    async def get(self, session_id: str) -> None:
+        found = await session_setup(self, session_id)
+        self.set_header("Cache-Control", "no-store")
+        self.answer(objects.SessionSetup(variables=dict(found.variables), script=found.script))
 
 
 class Keep(Api):

@@ -56,7 +56,8 @@ async function send() {
   old = false;
   const query = new URLSearchParams();
   for (const [name, value] of new FormData(root.closest("form"))) {
-    if (field(name)) { query.append(name, value); }
+    // Secrets stay in the form.
+    if (field(name) && !["setup", "variables", "script"].includes(name)) { query.append(name, value); }
   }
   let answer = await forecast(query, mine.signal);
   if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }

@@ -162,6 +162,26 @@ resizes = sa.Table(
     *_filled(sa.BigInteger, "asked_at_s"),
 )
 
+setups = sa.Table(
+    "fgpu_setups",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    *_filled(sa.Text, "user_name"),
+    # A JSON object of variables, with values that may be secrets, and the start script.
+    *_filled(sa.Text, "variables", "script"),
+    *_filled(sa.BigInteger, "used_at_s"),
+    sqlite_autoincrement=True,
+)
+
+own_presets = sa.Table(
+    "fgpu_own_presets",
+    metadata,
+    *_key(sa.Text, "user_name", "name"),
+    # A JSON object of launch options; a setup by its id.
+    *_filled(sa.Text, "options"),
+    *_filled(sa.BigInteger, "made_at_s"),
+)
+
 end_messages = sa.Table(
     "fgpu_end_messages",
     metadata,

@@ -73,7 +73,7 @@ LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
     "the options are image, group, account, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, "
-    "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name"
+    "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name, setup, variables, script"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [

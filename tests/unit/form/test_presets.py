@@ -179,6 +179,9 @@ def test_launch_fills_in_or_empties_every_field() -> None:
         "count": "1",
         "time_limit": "1:30",
         "name": "",
+        "setup": "",
+        "variables": "",
+        "script": "",
         "priority": "",
         "gpu_by": "memory",
     }
