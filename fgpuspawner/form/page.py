@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fgpu_scheduler import Notice, Refusal, Session, Setup, format_milli
+from fgpu_scheduler import Notice, Refusal, SavedSetup, Session, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import (
     SEARCH_FROM,
@@ -76,7 +76,7 @@ def render(
     next_step: str = "",
     notice: Notice | None = None,
     own_presets: Mapping[str, Mapping[str, object]] | None = None,
-    setups: Mapping[int, Setup] | None = None,
+    setups: Mapping[int, SavedSetup] | None = None,
 ) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
@@ -166,7 +166,7 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
     }
 
 
-def _values(offer: Offer, given: Mapping[str, str], setups: Mapping[int, Setup]) -> dict[str, str]:
+def _values(offer: Offer, given: Mapping[str, str], setups: Mapping[int, SavedSetup]) -> dict[str, str]:
     values: dict[str, str] = {
         **dict.fromkeys(FORM_FIELDS, ""),
         **_preselected(offer, given),

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import Request, Session, Setup, format_milli, memory_words
+from fgpu_scheduler import Request, SavedSetup, Session, format_milli, memory_words
 from fgpuspawner.form.offer import LaunchRequest, Offer, Refused
 from fgpuspawner.form.options import GPU_BY, parse
 from fgpuspawner.form.own_setup import names_text
@@ -40,7 +40,7 @@ def one_click(
     presets: Iterable[Mapping[str, object]],
     sessions: Iterable[Session],
     own_presets: Mapping[str, Mapping[str, object]] = {},
-    setups: Mapping[int, Setup] = {},
+    setups: Mapping[int, SavedSetup] = {},
 ) -> dict[str, list[dict[str, Any]]]:
     """Return presets and last launches: each with its text, the fields that it fills in, and a link."""
     # The newest launch of each set of options, newest first.
@@ -96,7 +96,9 @@ def _preset(preset: Mapping[str, object], wanted: LaunchRequest, offer: Offer) -
     return _choice(str(preset["name"]), words, fields, options)
 
 
-def _launch(asked: Request, offer: Offer, setups: Mapping[int, Setup], title: str = "") -> dict[str, Any]:
+def _launch(
+    asked: Request, offer: Offer, setups: Mapping[int, SavedSetup], title: str = ""
+) -> dict[str, Any]:
     # Not its name: the next session gets one of its own.
     options = LaunchRequest.of(replace(asked, name="")).as_options()
     words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
@@ -114,7 +116,7 @@ def _launch(asked: Request, offer: Offer, setups: Mapping[int, Setup], title: st
     )
 
 
-def setup_fields(setup: str, setups: Mapping[int, Setup]) -> dict[str, str]:
+def setup_fields(setup: str, setups: Mapping[int, SavedSetup]) -> dict[str, str]:
     """Return the form's fields of a saved setup: variables by their names alone, which keep their values."""
     found = setups.get(int(setup)) if setup.isascii() and setup.isdigit() else None
     if found is None:

@@ -24,9 +24,9 @@ from fgpu_scheduler import (
     NotExtended,
     NotResized,
     Resizes,
+    SavedSetup,
     Session,
     SessionState,
-    Setup,
     Setups,
     StaleVersion,
     Store,
@@ -219,7 +219,7 @@ async def session_log(handler: Handler, session_id: str, *, lines: int) -> list[
     return shown_lines(text, most=lines, secrets=[] if setup is None else setup.variables.values())
 
 
-async def session_setup(handler: Handler, session_id: str) -> Setup:
+async def session_setup(handler: Handler, session_id: str) -> SavedSetup:
     """Return the variables and script of a live session to the session itself: nobody else gets the values."""
     session = await handler.visible_session(session_id)
     asked = session.request

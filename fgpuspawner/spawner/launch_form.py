@@ -22,8 +22,8 @@ from fgpu_scheduler import (
     Notice,
     OwnPresets,
     Refusal,
+    SavedSetup,
     Session,
-    Setup,
     Setups,
     StoreUnavailable,
 )
@@ -56,7 +56,7 @@ class RecentSessions:
     sessions: Sequence[Session] = ()
     advice: Mapping[str, Advice] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    setups: Mapping[int, Setup] = field(default_factory=dict)
+    setups: Mapping[int, SavedSetup] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -454,7 +454,7 @@ from .store.setups import (
     OwnPresets as OwnPresets,
 )
 from .store.setups import (
-    Setup as Setup,
+    SavedSetup as SavedSetup,
 )
 from .store.setups import (
     Setups as Setups,

@@ -22,7 +22,7 @@ MOST_PRESETS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SavedSetup:
     """What a user gave to sessions: variables for kernels and terminals, and a script that runs at the start."""
 
     id: int
@@ -33,12 +33,12 @@ class Setup:
 class Setups(StorePart):
     """The setups of users."""
 
-    def get(self, setup_id: int, user: str) -> Setup | None:
+    def get(self, setup_id: int, user: str) -> SavedSetup | None:
         """Return a user's setup, or None; those of others do not exist."""
         with self._store.reading() as connection:
             return next((s for s in _of(connection, user) if s.id == setup_id), None)
 
-    def of(self, user: str) -> Mapping[int, Setup]:
+    def of(self, user: str) -> Mapping[int, SavedSetup]:
         """Return the setups of a user by id."""
         with self._store.reading() as connection:
             return {setup.id: setup for setup in _of(connection, user)}
@@ -87,14 +87,14 @@ class OwnPresets(StorePart):
             connection.execute(delete(own_presets).where(*own))
 
 
-def _of(connection: Connection, user: str) -> list[Setup]:
+def _of(connection: Connection, user: str) -> list[SavedSetup]:
     """Return a user's setups, the last used one first."""
     own = (
         select(setups)
         .where(setups.c.user_name == user)
         .order_by(setups.c.used_at_s.desc(), setups.c.id.desc())
     )
-    return [Setup(row.id, json.loads(row.variables), row.script) for row in connection.execute(own)]
+    return [SavedSetup(row.id, json.loads(row.variables), row.script) for row in connection.execute(own)]
 
 
 def _presets(connection: Connection, user: str) -> dict[str, dict[str, Any]]:
