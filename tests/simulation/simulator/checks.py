@@ -352,7 +352,7 @@ def on_gpu_without_shares(after: dict[int, Session], containers: Sequence[Contai
 
 
 def over_host_memory(now: Snapshot) -> Iterator[str]:
-    """Parked sessions have no more memory of a node than it has for them."""
+    """The parked sessions of a node fit into its memory for them."""
     for node in now.nodes:
         there = [s for s in now.sessions if s.placement is not None and s.placement.node_id == node.id]
         parked_mib = sum(s.parked_mib for s in there)
