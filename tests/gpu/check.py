@@ -128,6 +128,7 @@ PARTS = {
     "shares": Part(65, "shares of 10 to 75 %, alone, with kernels of one length"),
     "elastic": Part(30, "compute that is lent: an owner who comes back"),
     "frameworks": Part(70, "PyTorch, JAX, CuPy: out of memory at the slice, and they go on"),
+    "park": Part(95, "parked sessions: 2 and 16 GiB to the host and back, and their calls meanwhile"),
     "mixed": Part(75, "shares beside others: kernels of other lengths, several processes"),
     "cells": Part(85, "cells of notebooks with work for 10 % of the time, compute lent", word="[10]"),
     "overhead": Part(50, "memory that nobody charged: programs, frameworks, stacks"),
