@@ -102,7 +102,7 @@ class Resizer:
         for session in sessions:
             if session.state is SessionState.RUNNING and self._isolation.resizes(session) is None:
                 try:
-                    await asyncio.to_thread(self._as_recorded, session)
+                    await self._as_recorded(session)
                 except (FGPUError, OSError) as e:
                     log.error(
                         "Session %d: its limits could not be compared with its record: %s", session.id, e
@@ -150,7 +150,7 @@ class Resizer:
         if fixed is not None:
             raise ResizeRefused(f"This session can't be resized: {fixed}.")
         # Repair what a crashed Hub left first.
-        await asyncio.to_thread(self._as_recorded, session)
+        await self._as_recorded(session)
         would = await self._queue.resizable(session.id, request.amount)
         if isinstance(would, NotResized):
             raise await self._refused(would, session, request.amount)
@@ -209,7 +209,7 @@ class Resizer:
             if isinstance(found, NotResized):
                 raise await self._refused(found, session, amount)
         except ResizeRefused:
-            await asyncio.to_thread(self._isolation.resize, session)
+            await self._restore(session)
             raise
 
     async def _settled_mib(self, session: Session, most_mib: int) -> int:
@@ -243,11 +243,17 @@ class Resizer:
         world = await self._queue.snapshot()
         return ResizeRefused(not_resized_words(why, session, amount, world, step_milli=self._step_milli))
 
-    def _as_recorded(self, session: Session) -> None:
-        found = limits.read(self._isolation.folder(session.id))
+    async def _as_recorded(self, session: Session) -> None:
+        found = await asyncio.to_thread(limits.read, self._isolation.folder(session.id))
         if len(found.devices) == 1 and limits.resized(found, session, ()) != found:
             log.warning("Session %d: its limits are not those of its record; they are now", session.id)
-            self._isolation.resize(session)
+            await self._restore(session)
+
+    async def _restore(self, session: Session) -> None:
+        """Put a session's record in force again: in its limits, and where its driver limits memory, there too."""
+        held_to = await asyncio.to_thread(self._isolation.resize, session)
+        for problem in await self._asked(session, held_to):
+            log.error("Session %d has its slice again, and that is not in force: %s", session.id, problem)
 
 
 def _share(session: Session) -> Share:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, Session
-from fgpuspawner.isolation import lending
+from fgpuspawner.isolation import facts, lending
 from fgpuspawner.isolation.base import IN_CONTAINER, Backend, CannotPrepare, Mount, Prepared, in_folder
 from fgpuspawner.isolation.files import (
     UnsafeFolder,
@@ -24,14 +23,14 @@ from fgpuspawner.isolation.native import MOST_DEVICES, NOT_BUILT, mapped_as
 from fgpuspawner.isolation.nvml_reader import NVML, NvmlReader, NvmlUnknown
 from fgpuspawner.isolation.report import ProbeReport, missing_library, problems, wrong_preload
 
-log = logging.getLogger("fgpu.isolation")
-
 MIB = 2**20
 MIG_PREFIX = "MIG-"
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
 OPENCL = "opencl"
 """File in a session's folder that makes libfgpu allow NVIDIA's OpenCL."""
+NO_LIMIT = 2**64 - 1
+"""NVML_DEVICE_MEMORY_LIMIT_MAX."""
 REGION_BYTES = 2 << 20
 """Size of the accounting file, in which libfgpu counts what a session's processes hold: isolation/libfgpu/region.h."""
 
@@ -183,12 +182,11 @@ class Mps(Interposer):
 class DriverCgroup(Interposer):
     """The driver limits memory by cgroup (r615 and newer); libfgpu limits managed memory and compute.
 
-    The hook of the NVIDIA container toolkit sets the driver's limit.
+    The Hub sets the limit through NVML before a session is handed out, and at each change of its slice. It sets no soft
+    limit: that is a reservation, and a cgroup that ends with one leaves it with its parents.
     """
 
     name = "driver-cgroup"
-    resizes = False
-    parks = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         if any(d.simulated for d in devices):
@@ -202,46 +200,36 @@ class DriverCgroup(Interposer):
             return f"{driver} has no memory limits for cgroups; r615 or newer has"
         if not self.host.cgroup_v2:
             return "this machine does not use cgroup v2"
+        if not self.host.as_root:
+            return "the Hub does not run as root, and only root may set the driver's limits"
         return super().available(devices)
 
-    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
-        """Prepare for libfgpu, and request the driver's limit from the toolkit's hook."""
-        prepared = super().prepare(session, devices, neighbours)
-        parts = [limit.memory_mib for limit in prepared.limits.devices if not limit.whole]
-        if not parts:
-            # Whole devices need no limit, and the hook takes one amount for all devices.
-            return prepared
-        # The hook does nothing unless both are set.
-        names = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-        return prepared.plus(environment=dict.fromkeys(names, str(min(parts))))
-
     async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
-        """Ask the driver: the probe cannot tell, since libfgpu shows the session its limits in any case.
+        """Set the driver's limits of the session's cgroup, and read them back.
 
-        An unanswered question is only logged, because libfgpu limits the session too.
+        The probe cannot tell, since libfgpu shows the session its limits in any case.
         """
+        if cgroup is None:
+            return ["the session's cgroup is not known, so the driver cannot limit its memory"]
+        path = f"{facts.CGROUP_V2.parent}{cgroup}"
         reader = NvmlReader(NVML)
         try:
-            parts = [limit for limit in limits.devices if not limit.whole]
-            return [p for limit in parts if (p := await _problem(reader, limit, cgroup)) is not None]
+            return [p for limit in limits.devices if (p := await _set(reader, limit, path)) is not None]
         finally:
             reader.close()
 
 
-async def _problem(reader: NvmlReader, limit: DeviceLimit, cgroup: str | None) -> str | None:
-    trouble: object = "the session's cgroup is not known"
-    # It depends on the driver whether it takes a path below the cgroup root or an absolute one.
-    for path in (cgroup, f"/sys/fs/cgroup{cgroup}") if cgroup is not None else ():
-        try:
-            hard = (await reader.ask({"do": "cgroup", "uuid": limit.uuid, "cgroup": path}))["hard_limit"]
-        except NvmlUnknown as e:
-            trouble = e
-            continue
-        if 0 < hard <= limit.memory_mib * MIB:
-            return None
-        return (
-            f"the driver does not hold the session to {limit.memory_mib} MiB of GPU {limit.uuid}; the NVIDIA container "
-            "toolkit must be 1.20.1 or newer, with its hook apply-cuda-memory-limits"
-        )
-    log.warning("The driver's limit of GPU %s could not be read: %s", limit.uuid, trouble)
-    return None
+async def _set(reader: NvmlReader, limit: DeviceLimit, path: str) -> str | None:
+    """Have the driver hold a cgroup to a limit; return what is wrong if it does not."""
+    hard = NO_LIMIT if limit.whole else limit.memory_mib * MIB
+    try:
+        found = await reader.ask({"do": "limit", "uuid": limit.uuid, "cgroup": path, "hard_limit": hard})
+        wrong = None if found == {"soft_limit": 0, "hard_limit": hard} else f"its limits are {found}"
+    except NvmlUnknown as e:
+        wrong = str(e)
+    if wrong is None:
+        return None
+    return (
+        f"the driver does not hold the session to {limit.memory_mib} MiB of GPU {limit.uuid} ({wrong}); with "
+        f'c.FGPU.isolation = "interposer" libfgpu alone would'
+    )

@@ -85,10 +85,10 @@ class Host:
     """What this machine offers for isolation, found once when the Hub starts.
 
     ``own_root``: sessions have their own root file system, as containers do. ``memory_limits``: the driver can limit
-    the memory of a cgroup. ``context_mib`` is the size of a CUDA context by UUID. ``elsewhere``: this is another
-    machine, known only from its engine. ``opencl``: sessions may use NVIDIA's OpenCL. ``lends``: idle sessions lend
-    their compute; with it a session gets at most ``most_percent``. ``parks``: idle sessions may be parked, so each gets
-    the word by which it asks for its GPU again.
+    the memory of a cgroup. ``as_root``: the Hub runs as root. ``context_mib`` is the size of a CUDA context by UUID.
+    ``elsewhere``: this is another machine, known only from its engine. ``opencl``: sessions may use NVIDIA's OpenCL.
+    ``lends``: idle sessions lend their compute; with it a session gets at most ``most_percent``. ``parks``: idle
+    sessions may be parked, so each gets the word by which it asks for its GPU again.
     """
 
     data: Path
@@ -98,6 +98,7 @@ class Host:
     commands: Path | None = None
     driver: str = ""
     memory_limits: bool = False
+    as_root: bool = False
     cgroup_v2: bool = False
     mps_pipe: Path | None = None
     mps_trouble: str | None = None
@@ -176,7 +177,10 @@ class Backend:
         return []
 
     async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
-        """Return where the driver does not enforce the limits of the session's cgroup, a path below the cgroup root."""
+        """Put the limits of the session's cgroup, a path below the cgroup root, in force in the driver.
+
+        Returns where it does not enforce them.
+        """
         return []
 
     @property

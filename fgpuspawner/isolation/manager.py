@@ -48,6 +48,7 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         accounting=accounting,
         driver=str(driver.get("driver", "")),
         memory_limits=bool(driver.get("memory_limits")),
+        as_root=os.geteuid() == 0,
         cgroup_v2=facts.CGROUP_V2.exists(),
         mps_pipe=pipe,
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,

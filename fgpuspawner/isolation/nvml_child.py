@@ -10,7 +10,8 @@ null, mean percent or null, most percent or null, pid in its session, name or nu
 ``{"do": "health", "uuids": [...]}`` -> ``{"devices": {uuid: {"use_percent": 12, "memory_used_bytes": ...,
 "temperature_c": 45, "power_mw": ..., "power_limit_mw": ..., "ecc_errors": 0, "xid": ...}}}``, each null where NVML does
 not tell; ``xid`` is the newest error since the question before, 0 for none
-``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
+``{"do": "limit", "uuid": ..., "cgroup": ..., "hard_limit": bytes}`` -> ``{"soft_limit": 0, "hard_limit": bytes}``: sets
+a cgroup's limits, without a soft one, and reads them back
 ``{"do": "cgroups", "pids": [...]}`` -> ``{"cgroups": {pid: text of /proc/PID/cgroup}}``, of those that live
 ``{"do": "context", "uuid": ...}`` -> ``{"mib": 411}``, the size of a CUDA context, which this process then makes
 
@@ -322,11 +323,15 @@ class Nvml:
             if size > 1 << 20:
                 raise NvmlFailed(f"{name}: more than a million processes")
 
-    def cgroup(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer "cgroup": the driver's hard limit of a cgroup, in bytes; 0 is none."""
-        limits = MemoryLimits(question["cgroup"].encode(), 0, 0, 0)
-        self.call("nvmlDeviceGetMemoryLimits_v1", self.handle(question["uuid"]), ctypes.byref(limits))
-        return {"hard_limit": limits.hard_limit}
+    def limit(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer "limit": set a cgroup's hard limit, in bytes, and return its limits."""
+        path, handle = question["cgroup"].encode(), self.handle(question["uuid"])
+        # nvmlSetMemoryLimits_v1_t is the beginning of the other structure.
+        limits = MemoryLimits(path, 0, question["hard_limit"], 0)
+        self.call("nvmlDeviceSetMemoryLimits_v1", handle, ctypes.byref(limits))
+        found = MemoryLimits(path, 0, 0, 0)
+        self.call("nvmlDeviceGetMemoryLimits_v1", handle, ctypes.byref(found))
+        return {"soft_limit": found.soft_limit, "hard_limit": found.hard_limit}
 
     def cgroups(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer "cgroups": the cgroup of each process that lives."""
@@ -367,7 +372,7 @@ class Nvml:
 
 TASKS = {
     task.__name__: task
-    for task in (Nvml.facts, Nvml.devices, Nvml.uses, Nvml.health, Nvml.cgroup, Nvml.cgroups, Nvml.context)
+    for task in (Nvml.facts, Nvml.devices, Nvml.uses, Nvml.health, Nvml.limit, Nvml.cgroups, Nvml.context)
 }
 
 

@@ -252,7 +252,7 @@ static bool cgroups_allow(const struct machine_device *device, uint64_t bytes)
         if (limit != LEDGER_NO_LIMIT && cgroup_used(device, cgroup) + bytes > limit)
             return false;
     }
-    return true;
+    return ledger_used(device) + cgroup_reserved(device, own()) + bytes <= device->memory_bytes;
 }
 
 bool ledger_take(const struct machine_device *device, uint64_t bytes)

@@ -182,6 +182,10 @@ uint64_t cgroup_inode(const char *path);
 /* The hard limit of exactly this cgroup on the device, LEDGER_NO_LIMIT without one. */
 uint64_t cgroup_limit(const struct machine_device *device, uint64_t cgroup);
 
+/* What other cgroups' soft limits keep from this process: their memory that is not taken. A cgroup that was removed with
+ * a soft limit keeps it, as its parents do with kernels from 6.14 on. */
+uint64_t cgroup_reserved(const struct machine_device *device, const struct ledger_slot *slot);
+
 /* What the live processes at or below the cgroup hold of the device. */
 uint64_t cgroup_used(const struct machine_device *device, uint64_t cgroup);
 

@@ -82,6 +82,14 @@ uint64_t cgroup_limit(const struct machine_device *device, uint64_t cgroup)
     return LEDGER_NO_LIMIT;
 }
 
+static bool is_below(const struct ledger_slot *slot, uint64_t cgroup)
+{
+    bool below = false;
+    for (unsigned level = 0; level < LEDGER_CGROUPS; level++)
+        below = below || atomic_load(&slot->cgroups[level]) == cgroup;
+    return below;
+}
+
 uint64_t cgroup_used(const struct machine_device *device, uint64_t cgroup)
 {
     struct ledger *ledger = ledger_mapped();
@@ -89,11 +97,22 @@ uint64_t cgroup_used(const struct machine_device *device, uint64_t cgroup)
     for (unsigned i = 0; i < atomic_load(&ledger->header.watermark); i++) {
         struct ledger_slot *slot = &ledger->slots[i];
         uint64_t bytes = ledger_held(slot, device->block);
-        bool below = false;
-        for (unsigned level = 0; bytes && level < LEDGER_CGROUPS; level++)
-            below = below || atomic_load(&slot->cgroups[level]) == cgroup;
-        if (below && ledger_owner(i) >= 0)
+        if (bytes && is_below(slot, cgroup) && ledger_owner(i) >= 0)
             sum += bytes;
+    }
+    return sum;
+}
+
+uint64_t cgroup_reserved(const struct machine_device *device, const struct ledger_slot *slot)
+{
+    struct ledger *ledger = ledger_mapped();
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < LEDGER_LIMITS; i++) {
+        uint64_t cgroup = atomic_load(&ledger->limits[i].cgroup);
+        uint64_t soft = cgroup ? atomic_load(&ledger->limits[i].devices[device->block].soft) : 0;
+        uint64_t used = soft ? cgroup_used(device, cgroup) : 0;
+        if (soft > used && !is_below(slot, cgroup))
+            sum += soft - used;
     }
     return sum;
 }

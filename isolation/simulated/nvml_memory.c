@@ -247,7 +247,7 @@ static struct ledger_limit *limit_of(uint64_t cgroup, bool make, const char *pat
         if (atomic_load(&ledger->limits[i].cgroup) == 0) {
             struct ledger_limit *limit = &ledger->limits[i];
             for (unsigned block = 0; block < MACHINE_DEVICES; block++) {
-                atomic_store(&limit->devices[block].soft, LEDGER_NO_LIMIT);
+                atomic_store(&limit->devices[block].soft, 0);
                 atomic_store(&limit->devices[block].hard, LEDGER_NO_LIMIT);
             }
             strncpy(limit->path, path, sizeof limit->path - 1);
@@ -261,7 +261,7 @@ static struct ledger_limit *limit_of(uint64_t cgroup, bool make, const char *pat
 static bool unlimited(struct ledger_limit *limit)
 {
     for (unsigned block = 0; block < MACHINE_DEVICES; block++)
-        if (atomic_load(&limit->devices[block].soft) != LEDGER_NO_LIMIT ||
+        if (atomic_load(&limit->devices[block].soft) != 0 ||
             atomic_load(&limit->devices[block].hard) != LEDGER_NO_LIMIT)
             return false;
     return true;
@@ -307,10 +307,10 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t handle, nvmlG
         return NVML_ERROR_INVALID_ARGUMENT;
     const uint64_t cgroup = cgroup_inode(limits->nameSpace);
     const struct ledger_limit *limit = cgroup ? limit_of(cgroup, false, NULL) : NULL;
-    if (!limit)
+    if (!cgroup)
         return NVML_ERROR_NOT_FOUND;
-    limits->softLimit = atomic_load(&limit->devices[device->block].soft);
-    limits->hardLimit = atomic_load(&limit->devices[device->block].hard);
+    limits->softLimit = limit ? atomic_load(&limit->devices[device->block].soft) : 0;
+    limits->hardLimit = limit ? atomic_load(&limit->devices[device->block].hard) : LEDGER_NO_LIMIT;
     limits->currentUsed = cgroup_used(device, cgroup);
     return NVML_SUCCESS;
 }

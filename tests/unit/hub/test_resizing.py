@@ -86,6 +86,7 @@ class Lab:
         self.queue = OneSession(self.store, session.id)
         self.held_mib = 0
         self.problems: Sequence[str] = ()
+        self.driver_mib = 4096
         self.seen: list[tuple[int, int]] = []
         """At each look inside: what the file and what the record allow, in MiB."""
 
@@ -119,6 +120,8 @@ class Lab:
 
         async def problems(session: Session, held_to: Limits) -> Sequence[str]:
             self.look()
+            # Where the driver limits memory, it is told with the question.
+            self.driver_mib = held_to.devices[0].memory_mib
             return self.problems
 
         resizer = Resizer(
@@ -160,7 +163,7 @@ async def test_growth_is_recorded_before_the_limits_file_changes(lab: Lab) -> No
 
 async def test_shrinking_changes_the_limits_file_before_the_record(lab: Lab) -> None:
     assert await lab.ask(200) == (ResizeState.DONE, None)
-    assert (lab.file_mib, lab.record_mib) == (1536, 1536)
+    assert (lab.file_mib, lab.record_mib, lab.driver_mib) == (1536, 1536, 1536)
     assert (1536, 4096) in lab.seen
 
 
@@ -180,18 +183,20 @@ async def test_unproved_resize_is_undone(lab: Lab, milli: int) -> None:
     state, message = await lab.ask(milli)
     assert state is ResizeState.REFUSED
     assert "could not be put in force (CUDA reported 1 MiB)" in (message or "")
-    assert (lab.file_mib, lab.record_mib) == (4096, 4096)
+    assert (lab.file_mib, lab.record_mib, lab.driver_mib) == (4096, 4096, 4096)
 
 
 async def test_limits_file_is_restored_after_a_crash_before_the_record(lab: Lab) -> None:
     lab.queue.fails = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
         await lab.ask(200)
-    assert (lab.file_mib, lab.record_mib) == (1536, 4096), "smaller than it may be, which harms nobody else"
+    assert (lab.file_mib, lab.record_mib, lab.driver_mib) == (1536, 4096, 1536), (
+        "smaller than it may be, which harms nobody else"
+    )
     lab.queue.fails = None
     lab.held_mib = 4000
     assert (await lab.act())[0] is ResizeState.REFUSED
-    assert (lab.file_mib, lab.record_mib) == (4096, 4096)
+    assert (lab.file_mib, lab.record_mib, lab.driver_mib) == (4096, 4096, 4096)
 
 
 async def test_record_is_put_in_force_after_a_crash_before_the_file(lab: Lab) -> None:

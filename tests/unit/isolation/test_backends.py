@@ -37,7 +37,7 @@ GPU = Device("GPU-1f", "lab", 0, "NVIDIA A100", 40960, 2000)
 MIG = replace(GPU, uuid="MIG-2a", model="NVIDIA A100 MIG 1g.5gb", memory_mib=4864)
 SIMULATED = Device("GPU-simulated-lab-0", "lab", 0, "Simulated GPU 8192 MiB", 8192, 2000, True)
 R580: dict[str, Any] = {"driver": "580.65", "cgroup_v2": True}
-R615: dict[str, Any] = {"driver": "615.71", "memory_limits": True, "cgroup_v2": True}
+R615: dict[str, Any] = {"driver": "615.71", "memory_limits": True, "cgroup_v2": True, "as_root": True}
 
 
 def node(*devices: Device) -> Node:
@@ -86,6 +86,7 @@ def test_the_settings_know_every_backend() -> None:
         ([GPU], R580, "interposer", "not driver-cgroup: driver 580.65 has no memory limits for cgroups"),
         ([GPU], R615, "driver-cgroup", "not mig: GPU-1f is not a MIG instance"),
         ([GPU], {**R615, "cgroup_v2": False}, "interposer", "this machine does not use cgroup v2"),
+        ([GPU], {**R615, "as_root": False}, "interposer", "the Hub does not run as root"),
         (
             [GPU],
             {**R615, "own_root": False},
@@ -342,52 +343,48 @@ def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Ho
     assert (own / "simulated").resolve() == host.data / "simulated" / "lab"
 
 
-def test_the_toolkits_hook_is_asked_for_the_drivers_limit_by_both_names(prepare: Prepare) -> None:
+def test_driver_that_limits_memory_is_not_asked_through_the_environment(prepare: Prepare) -> None:
     prepared = prepare("driver-cgroup", **R615)
-    assert prepared.environment == {
-        "NVIDIA_GPU_MEMORY_REQUEST": "10240",
-        "NVIDIA_GPU_MEMORY_LIMIT": "10240",
-    }
-    assert set(by_target(prepared)) == STAYS, "libfgpu holds what the driver leaves out"
-
-
-def test_whole_devices_need_no_limit_of_the_drivers(prepare: Prepare) -> None:
-    small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
-    assert prepare("driver-cgroup", GPU, small, milli=2000, **R615).environment == {}
+    assert prepared.environment == {}, "the toolkit's hook would make a reservation that outlives the session"
+    assert set(by_target(prepared)) == LIBFGPU, "libfgpu holds what the driver leaves out"
+    assert (prepared.files[0].parent / "revision").is_file(), "its slice can change"
 
 
 @pytest.mark.parametrize(
-    ("answers", "problems"),
+    ("answer", "problems"),
     [
-        ([10240 * MIB], 0),
-        ([10000 * MIB], 0),
-        ([10241 * MIB], 1),
-        ([0], 1),
-        ([2**64 - 1], 1),
-        # It depends on the driver which of the two paths it knows.
-        ([NvmlUnknown("Not Found"), 10240 * MIB], 0),
-        ([NvmlUnknown("Not Found"), 0], 1),
-        ([NvmlUnknown("Not Found")] * 2, 0),
+        ({"soft_limit": 0, "hard_limit": 10240 * MIB}, 0),
+        ({"soft_limit": 10240 * MIB, "hard_limit": 10240 * MIB}, 1),
+        ({"soft_limit": 0, "hard_limit": 10241 * MIB}, 1),
+        ({"soft_limit": 0, "hard_limit": 2**64 - 1}, 1),
+        (NvmlUnknown("Insufficient Permissions"), 1),
     ],
 )
-async def test_the_driver_itself_is_asked_what_it_holds_the_cgroup_to(
-    prepare: Prepare, host: Host, monkeypatch: pytest.MonkeyPatch, answers: list[Any], problems: int
+async def test_driver_sets_a_hard_limit_without_a_reservation_and_reads_it_back(
+    prepare: Prepare, host: Host, monkeypatch: pytest.MonkeyPatch, answer: Any, problems: int
 ) -> None:
-    asked: list[str] = []
+    asked: list[Any] = []
 
     async def ask(reader: NvmlReader, question: Any) -> Any:
-        asked.append(question["cgroup"])
-        answer = answers[len(asked) - 1]
+        asked.append(question)
         if isinstance(answer, NvmlUnknown):
             raise answer
-        return {"hard_limit": answer}
+        return answer
 
     monkeypatch.setattr(NvmlReader, "ask", ask)
     backend = DriverCgroup(replace(host, **R615))
     found = await backend.driver_problems(prepare("driver-cgroup", **R615).limits, "/docker/1f")
     assert len(found) == problems
-    assert asked == ["/docker/1f", "/sys/fs/cgroup/docker/1f"][: len(answers)]
-    assert all("toolkit must be 1.20.1 or newer" in words for words in found)
+    assert all('c.FGPU.isolation = "interposer"' in words for words in found)
+    path = "/sys/fs/cgroup/docker/1f"
+    assert asked == [{"do": "limit", "uuid": "GPU-1f", "cgroup": path, "hard_limit": 10240 * MIB}]
+
+
+async def test_session_whose_cgroup_is_unknown_is_not_handed_out(prepare: Prepare, host: Host) -> None:
+    backend = DriverCgroup(replace(host, **R615))
+    assert await backend.driver_problems(prepare("driver-cgroup", **R615).limits, None) == [
+        "the session's cgroup is not known, so the driver cannot limit its memory"
+    ]
 
 
 def test_a_part_of_an_instance_is_held_by_libfgpu(prepare: Prepare) -> None:
