@@ -197,8 +197,10 @@ class Resizer:
         try:
             held_to = await asyncio.to_thread(self._isolation.resize, would)
             used_mib = await self._settled_mib(session, most_mib)
-            if used_mib <= most_mib and proves:
-                problems = await self._asked(would, held_to)
+            if used_mib <= most_mib:
+                # Without `proves` too: where the driver limits memory, this sets its limit.
+                found_problems = await self._asked(would, held_to)
+                problems = found_problems if proves else ()
             if used_mib > most_mib:
                 raise await self._in_use(session, used_mib)
             if problems:
