@@ -13,6 +13,7 @@
 #define PROBES 8
 #define ONE_BY_ONE 512 /* number of launches measured one by one after a surprise or a doubt */
 #define SAMPLE 8 /* one in this many doubts is examined */
+#define SLICE_NS UINT64_C(2000000) /* for which a GPU serves one process where several have work */
 #define SURPRISE_NS UINT64_C(200000)
 #define HELPED_NS (SLOTS_PERIOD_NS / 10) /* work that ends this soon after a launch was let through had waited for it */
 
@@ -210,11 +211,16 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
         doubt(&context->streams[batch->stream]);
     length = least;
     /* Work beyond its slot's end may have shared the device with a neighbour, each for half of the time. So expectation
-     * decides there too, unless it is wrong: a neighbour cannot more than double the time. */
-    bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
+     * decides there too, unless it is wrong: a neighbour cannot more than double the time. Lent times end every few
+     * milliseconds, and what is left of a kernel then may wait for a whole slice of the neighbour. Work that began in its
+     * own slot is charged for that, as a share has to be exact where nothing is lent. */
+    bool own = slots_entitled(context->slots, start + 1) > slots_entitled(context->slots, start);
+    uint64_t slice = context->lending.own != 0 && !own ? SLICE_NS : 0;
+    uint64_t doubtful = outside / 2 > slice ? outside / 2 : outside < slice ? outside : slice;
+    bool shared = outside > 0 && batch->known && length < 2 * batch->expected + slice;
     learn(context, batch, started(context, end - length, end), end, outside, shared, now);
     if (shared)
-        length = less_doubt(length, outside / 2, batch->expected);
+        length = less_doubt(length, doubtful, batch->expected);
     pay(context, batch, end - length, end, now);
 }
 

@@ -43,8 +43,12 @@ def pytest_sessionstart() -> None:
         threading.Thread(target=_end_with, args=[int(os.environ["FGPU_GPU_WATCHED"])], daemon=True).start()
 
 
+ENDING = threading.Event()
+
+
 def _end_with(watched: int) -> None:
     os.read(watched, 1)
+    ENDING.set()
     end_children()
     os.killpg(0, signal.SIGKILL)
 
@@ -94,6 +98,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def _add(item: pytest.Item, verdict: str, **more: Any) -> None:
+    if ENDING.is_set():
+        return  # What it uses has just been ended.
     results = Results(Path(os.environ["FGPU_GPU_RESULTS"]), json.loads(os.environ["FGPU_GPU_MACHINE"]))
     results.add(os.environ["FGPU_GPU_PART"], item.name, verdict, **more)
 

@@ -12,9 +12,9 @@ from lenders import WARM_UP_S, Start, milliseconds
 from slices import Gpu
 
 QUARTERS = ("0-25", "25-50", "50-75", "75-100")
-CELL_MS = 400
-CELLS = {5: 2, 10: 4, 19: 7}
-"""Of each of four sessions, by the percent of the time for which one would have work on a whole GPU."""
+CELLS = {5: (2, 250), 10: (4, 400), 19: (7, 400)}
+"""Of each of four sessions, and their mean length in ms, by the percent of the time for which one would have work on a
+whole GPU."""
 NOISE = 1.05
 """Some dozen cells tell no smaller difference."""
 
@@ -25,11 +25,12 @@ def test_cells_take_less_time_where_idle_compute_is_lent(
 ) -> None:
     """Four sessions of 25 %. Without libfgpu the GPU slices its time, which is the best that lending can come near to."""
     chance = random.Random(duty)
+    count, cell_ms = CELLS[duty]
     programs = [
         [
             str(round(chance.expovariate(1 / mean)) + 1)
-            for _ in range(CELLS[duty])
-            for mean in (CELL_MS, CELL_MS * (100 - duty) / duty)
+            for _ in range(count)
+            for mean in (cell_ms, cell_ms * (100 - duty) / duty)
         ]
         for _ in QUARTERS
     ]

@@ -9,7 +9,8 @@ import pytest
 from shares import Tenant, run
 from slices import Gpu
 
-LONG = [(Tenant("0-25", 1_000_000), 28), (Tenant("0-25", 3_000_000), 40)]
+LONG = [(Tenant("0-25", 1_000_000), 20), (Tenant("0-25", 2_000_000), 24)]
+"""After its window a program still waits for what it owes, about as long again."""
 CHANGING = [
     (Tenant("0-25", 10, long_us=5000, every=5), 8),
     (Tenant("0-25", 10, long_us=20_000, every=20), 12),

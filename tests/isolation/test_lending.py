@@ -52,6 +52,16 @@ def test_busy_sessions_borrow_equally(world: World, count: int) -> None:
     assert [t.share for t in tenants] == pytest.approx([100 / count] * count, abs=1.5)
 
 
+@pytest.mark.parametrize("kernel_us", [200, 1000])
+def test_two_borrowers_on_a_gpu_that_slices_time_use_nearly_all_of_it(world: World, kernel_us: int) -> None:
+    """The rest of a kernel at a grant's end waits for a whole slice of the neighbour, and is not charged for that."""
+    idle = f"kernel_us={kernel_us},task_ms=10,gap_ms=1000000000"
+    busy = f"kernel_us={kernel_us}"
+    tenants = world(*quarters(busy, busy, idle, idle), policy="sliced", seconds=20).tenants
+    assert sum(tenant.share for tenant in tenants) > 90
+    assert tenants[0].share == pytest.approx(tenants[1].share, abs=2)
+
+
 NOTEBOOKS = [
     # sessions, percent each, percent of the time in which each would have work on a whole device, at most so slow
     (2, 50, 5, 1.15),
