@@ -174,7 +174,7 @@ class SessionHandler(_Handler):
     """`POST fgpu/api/sessions/{id}/ACTION`: pass a user's request about a session to the service.
 
     `stop` ends or cancels it, `keep` keeps an idle session that is about to be ended, `extend`
-    extends its time limit. `resize` takes the amount as the service does, in JSON; its answer comes
+    extends its time limit, `park` gives its GPU to others, `wake` asks for it again. `resize` takes the amount as the service does, in JSON; its answer comes
     within some seconds, once the session has the amount or keeps its old one. The answer is the
     session, or the service's own status and error object.
     """
@@ -305,7 +305,7 @@ def load(server_app: Any) -> None:
         "input": InputHandler,
         "proof": ProofHandler,
         # At most 18 digits: the service's database holds no longer id.
-        "sessions/([0-9]{1,18})/(stop|keep|extend|resize)": SessionHandler,
+        "sessions/([0-9]{1,18})/(stop|keep|extend|park|wake|resize)": SessionHandler,
     }
     own = [(f"{base}/{path}", handler, {"status": status}) for path, handler in handlers.items()]
     files = [(url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files]

@@ -159,7 +159,7 @@ class ServiceClient:
         return parse("Session", answer.get("session"))
 
     async def ask_for(self, wish: str, session_id: int) -> Session:
-        """Ask for `keep` or `extend`, and return the session as it is then."""
+        """Ask for `keep`, `extend`, `park` or `wake`, and return the session as it is then."""
         answer = await self._call("POST", f"sessions/{session_id}/{wish}")
         return parse("Session", answer.get("session"))
 

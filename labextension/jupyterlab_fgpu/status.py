@@ -99,13 +99,13 @@ class StatusReader:
         return Reading(view, session, None if session is None else source, tuple(used))
 
     async def act(self, action: str, session_id: int, amount: Mapping[str, Any]) -> Session:
-        """Pass `stop`, `keep`, `extend` or `resize` (to ``amount``) on to the service; raises ServiceError.
+        """Pass `stop`, `keep`, `extend`, `park`, `wake` or `resize` (to ``amount``) on to the service; raises ServiceError.
 
         With this server's token the service resizes only this session.
         """
         if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        if action in ("keep", "extend"):
+        if action in ("keep", "extend", "park", "wake"):
             return await self.client.ask_for(action, session_id)
         # The bars change with it.
         self._slow_at = None
@@ -241,6 +241,7 @@ def session_from_environment(slice_: Slice) -> Session:
             for uuid in slice_.uuids
         ],
         "can_keep": False,
+        "can_park": False,
         "can_save": False,
         "simulated": slice_.simulated,
     }

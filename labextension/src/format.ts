@@ -244,6 +244,11 @@ export function leftText(seconds: number, trans: TranslationBundle): string {
   return trans.__('%1 h %2 min', Math.floor(minutes / 60), minutes % 60);
 }
 
+/** Return whether the session's server runs, with a GPU or parked. */
+export function isUp(session: ISession): boolean {
+  return ['RUNNING', 'PARKED', 'RESUMING'].includes(session.state);
+}
+
 /** Return the state in plain words; one that this version does not know is shown as it came. */
 export function stateText(state: string, trans: TranslationBundle): string {
   switch (state) {
@@ -256,6 +261,10 @@ export function stateText(state: string, trans: TranslationBundle): string {
       return trans.__('Fetching image');
     case 'RUNNING':
       return trans.__('Running');
+    case 'PARKED':
+      return trans.__('Parked');
+    case 'RESUMING':
+      return trans.__('Getting its GPU');
     case 'TERMINATING':
       return trans.__('Ending');
     case 'TERMINATED':
@@ -276,7 +285,7 @@ export function queueText(
   trans: TranslationBundle,
   locale?: string
 ): string | null {
-  if (session.state !== 'PENDING') {
+  if (session.state !== 'PENDING' && !session.parked?.wanted) {
     return null;
   }
   const place =
@@ -286,6 +295,29 @@ export function queueText(
         ? trans.__('Next in the queue')
         : trans.__('%1 in the queue', ordinal(session.position));
   return `${place}, ${startText(session, now, trans, locale)}`;
+}
+
+/** Return what a parked session keeps and how it gets its GPU, or null for a session that is not parked. */
+export function parkedText(
+  session: ISession,
+  now: number,
+  trans: TranslationBundle,
+  locale?: string
+): string | null {
+  if (session.state === 'RESUMING') {
+    return trans.__('The GPU memory is being copied back.');
+  }
+  if (session.parked === null) {
+    return null;
+  }
+  const kept =
+    session.parked.memory_mib > 0
+      ? trans.__('%1 MiB of GPU memory kept.', session.parked.memory_mib)
+      : trans.__('No GPU memory is held.');
+  const queue = queueText(session, now, trans, locale);
+  return queue === null
+    ? trans.__('%1 Run a cell that uses the GPU to get it.', kept)
+    : trans.__('%1 Waits for its GPU: %2', kept, queue);
 }
 
 /** Return "1st", "2nd", "11th", as the pages say it. */

@@ -20,7 +20,7 @@ import { sliceIcon } from './icon';
 import { tellOfInput } from './input';
 import type { IHubLocation } from './links';
 import { FGPUModel } from './model';
-import { addNotices } from './notices';
+import { addNotices, wished } from './notices';
 import { watchForOutOfMemory } from './oomwatch';
 import { FGPUPanel } from './panel';
 import type { IContext } from './parts';
@@ -95,6 +95,8 @@ const panel: JupyterFrontEndPlugin<void> = {
         endThis: () => void app.commands.execute(CommandIDs.endThisSession),
         keep,
         extend,
+        park: session => void wished(model.park(session.id as number), trans),
+        wake: session => void wished(model.wake(session.id as number), trans),
         resize: (id, wanted) => model.resize(id, wanted),
         proof: begin => model.proof(begin)
       }

@@ -103,6 +103,14 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     await this._wish(id, 'extend');
   }
 
+  async park(id: number): Promise<void> {
+    await this._wish(id, 'park');
+  }
+
+  async wake(id: number): Promise<void> {
+    await this._wish(id, 'wake');
+  }
+
   async resize(id: number, wanted: Wanted): Promise<ISession> {
     try {
       const { session } = await requestAPI<{ session: ISession }>(
@@ -137,7 +145,10 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     return found;
   }
 
-  private async _wish(id: number, what: 'stop' | 'keep' | 'extend'): Promise<void> {
+  private async _wish(
+    id: number,
+    what: 'stop' | 'keep' | 'extend' | 'park' | 'wake'
+  ): Promise<void> {
     try {
       await requestAPI(
         `sessions/${id}/${what}`,

@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { endText, roundText } from './format';
+import { endText, parkedText, roundText } from './format';
 import { hubHref, type IHubLocation } from './links';
 import { type INews, news } from './news';
 import { browserStorage, Kept } from './once';
@@ -91,7 +91,26 @@ export function addNotices(
     shown.set(session.id, { id, ends: session.ends_at_s });
   };
 
+  /** The notification while a call of this session waits for the GPU. */
+  let waits: string | null = null;
+  const showWait = (session: ISession | null): void => {
+    const isWaiting = session?.parked?.wanted || session?.state === 'RESUMING';
+    const message =
+      session !== null && isWaiting ? parkedText(session, Date.now(), trans) : null;
+    if (message === null) {
+      if (waits !== null) {
+        Notification.dismiss(waits);
+      }
+      waits = null;
+    } else if (waits === null) {
+      waits = Notification.emit(message, 'in-progress', { autoClose: false });
+    } else {
+      Notification.update({ id: waits, message });
+    }
+  };
+
   model.told.connect((_, status: IStatus) => {
+    showWait(status.session);
     const all = [...(status.session ? [status.session] : []), ...status.others];
     for (const [sessionId, warning] of shown) {
       const ends = all.find(s => s.id === sessionId)?.ends_at_s ?? null;
@@ -114,4 +133,17 @@ export function addNotices(
         );
     }
   });
+}
+
+/** Show why a wish was refused, as the service worded it. */
+export async function wished(
+  wish: Promise<void>,
+  trans: TranslationBundle
+): Promise<void> {
+  try {
+    await wish;
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    Notification.error(trans.__('Not done: %1', why), { autoClose: false });
+  }
 }

@@ -1,9 +1,16 @@
 import * as React from 'react';
 
 import { Ending } from './ending';
-import { amountText, queueText, stateText } from './format';
+import { amountText, isUp, queueText, stateText } from './format';
 import { formHref, hubHref } from './links';
-import { Away, Extend, type IContext, Section, SimulatedMark } from './parts';
+import {
+  Away,
+  Extend,
+  type IContext,
+  Parking,
+  Section,
+  SimulatedMark
+} from './parts';
 import type { ISession, IStatus } from './tokens';
 
 /** The user's other sessions, running and waiting, and the way to one more. */
@@ -39,7 +46,7 @@ function OtherSession(props: {
   const { trans, hub, actions } = context;
   const name = session.display_name || trans.__('the session');
   const queue = queueText(session, Date.now(), trans);
-  const isRunning = session.state === 'RUNNING';
+  const isRunning = isUp(session);
   const isWaiting = session.state === 'PENDING';
   const href = hubHref(hub, isRunning ? session.url : session.pending_url);
   const canStop = session.id !== null && session.state !== 'TERMINATING';
@@ -86,6 +93,7 @@ function OtherSession(props: {
           </Away>
         )}
         <Extend session={session} context={context} />
+        <Parking session={session} context={context} />
         {canStop && (
           <button
             type="button"

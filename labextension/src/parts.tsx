@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { roundText } from './format';
+import { parkedText, roundText } from './format';
 import type { IHubLocation } from './links';
 import type { IProof, ISession, Wanted } from './tokens';
 
@@ -12,6 +12,8 @@ export interface IPanelActions {
   endThis(): void;
   keep(session: ISession): void;
   extend(session: ISession): void;
+  park(session: ISession): void;
+  wake(session: ISession): void;
   /** Give a session another amount; rejects with a message to show. */
   resize(id: number, wanted: Wanted): Promise<ISession>;
   /** What fgpu-verify has found; with `begin` it is run. */
@@ -106,5 +108,43 @@ export function Extend(props: {
     >
       {trans.__('Extend by %1', by)}
     </button>
+  );
+}
+
+/** What a parked session keeps, with the button that asks for its GPU; or the button that parks a running one. */
+export function Parking(props: {
+  session: ISession;
+  context: IContext;
+}): JSX.Element | null {
+  const { session, context } = props;
+  const { trans, actions } = context;
+  const text = parkedText(session, Date.now(), trans);
+  const name = session.display_name || trans.__('the session');
+  if (session.id === null || (text === null && !session.can_park)) {
+    return null;
+  }
+  return (
+    <div>
+      {text !== null && <div role="status">{text}</div>}
+      {session.parked !== null && !session.parked.wanted && (
+        <button
+          type="button"
+          aria-label={trans.__('Get the GPU for %1', name)}
+          onClick={() => actions.wake(session)}
+        >
+          {trans.__('Get GPU')}
+        </button>
+      )}
+      {session.can_park && (
+        <button
+          type="button"
+          aria-label={trans.__('Park %1', name)}
+          title={trans.__('Give the GPU to others; kernels and variables stay')}
+          onClick={() => actions.park(session)}
+        >
+          {trans.__('Park')}
+        </button>
+      )}
+    </div>
   );
 }

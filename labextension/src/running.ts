@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { IRunningSessionManagers, IRunningSessions } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { amountText, queueText, stateText } from './format';
+import { amountText, isUp, queueText, stateText } from './format';
 import { sliceIcon } from './icon';
 import { hubHref, type IHubLocation } from './links';
 import { stopAll } from './stopall';
@@ -18,7 +18,7 @@ export function addRunningSection(
 ): void {
   const others = () => model.reading.status?.others ?? [];
   const running = (session: ISession): IRunningSessions.IRunningItem => {
-    const isRunning = session.state === 'RUNNING';
+    const isRunning = isUp(session);
     const href = hubHref(hub, isRunning ? session.url : session.pending_url);
     const state =
       queueText(session, Date.now(), trans) ?? stateText(session.state, trans);

@@ -9,13 +9,22 @@ import {
   computeText,
   contextText,
   instantText,
+  isUp,
   leftText,
   lentText,
   memoryText,
   usedMib
 } from './format';
 import { saveHref, sessionHref } from './links';
-import { Away, Bar, Extend, type IContext, Section, SimulatedMark } from './parts';
+import {
+  Away,
+  Bar,
+  Extend,
+  type IContext,
+  Parking,
+  Section,
+  SimulatedMark
+} from './parts';
 import { Proof } from './proof';
 import { Resize } from './resize';
 import type { IGpu, IStatus, IThisSession } from './tokens';
@@ -60,6 +69,7 @@ export function ThisSession(props: {
         </p>
       )}
       <Facts session={session} trans={trans} />
+      <Parking session={session} context={context} />
       {status.hub === 'ok' && session.resize !== null && (
         <Resize session={session} resize={session.resize} context={context} />
       )}
@@ -67,7 +77,7 @@ export function ThisSession(props: {
       {details !== undefined && details.advice !== null && (
         <p className="jp-fgpu-Advice">{asSentence(details.advice)}</p>
       )}
-      {session.id !== null && session.state === 'RUNNING' && (
+      {session.id !== null && isUp(session) && (
         <div className="jp-fgpu-Actions">
           <Extend session={session} context={context} />
           {status.hub === 'ok' && (

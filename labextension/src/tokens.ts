@@ -164,6 +164,10 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   keep(id: number): Promise<void>;
   /** Make the time limit of a session longer; rejects with a message to show. */
   extend(id: number): Promise<void>;
+  /** Give a session's GPU to others; its kernels and variables stay. Rejects with a message to show. */
+  park(id: number): Promise<void>;
+  /** Ask for the GPU of a parked session; rejects with a message to show. */
+  wake(id: number): Promise<void>;
   /** Give a session another amount of its GPU, and return it; rejects with a message to show where it keeps what it had. */
   resize(id: number, wanted: Wanted): Promise<ISession>;
   /** Ask what fgpu-verify has found, or have it begin; rejects with a message to show. */

@@ -19,6 +19,7 @@ const session = changes => ({
   warning: null,
   ends_at_s: Date.now() / 1000 + 600,
   can_keep: false,
+  parked: null,
   ...changes
 });
 const warned = changes =>

@@ -12,6 +12,7 @@ import {
   leftText,
   lentText,
   memoryText,
+  parkedText,
   problem,
   problemText,
   queueText,
@@ -43,6 +44,8 @@ const session = changes => ({
   warning: null,
   ends_at_s: null,
   can_keep: false,
+  parked: null,
+  can_park: false,
   ...changes
 });
 
@@ -180,6 +183,27 @@ test('a waiting session tells its place and its expected start', () => {
   );
   assert.equal(waiting({}), 'In the queue, start time not known');
   assert.equal(queueText(session(), now, trans), null);
+});
+
+test('a parked session says what it keeps, and how it gets its GPU', () => {
+  const told = changes => parkedText(session(changes), now, trans, 'en-GB');
+  const parked = (memory_mib, wanted) => ({
+    state: 'PARKED',
+    parked: { since_s: 0, memory_mib, wanted }
+  });
+  assert.equal(told({}), null);
+  assert.equal(
+    told(parked(6349, false)),
+    '6349 MiB of GPU memory kept. Run a cell that uses the GPU to get it.'
+  );
+  assert.equal(
+    told({ ...parked(0, true), position: 1, expected_start_at_s: now / 1000 + 8400 }),
+    'No GPU memory is held. Waits for its GPU: Next in the queue, about 14:20'
+  );
+  assert.equal(
+    told({ state: 'RESUMING' }),
+    'The GPU memory is being copied back.'
+  );
 });
 
 test('durations are told in their largest unit, rounded down', () => {

@@ -74,6 +74,8 @@ def running(**changes: Any) -> dict[str, Any]:
         "warning": None,
         "ends_at_s": None,
         "can_keep": False,
+        "parked": None,
+        "can_park": False,
         "can_save": False,
         "extend_by_s": None,
         "url": "/user/alice/gpu-1/",
