@@ -186,6 +186,7 @@ test('a waiting session tells its place and its expected start', () => {
 });
 
 test('a parked session says what it keeps, and how it gets its GPU', () => {
+  const now = Date.UTC(2026, 0, 5, 12, 0);
   const told = changes => parkedText(session(changes), now, trans, 'en-GB');
   const parked = (memory_mib, wanted) => ({
     state: 'PARKED',
