@@ -174,9 +174,10 @@ class SessionHandler(_Handler):
     """`POST fgpu/api/sessions/{id}/ACTION`: pass a user's request about a session to the service.
 
     `stop` ends or cancels it, `keep` keeps an idle session that is about to be ended, `extend`
-    extends its time limit, `park` gives its GPU to others, `wake` asks for it again. `resize` takes the amount as the service does, in JSON; its answer comes
-    within some seconds, once the session has the amount or keeps its old one. The answer is the
-    session, or the service's own status and error object.
+    extends its time limit, `park` gives its GPU to others, `wake` asks for it again. `resize` takes
+    the amount as the service does, in JSON; its answer comes within some seconds, once the session
+    has the amount or keeps its old one. The answer is the session, or the service's own status and
+    error object.
     """
 
     @web.authenticated

@@ -99,7 +99,7 @@ class StatusReader:
         return Reading(view, session, None if session is None else source, tuple(used))
 
     async def act(self, action: str, session_id: int, amount: Mapping[str, Any]) -> Session:
-        """Pass `stop`, `keep`, `extend`, `park`, `wake` or `resize` (to ``amount``) on to the service; raises ServiceError.
+        """Pass an action, such as `keep` or `resize` (to ``amount``), on to the service; raises ServiceError.
 
         With this server's token the service resizes only this session.
         """
