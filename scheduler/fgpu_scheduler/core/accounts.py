@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 #: The account of users who are in no other one.
 DEFAULT = "default"
@@ -117,35 +118,39 @@ class Standings:
 
     def __init__(self, accounts: Accounts, amounts: Mapping[Member, float]) -> None:
         self._accounts = accounts
-        self._lines: dict[Member, tuple[_Branch, ...]] = {}
-        self._amounts: dict[_Branch, float] = {}
+        #: For each branch what it has, for its weight, and the factor that makes it 1 for the average of its siblings.
+        self._branches: dict[_Branch, list[float]] = {}
+        self._lines: dict[Member, list[tuple[list[float], float]]] = {}
+        self._factors: dict[_Branch, float] = {}
         siblings: dict[_Branch, dict[_Branch, None]] = {}
         for member, amount in amounts.items():
             self.add(member, amount)
-            for parent, branch in _pairs(self._line(member)):
+            for parent, branch in _pairs(accounts.line(member)):
                 siblings.setdefault(parent, {})[branch] = None
-        self._scales = {
-            parent: 1 / max(1.0, sum(self._amounts[b] for b in own) / len(own))
-            for parent, own in siblings.items()
-        }
+        for parent, own in siblings.items():
+            factor = 1 / max(1.0, sum(self._branches[branch][0] for branch in own) / len(own))
+            self._factors[parent] = factor
+            for branch in own:
+                self._branches[branch][1] = factor
 
     def add(self, member: Member, amount: float) -> None:
         """Add an amount to a user and to the accounts above."""
-        for branch in self._line(member):
-            more = amount / self._accounts.weight(branch)
-            self._amounts[branch] = self._amounts.get(branch, 0) + more
+        for branch, weight in self._lines.get(member) or self._line(member):
+            branch[0] += amount / weight
 
     def of(self, member: Member) -> float:
         """Return the sum, over a user and the accounts above, of what each has: 1 is the average of its siblings."""
-        return sum(
-            self._amounts.get(branch, 0) * self._scales.get(parent, 1.0)
-            for parent, branch in _pairs(self._line(member))
-        )
+        found = 0.0
+        for branch, _ in self._lines.get(member) or self._line(member):
+            found += branch[0] * branch[1]
+        return found
 
-    def _line(self, member: Member) -> tuple[_Branch, ...]:
-        if member not in self._lines:
-            self._lines[member] = self._accounts.line(member)
-        return self._lines[member]
+    def _line(self, member: Member) -> list[tuple[list[float], float]]:
+        line = self._lines[member] = []
+        for parent, branch in _pairs(self._accounts.line(member)):
+            factor = self._factors.get(parent, 1.0)
+            line.append((self._branches.setdefault(branch, [0.0, factor]), self._accounts.weight(branch)))
+        return line
 
 
 def _pairs(line: Sequence[_Branch]) -> Iterator[tuple[_Branch, _Branch]]:
@@ -166,7 +171,7 @@ def fair_ranks(
     sums: dict[_Branch, list[float]] = {}
     for member, amounts in used.items():
         for branch in accounts.line(member):
-            sums[branch] = [a + b for a, b in zip(sums.get(branch, [0] * len(amounts)), amounts, strict=True)]
+            sums[branch] = list(map(add, sums[branch], amounts)) if branch in sums else list(amounts)
     asked: list[Sequence[float]] = []
     own: dict[_Branch, list[int]] = {}
     children: dict[_Branch, dict[_Branch, None]] = {}
@@ -188,7 +193,7 @@ def fair_ranks(
             for n in numbers:
                 # Rounded, because the order of the additions changes the last digits.
                 found.append((int(max(has) / weight + 0.5), n))
-                has = [a + b for a, b in zip(has, asked[n], strict=True)]
+                has = list(map(add, has, asked[n]))
         return [n for _, n in sorted(found)]
 
     ranks = [0] * len(asked)
