@@ -9,10 +9,12 @@ import asyncio
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -34,8 +36,7 @@ c.JupyterHub.hub_port = {port} + 1
 c.ConfigurableHTTPProxy.should_start = False
 c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{port_of_proxy}"
 c.ConfigurableHTTPProxy.auth_token = "{token}"
-c.JupyterHub.authenticator_class = "dummy"
-c.Authenticator.allow_all = True
+c.JupyterHub.authenticator_class = "null"  # Only the check's own token is let in, and no one else of this machine.
 c.JupyterHub.services = [{{"name": "check", "api_token": "{token}"}}]
 c.JupyterHub.load_roles = [{{"name": "check", "services": ["check"], "scopes": [
     "admin:users", "admin:servers", "tokens", "access:servers", "access:services", "custom:fgpu:admin",
@@ -43,6 +44,7 @@ c.JupyterHub.load_roles = [{{"name": "check", "services": ["check"], "scopes": [
 configure(
     c, runtime="fgpuspawner.engines.local.spawner:LocalFGPUSpawner", data_dir={data!r}, service_port={port} + 3,
     simulated_gpus={gpus!r}, fgpu_per_gpu="2", meter_every_s=1,
+    accounting_dir={accounts!r},
 )
 c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser"]
 c.Spawner.args = ["--ServerApp.terminals_enabled=False"]
@@ -205,6 +207,8 @@ class HubWorld:
 
     def __init__(self, folder: Path, gpu: Gpu) -> None:
         self.folder, self.gpu, self.data = folder, gpu, folder / "data"
+        # In memory, as by default, but removed with the Hub.
+        self.accounts = tempfile.mkdtemp(prefix="fgpu-check-", dir="/dev/shm")
         self.token = secrets.token_hex(16)
         self.routes = Routes(self.token)
         self.port = _free_ports(4)
@@ -229,6 +233,7 @@ class HubWorld:
                 port_of_proxy=self.routes.server_address[1],
                 token=self.token,
                 data=str(self.data),
+                accounts=self.accounts,
                 gpus="1" if gpu.simulated else "auto",
                 python=Path(sys.executable).name,
                 path=session_path,
@@ -358,6 +363,7 @@ class HubWorld:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.routes.shutdown()
+        shutil.rmtree(self.accounts, ignore_errors=True)
 
 
 class Kernel:
