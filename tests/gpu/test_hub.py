@@ -117,8 +117,10 @@ def test_two_tenants_who_train_have_their_shares(product: Product, record_proper
         product.percent = running.result()
     product.held_mib = product.hub.held_mib()
     record_property("percent_of_the_whole_gpu", {user: round(p, 1) for user, p in product.percent.items()})
+    # A rehearsal's few CPUs are also the other tests'.
+    within = SHARE_WITHIN * (2 if product.hub.gpu.simulated else 1)
     for user, share in SHARES.items():
-        assert abs(product.percent[user] - share) <= SHARE_WITHIN, f"{user}: {product.percent[user]:.1f} %"
+        assert abs(product.percent[user] - share) <= within, f"{user}: {product.percent[user]:.1f} %"
 
 
 def test_meters_say_what_the_driver_and_the_rates_say(product: Product, record_property: Record) -> None:
