@@ -68,6 +68,8 @@ class Slice:
             compute_percent=sum(_hundredths(part) for part in slots.split(",")) if slots else 100,
             mode="memory+compute" if slots else "memory",
             slots=slots or "-",
+            # As the Hub does: where contexts are free, they would be counted as code.
+            code_mib=0 if context_mib else None,
         )
         write_read_only(folder / "limits", limits)
         write_for_all(folder / "accounting", REGION_BYTES)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from slices import MIB, Gpu, Nvml, Slice, needs
 
-WATCHDOG_TOLERANCE_MIB = 512
+WATCHDOG_TOLERANCE_MIB = 256
 """The default of `c.FGPU.watchdog_tolerance_mib`: beyond it a program is ended."""
 
 EMPTY = """
@@ -48,6 +48,10 @@ ASK = """
         cuda.cuCtxSetCurrent(context)
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     assert total.value == int(sys.argv[1]), "libfgpu is not in force"
+    # As a slice fills, libfgpu asks the driver what it counts for the code of kernels.
+    address = ctypes.c_uint64()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(total.value // 8)) == cuda.cuMemFree_v2(address) == 0
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     print("charged", total.value - free.value, flush=True)
     sys.stdin.read()
 """
