@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fgpu_scheduler import (
+    Device,
     EndCause,
     FGPUError,
     Queue,
@@ -282,6 +283,8 @@ class Parker:
             CannotPark: a process refused; all are as before.
             BadReport, LaunchFailed, EngineSilent: it is unknown what was done; the step can run again.
         """
+        if what == "resume":
+            await self._wait_for_room(session, mib)
         timeout_s = LEAST_TIME_S + mib // MIB_A_SECOND
         nonce, account = secrets.token_hex(16), account_path(self._engine, self._isolation, session.id)
         command = checkpoint_command(nonce, account, what, timeout_s=timeout_s)
@@ -303,16 +306,58 @@ class Parker:
                 raise CannotPark(f"the driver still shows {known} of GPU memory")
             await asyncio.sleep(LOOK_EVERY_S)
 
+    async def _wait_for_room(self, session: Session, mib: int) -> None:
+        """Return when the session's GPUs have room for the memory that comes back.
+
+        After one restore without room, driver 580 can never restore that process (NVIDIA/cuda-checkpoint issue 44).
+        """
+        until_s = time.monotonic() + PROVED_WITHIN_S
+        while not (
+            mib == 0
+            or has_room(session, mib, self._isolation.devices_of(session), *await self._uses(session))
+        ):
+            if time.monotonic() > until_s:
+                raise CannotPark("other processes hold the memory of its GPU")
+            await asyncio.sleep(LOOK_EVERY_S)
+
     async def _held_now(self, session: Session) -> int | None:
         """Ask the host's driver what a session holds of its GPUs, in MiB; None if it does not tell."""
+        return held_mib(session, *await self._uses(session))
+
+    async def _uses(self, session: Session) -> tuple[Mapping[str, DeviceUse | str], Mapping[int, int]]:
+        """Ask the host's driver for the use of a session's GPUs, and for the session of each process."""
         own = {d.uuid for d in self._isolation.devices_of(session)}
         for source, uuids in self._drivers.sources().items():
             if own.issubset(uuids):
                 uses = await asyncio.to_thread(self._drivers.reader(source).device_uses, sorted(own), {})
                 pids = {p.pid for use in uses.values() if isinstance(use, DeviceUse) for p in use.processes}
-                owners = await asyncio.to_thread(self._drivers.owners, source, sorted(pids))
-                return held_mib(session, uses, owners)
-        return None
+                return uses, await asyncio.to_thread(self._drivers.owners, source, sorted(pids))
+        return {}, {}
+
+
+def has_room(
+    session: Session,
+    mib: int,
+    devices: Sequence[Device],
+    uses: Mapping[str, DeviceUse | str],
+    owners: Mapping[int, int],
+) -> bool:
+    """Return whether a session's GPUs have room for ``mib`` of its memory, at most its share of each. Pure.
+
+    An unknown use is no room.
+    """
+    assert session.placement is not None
+    shares = {share.device_uuid: share.memory_mib for share in session.placement.shares}
+    for device in devices:
+        use = uses.get(device.uuid)
+        if not isinstance(use, DeviceUse):
+            return False
+        others = [p.used_bytes for p in use.processes if owners.get(p.pid) != session.id]
+        if any(used is None for used in others):
+            return False
+        if sum(filter(None, others)) + min(mib, shares[device.uuid]) * MIB > device.memory_mib * MIB:
+            return False
+    return True
 
 
 def held_mib(

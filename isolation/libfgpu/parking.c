@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -69,11 +70,24 @@ static __attribute__((noinline)) bool wait_until_open(const _Atomic(uint64_t) *g
     return !stopped;
 }
 
+/* The driver's checkpoint of a process may need the right to trace it. Where the kernel gives that to parents only (Yama),
+ * this gives it to the session's other processes of the same user. */
+static void allow_tracing(void) {
+    struct stat status;
+    const char *why;
+    int file = fgpu_open(WORD, O_RDONLY, &status, &why);
+    if (file < 0)
+        return; /* a session that is never parked */
+    fgpu_close(file);
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
 bool fgpu_wait_at_gate(void) {
     const _Atomic(uint64_t) *gate = fgpu_gate_word();
     if (gate == NULL)
         return true; /* then every allocation is refused */
-    atomic_store_explicit(&fgpu_gate, gate, memory_order_relaxed);
+    if (atomic_exchange_explicit(&fgpu_gate, gate, memory_order_relaxed) == &not_known)
+        allow_tracing();
     return atomic_load(gate) == 0 || wait_until_open(gate);
 }
 

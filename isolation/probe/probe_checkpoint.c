@@ -15,8 +15,6 @@
 
 /* A thread that passed libfgpu's gate before it closed has reached the driver after this time. */
 #define ON_ITS_WAY_MS 20
-/* The driver frees a neighbour's memory a moment after the neighbour has given it up. */
-#define ROOM_WITHIN_MS 3000
 #define AGAIN_MS 50
 
 struct process {
@@ -80,18 +78,14 @@ static bool checkpoint_one(struct process *process, int64_t until_ms)
            took(process, checkpoint(process->pid, NULL), CU_PROCESS_STATE_CHECKPOINTED);
 }
 
+/* Not tried again without room: after one such failure driver 580 can never restore the process (NVIDIA/cuda-checkpoint,
+ * issue 44). The host looks for room before. */
 static bool restore_one(struct process *process, int64_t until_ms)
 {
-    int64_t room_by_ms = now_ms() + ROOM_WITHIN_MS;
-    CUresult result;
-
+    (void)until_ms;
     *probe_step = "cuCheckpointProcessRestore";
-    if (process->state != CU_PROCESS_STATE_CHECKPOINTED)
-        return true; /* of one that has failed nothing can be restored */
-    while ((result = restore(process->pid, NULL)) == CUDA_ERROR_OUT_OF_MEMORY && now_ms() < room_by_ms &&
-           now_ms() < until_ms)
-        pause_ms(AGAIN_MS);
-    return took(process, result, CU_PROCESS_STATE_LOCKED);
+    return process->state != CU_PROCESS_STATE_CHECKPOINTED || /* of one that has failed nothing can be restored */
+           took(process, restore(process->pid, NULL), CU_PROCESS_STATE_LOCKED);
 }
 
 static bool unlock_one(struct process *process, int64_t until_ms)
