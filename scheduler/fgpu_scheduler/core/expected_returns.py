@@ -22,9 +22,10 @@ from fgpu_scheduler.core.expected_starts import (
 )
 from fgpu_scheduler.core.forecast_accuracy import StartRange
 from fgpu_scheduler.core.model import Node, NodeState, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.placement import without_machine
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.returning import returns, without_machine
+from fgpu_scheduler.core.returning import returns
 from fgpu_scheduler.core.run_lengths import RunLengths
 
 #: An expected return is the middle one of these parts of similar sessions, and its range is from the first to the last.

@@ -27,11 +27,11 @@ from dataclasses import replace
 
 from fgpu_scheduler.core.free_capacity import NO_SESSIONS, FreeCapacity
 from fgpu_scheduler.core.guarantees import guaranteed_first
-from fgpu_scheduler.core.lifecycle import taken_placement
+from fgpu_scheduler.core.lifecycle import claims_shares, taken_placement
 from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import QueueSnapshot, aged_from_s, in_order
 from fgpu_scheduler.core.pending_queue import EquivalentRequests, PendingQueue, UnschedulableRequests
-from fgpu_scheduler.core.placement import NodeFree, claimed, place, released
+from fgpu_scheduler.core.placement import NodeFree, claimed, place, released, without_machine
 from fgpu_scheduler.core.policies import GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reservations import (
@@ -272,6 +272,8 @@ class GroupScheduler:
                 where = (
                     self._capacity.placer.place(request) if in_time else self._outside_reservation(request)
                 )
+            if where is not None and in_time and not refused and self._reasons:
+                where = self._away_from_parked(request, where)
             if where is not None and (not self._quotas or self._ledger.allows(session, where)):
                 return where
             if where is not None:
@@ -280,6 +282,36 @@ class GroupScheduler:
                 reason = WaitReason.QUOTA
         same.reason = reason
         return None
+
+    def _away_from_parked(self, request: Request, where: Placement) -> Placement:
+        """Return a placement where no parked session would be in the way of its return, or else ``where``."""
+        if not self._parked_on(where.node_id, {share.device_uuid for share in where.shares}):
+            return where
+        offered = []
+        for node_id, left in self.nodes.items():
+            for parked in self._parked_on(node_id):
+                assert parked.placement is not None
+                left = claimed(left, without_machine(parked.request), parked.placement)
+            offered.append(left)
+        found = place(request, tuple(offered), score=self._capacity.score)
+        if found is None:
+            return where
+        # The placer counts the shares of ``where`` as taken: count those of the other place instead.
+        self._capacity.placer.update(self.nodes[where.node_id])
+        node_id = found[0].node_id
+        self._capacity.placer.update(claimed(self.nodes[node_id], request, found[0]))
+        return found[0]
+
+    def _parked_on(self, node_id: str, uuids: Collection[str] | None = None) -> list[Session]:
+        """Return the parked sessions of a node, or of these GPUs, with shares that are free for others."""
+        return [
+            session
+            for session in self._snapshot.index.on_node.get(node_id, NO_SESSIONS).values()
+            if session.parked_at_s is not None
+            and not claims_shares(session)
+            and session.placement is not None
+            if uuids is None or any(share.device_uuid in uuids for share in session.placement.shares)
+        ]
 
     def _known_ends(self, node_id: str) -> tuple[Release, ...]:
         """Return the known ends of the snapshot's sessions that hold shares on a node."""

@@ -7,7 +7,7 @@ after the other. `claimed_if_fits` checks a placement again before it is committ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -137,6 +137,11 @@ def claimed(left: NodeFree, request: Request | RequestShape, placement: Placemen
 def released(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
     """Return the free amounts after the end of a session that was counted as holding this placement."""
     return _changed(left, request, placement, 1)
+
+
+def without_machine(request: Request) -> Request:
+    """Return a request for the same GPU share without CPU and memory, which a parked session has already."""
+    return replace(request, cpu_milli=0, memory_mib=0)
 
 
 def _changed(left: NodeFree, request: Request | RequestShape, placement: Placement, sign: int) -> NodeFree:

@@ -28,7 +28,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.placement import NodeFree
+from fgpu_scheduler.core.placement import NodeFree, without_machine
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shares import accepts_model, devices_needed, shares_of
 from fgpu_scheduler.errors import StaleVersion
@@ -131,11 +131,6 @@ class _Homes:
             left = placement.free_on_node(node.opened(), self._held.index.on_node.get(node.id, {}))
             self._free[node.id] = replace(left, cpu_milli=0, memory_mib=0)
         return self._free[node.id]
-
-
-def without_machine(request: Request) -> Request:
-    """Return a request for the same GPU share without CPU and memory, which a parked session has already."""
-    return replace(request, cpu_milli=0, memory_mib=0)
 
 
 def _uuids(session: Session) -> list[str]:

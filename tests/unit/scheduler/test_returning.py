@@ -146,6 +146,19 @@ def test_usage_does_not_count_the_time_while_parked() -> None:
     assert fgpu_seconds(back, NOW_S) == 50_000
 
 
+def test_a_new_session_is_placed_where_no_parked_one_returns_while_there_is_room() -> None:
+    """Else new sessions are packed onto the GPUs of parked ones beside GPUs that nothing uses."""
+    lab = (
+        parked(world(devices=2).running("away", "1", on=GPU), "away")
+        .pending("new", "0.5")
+        .pending("other", "0.5")
+    )
+    found = plan(lab, Policy())
+    assert [d.placement.shares[0].device_uuid for d in found.placed] == ["GPU-n1-1", "GPU-n1-1"]
+    third = plan(lab.pending("third", "0.5"), Policy())
+    assert [d.placement.shares[0].device_uuid for d in third.placed] == ["GPU-n1-1", "GPU-n1-1", GPU]
+
+
 # --- On demand ---
 
 
