@@ -4,8 +4,8 @@ A parked session has its GPUs in its container, so it gets its shares back on th
 `claims_shares` keeps them free for it, so that nothing new starts in its place. Of the sessions that want shares of one
 GPU, the one that has waited longest comes first.
 
-A session on demand needs CPU and memory when it starts, and a GPU later. So it is placed past the queue, on the GPUs with
-the fewest sessions.
+A session on demand needs CPU and memory when it starts, and a GPU later. So it is placed past the queue, on the GPUs of
+which other sessions have least, parked ones included.
 """
 
 from __future__ import annotations
@@ -145,9 +145,10 @@ def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, 
     waiting = [s for queue in snapshot.index.waiting.values() for s in queue.values() if s.request.on_demand]
     waiting.sort(key=lambda s: (-s.request.priority, s.place, s.id))
     on_node, free = snapshot.index.on_node, dict[str, NodeFree]()
-    bound = Counter(
-        uuid for s in (snapshot.sessions if waiting else ()) if s.state in HOLDING for uuid in _uuids(s)
-    )
+    bound: Counter[str] = Counter()
+    for other in snapshot.sessions if waiting else ():
+        if other.state in HOLDING and other.placement is not None:
+            bound.update({share.device_uuid: share.fgpu_milli for share in other.placement.shares})
     found: list[tuple[Session, Placement | WaitReason]] = []
     for session in waiting:
         request, refused = session.request, {n.node_id for n in session.refusing_nodes(snapshot.now_s)}
@@ -179,7 +180,7 @@ def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, 
         where = Placement(node_id, shares)
         free[node_id] = placement.claimed(free[node_id], request, Placement(node_id, ()))
         ledger.take(session)
-        bound.update(uuids)
+        bound.update({share.device_uuid: share.fgpu_milli for share in shares})
         found.append((session, where))
     return found
 
