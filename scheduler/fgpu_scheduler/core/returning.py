@@ -174,7 +174,7 @@ def placed_on_demand(snapshot: Snapshot, ledger: Ledger) -> list[tuple[Session, 
         if not offers:
             found.append((session, WaitReason.CLUSTER if refused else WaitReason.RESOURCES))
             continue
-        *_, node_id, uuids, devices = min(offers, key=lambda offer: offer[:4])
+        *_, node_id, _, devices = min(offers, key=lambda offer: offer[:4])
         shares = shares_of(request, devices)
         assert shares is not None
         where = Placement(node_id, shares)
