@@ -228,6 +228,13 @@ class QueueSettings(TimeoutSettings):
         """Return the quotas, for the scheduler's database."""
         return tuple(quota_of(spec, f"c.FGPU.quotas: {dict(spec)!r}") for spec in self.quotas)
 
+    def check_account(self, quota: Quota, where: str) -> None:
+        """Refuse a quota of an account that there is not; ``where`` begins the words of the error."""
+        known = sorted({"default", ANYBODY, *self.accounts}) if self.accounts else []
+        if quota.scope is QuotaScope.ACCOUNT and quota.name not in known:
+            there = f"use one of {', '.join(known)}" if known else "set c.FGPU.accounts"
+            raise BadQuota(f"{where}: there is no account {quota.name[:40]!r}; {there}", "account")
+
     def priority_of(self, hub_groups: Iterable[str]) -> int:
         """Return the highest priority that a member of these Hub groups may ask for."""
         return max(int(self.max_priority.get(name, 0)) for name in (ANYBODY, *hub_groups))
@@ -242,11 +249,8 @@ class QueueSettings(TimeoutSettings):
                 raise BadSettings(f"c.FGPU.{name}: there is no resource group {group!r}; there are {there}")
         self.policy()
         self.rules()
-        accounts = {*self.account_tree().by_name, *(("default", ANYBODY) if self.accounts else ())}
         for quota in quotas:
-            if quota.scope is QuotaScope.ACCOUNT and quota.name not in accounts:
-                there = f"use one of {', '.join(sorted(accounts))}" if accounts else "set c.FGPU.accounts"
-                raise BadSettings(f"c.FGPU.quotas: there is no account {quota.name!r}; {there}")
+            self.check_account(quota, "c.FGPU.quotas")
         whose = [(quota.scope, quota.name, quota.resource_group) for quota in quotas]
         for n, quota in enumerate(quotas):
             if whose[n] in whose[:n]:

@@ -13,7 +13,7 @@ from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
 from fgpu_scheduler.store.store import Store
 
-USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
+USER, GROUP, ALL, ACCOUNT = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL, QuotaScope.ACCOUNT
 CLASS = Quota(GROUP, "class", "lab", max_fgpu_milli=1000, max_pending=2, max_lifetime_s=3600)
 EACH = Quota(USER, "*", max_sessions=3, max_pending=4)
 
@@ -47,6 +47,11 @@ def test_quotas_are_read_back_sorted_and_replaced_as_a_whole(store: Store) -> No
         ([Quota(USER, "a", max_fgpu_milli=-1)], "max_fgpu_milli is -1, and may be 0 to 1000000000"),
         ([Quota(USER, "a", max_sessions=-1)], "max_sessions is -1"),
         ([Quota(USER, "a", max_pending=10**12)], "max_pending is 1000000000000"),
+        ([Quota(USER, "a", guaranteed_milli=1)], "guaranteed_milli is for accounts only; leave it out"),
+        (
+            [Quota(ACCOUNT, "a", max_fgpu_milli=1, guaranteed_milli=2)],
+            "guaranteed_milli is 2, above max_fgpu_milli of 1",
+        ),
         ([Quota(USER, "a", max_lifetime_s=59)], "max_lifetime_s is 59, and may be 60 to"),
     ],
 )
@@ -59,6 +64,13 @@ def test_invalid_quotas_are_refused_and_the_old_ones_kept(
         store.set_quotas([Quota(USER, "b", max_sessions=1), *quotas], now_s=2)
     assert said in str(refused.value)
     assert store.snapshot(1) == before
+
+
+def test_quota_of_an_account_is_read_back_and_logged(store: Store) -> None:
+    quota = Quota(ACCOUNT, "physics", max_fgpu_milli=3000, guaranteed_milli=2000)
+    store.set_quotas([quota], now_s=1)
+    assert store.snapshot(1).quotas == (quota,)
+    assert [e.reason for e in store.events()] == ["account 'physics': 2 fGPU guaranteed, at most 3 fGPU"]
 
 
 def test_each_changed_quota_is_logged(store: Store) -> None:

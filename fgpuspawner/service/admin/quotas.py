@@ -184,7 +184,10 @@ def read_quota(handler: Handler, given: Mapping[str, Any], *, key_only: bool = F
     # A group's administrator learns of no other group.
     known = handler.service.settings.resource_groups() if handler.viewer.admin and not key_only else None
     try:
-        return quota_of(spec, "quota", resource_groups=known, key_only=key_only)
+        quota = quota_of(spec, "quota", resource_groups=known, key_only=key_only)
+        if not key_only:
+            handler.service.settings.check_account(quota, "quota")
+        return quota
     except BadSettings as e:
         raise Problem(400, "bad_argument", str(e), field=getattr(e, "field", "") or "user") from None
 

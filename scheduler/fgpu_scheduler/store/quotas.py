@@ -97,10 +97,10 @@ def quota_values(quota: Quota) -> dict[str, Any]:
 
 def limits_words(quota: Quota) -> str:
     """Return the limits of a quota in words."""
-    fgpu, sessions = quota.max_fgpu_milli, quota.max_sessions
+    fgpu, sessions, guaranteed = quota.max_fgpu_milli, quota.max_sessions, quota.guaranteed_milli
     said = (
-        None if quota.guaranteed_milli is None else f"{format_milli(quota.guaranteed_milli)} fGPU guaranteed",
-        None if fgpu is None else f"{format_milli(fgpu)} fGPU",
+        None if guaranteed is None else f"{format_milli(guaranteed)} fGPU guaranteed",
+        None if fgpu is None else f"{'' if guaranteed is None else 'at most '}{format_milli(fgpu)} fGPU",
         None if sessions is None else f"{sessions} session{'' if sessions == 1 else 's'}",
         None if quota.max_pending is None else f"{quota.max_pending} waiting",
         None if quota.max_lifetime_s is None else duration(quota.max_lifetime_s),

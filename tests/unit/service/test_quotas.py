@@ -43,6 +43,7 @@ def test_full_quota_is_marked_and_removed_quota_counts_nothing() -> None:
         replace(EACH, max_sessions=1, max_pending=0, max_lifetime_s=60),
         Quota(QuotaScope.GROUP, "class", "lab", max_fgpu_milli=1234),
         Quota(QuotaScope.ALL, "*", "lab", max_sessions=3),
+        Quota(QuotaScope.ACCOUNT, "physics", max_fgpu_milli=3000, guaranteed_milli=2500),
     ],
 )
 def test_quota_object_is_read_back_as_the_same_quota(quota: Quota) -> None:
@@ -80,3 +81,9 @@ def test_group_administrators_set_quotas_within_the_groups_limits(
     else:
         assert refused(most) is None
         assert refused(most + 1) == f"max_sessions at most {most}, the quota of resource group 'class'"
+
+
+def test_group_administrators_set_no_quotas_of_accounts() -> None:
+    viewer = Viewer("ann", administers=("class",))
+    found = why_not_group_admin(quota(QuotaScope.ACCOUNT, "physics", guaranteed_milli=1000), viewer, ())
+    assert found == ("account", "set it for a user, or for each user (*); for a whole group you must not")
