@@ -11,11 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from fgpu_scheduler import ImageEdit, ImageEdits, Store, value_words
-from fgpuspawner.images.catalogue import CatalogueError, checked
-from fgpuspawner.images.entry import Entry, entry_of, shown
+from fgpu_scheduler import Audit, ImageEdit, ImageEdits, Store, value_words
+from fgpuspawner.images.catalogue import (
+    CatalogueError,
+    checked,
+    parse_catalogue,
+    read_file,
+    replace_file,
+    rewritten,
+)
+from fgpuspawner.images.entry import Entry, changes_to, entry_of, shown
 from fgpuspawner.images.model import Catalogue, FoundImage, Image
 from fgpuspawner.images.needs import between_steps
 
@@ -107,12 +115,6 @@ def changed(entry: Entry, changes: Mapping[str, object]) -> dict[str, Any]:
     """Return the entry with these changes: None leaves a key out, and the slug stays."""
     together = {**entry, **changes, "slug": entry["slug"]}
     return {key: value for key, value in together.items() if value is not None}
-
-
-def changes_to(entry: Entry, wanted: Entry) -> dict[str, object]:
-    """Return the changes that make ``wanted`` of an entry."""
-    keys = [key for key in (*wanted, *entry) if key != "slug" and wanted.get(key) != entry.get(key)]
-    return {key: wanted.get(key) for key in dict.fromkeys(keys)}
 
 
 def _edited(image: Image, edit: ImageEdit | None) -> Listed:
@@ -298,11 +300,44 @@ def edit_catalogue(
     *,
     by: str,
     amounts: Sequence[int] = (),
+    only_check: bool = False,
 ) -> None:
     """Write what ``change`` makes of the newest edits in the database; see `Draft`. Blocks."""
     edits = ImageEdits(store)
     update = change(Draft(file, edits.all(), amounts))
+    if only_check:
+        return
     edits.put(update.put, drop=update.drop, by=by, now_s=int(time.time()))
+
+
+def write_to_file(store: Store, path: Path, *, by: str, without: str = "") -> None:
+    """Write the database's changes into the catalogue's file, and drop them; or only remove one image. Blocks.
+
+    Raises:
+        CatalogueError: the file cannot be written, or cannot do without that image.
+    """
+    edits, raw = ImageEdits(store), read_file(path)
+    file, changes = parse_catalogue(raw, name=path.name), edits.all()
+    if without:
+        wanted = Catalogue(tuple(image for image in file.images if image.slug != without))
+        drop = [edit.slug for edit in changes if edit.slug == without]
+        if not any(image.default for image in wanted.images):
+            raise CatalogueError(
+                f"image {shown(without)}: it is the default in {path.name}; make another the default there"
+            )
+    else:
+        merged = merge(file, changes)
+        if merged.problems:
+            raise CatalogueError(f"first discard the change that has no effect: {merged.problems[0]}")
+        wanted, drop = merged.catalogue, [edit.slug for edit in changes]
+    replace_file(path, rewritten(raw, wanted, name=path.name))
+    now_s = int(time.time())
+    change = (
+        f"image {without} is removed" if without else f"with the changes of {', '.join(drop) or 'no image'}"
+    )
+    Audit(store).add(actor=by, action="image.write", target=path.name, details=change, now_s=now_s)
+    # An edit that stays after a failure here says what the file says.
+    edits.put((), drop=drop, by=by, now_s=now_s)
 
 
 def pinned(image: Image, found: Mapping[str, FoundImage]) -> tuple[dict[str, Any], str]:

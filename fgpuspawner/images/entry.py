@@ -147,7 +147,10 @@ class ImageEntry(_Table):
     )
     digest: str = _text(r"(sha256:[0-9a-f]{64})?", '"sha256:" and 64 of 0-9 and a-f', "")
     environment: str = _text(
-        r"(/.*)?", 'an absolute path, or "" for the Hub\'s own environment', "", longest=400
+        r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+@-]+)*/?",
+        'an absolute path of letters, digits and . _ + @ -, or "" for the Hub\'s own environment',
+        "",
+        longest=400,
     )
     gpu_architectures: Annotated[
         list[Annotated[str, Field(pattern=rf"\A{CUDA_VERSION}\Z")]], AfterValidator(_each_once)
@@ -251,3 +254,9 @@ def entry_of(image: Image) -> dict[str, Any]:
         if value if key != "enabled" else not value:
             found[key] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def changes_to(entry: Entry, wanted: Entry) -> dict[str, object]:
+    """Return the changes that make ``wanted`` of an entry."""
+    keys = [key for key in (*wanted, *entry) if key != "slug" and wanted.get(key) != entry.get(key)]
+    return {key: wanted.get(key) for key in dict.fromkeys(keys)}

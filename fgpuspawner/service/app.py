@@ -66,6 +66,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("admin/nodes/(drain|gone)", nodes.ConfirmPage),
     ("admin/images", images.ImagesPage),
     ("admin/images/([a-z0-9-]{1,40})", images.EditPage),
+    ("admin/new-image", images.NewPage),
     ("admin/quotas", quotas.QuotasPage),
     ("admin/usage", usage.UsagePage),
     ("admin/banner", banner.BannerPage),

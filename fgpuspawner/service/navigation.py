@@ -40,7 +40,7 @@ PAGES = (
     NavigationEntry("admin/overview", "Overview", admin=True),
     NavigationEntry("admin/queue", "Queue", admin=True, of_group=True),
     NavigationEntry("admin/nodes", "Machines", admin=True, of_group=True),
-    NavigationEntry("admin/images", "Images", admin=True),
+    NavigationEntry("admin/images", "Images", admin=True, also=("admin/new-image",)),
     NavigationEntry("admin/quotas", "Quotas", admin=True, of_group=True),
     NavigationEntry("admin/usage", "Usage", admin=True),
     NavigationEntry("admin/banner", "Banner", admin=True),
@@ -65,6 +65,6 @@ def current(path: str, pages: Iterable[NavigationEntry] = PAGES) -> NavigationEn
     """Return the page that an address below the prefix belongs to; None where there is none."""
     for entry in pages:
         below = tuple(f"{first}/" for first in (entry.address, *entry.also) if first)
-        if path == entry.address or path.startswith(below):
+        if path in (entry.address, *entry.also) or path.startswith(below):
             return entry
     return None

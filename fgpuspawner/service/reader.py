@@ -40,7 +40,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import LaunchRequest, Offer, make_offer
 from fgpuspawner.images.availability import AVAILABLE, Availabilities
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.edits import Draft, Update, edit_catalogue
+from fgpuspawner.images.edits import Draft, Update, edit_catalogue, write_to_file
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
@@ -443,21 +443,41 @@ class Reader:
         finally:
             store.close()
 
-    async def change_images(self, change: Callable[[Draft], Update], by: str) -> None:
-        """Change the catalogue, on top of the last good file, and read it again.
+    async def change_images(
+        self, change: Callable[[Draft], Update], by: str, *, only_check: bool = False
+    ) -> None:
+        """Change the catalogue, on top of the last good file, and read it again; or only try whether that is possible.
 
         Raises:
             CatalogueError: it cannot be done; one line.
         """
-        await self._read(self._change_images, change, by)
+        await self._read(self._change_images, change, by, only_check)
 
-    def _change_images(self, change: Callable[[Draft], Update], by: str) -> None:
+    async def write_images(self, by: str, *, without: str = "") -> None:
+        """Write the catalogue's changes into its file, or remove one image from that.
+
+        Raises:
+            CatalogueError: it cannot be done; one line.
+        """
+        await self._read(self._write_images, by, without)
+
+    def _write_images(self, by: str, without: str) -> None:
+        self._write(lambda store, _: write_to_file(store, self.images.path, by=by, without=without))
+        self.images.refresh()
+
+    def _change_images(self, change: Callable[[Draft], Update], by: str, only_check: bool) -> None:
         if not self.images.file.images:
             why = self.images.problem or "it was not read yet"
             raise CatalogueError(f"nothing can be changed before the file was good once: {why}")
         amounts = amounts_that_fit(self._queue.snapshot(self._clock.now_s()).nodes, self._caps)
-        self._write(lambda store, _: edit_catalogue(store, self.images.file, change, by=by, amounts=amounts))
-        self.images.refresh()
+        file = self.images.file
+        self._write(
+            lambda store, _: edit_catalogue(
+                store, file, change, by=by, amounts=amounts, only_check=only_check
+            )
+        )
+        if not only_check:
+            self.images.refresh()
 
     async def changes(self, after_id: int) -> Changes | None:
         """Return the changes after an event; None if there are too many."""

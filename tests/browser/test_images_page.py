@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from hubprocess import HubProcess, until
 from steps import Person, about_image, choose_image, forecast, images, more, refused, scrolls_sideways
+from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,6 +69,14 @@ def row(page: Page, slug: str) -> Locator:
     return page.locator(f"#image-{slug}")
 
 
+def change(page: Page, slug: str) -> Locator:
+    """Open the menu of an image, and return it."""
+    menu = row(page, slug).locator("details.row-menu")
+    if menu.get_attribute("open") is None:
+        menu.locator("> summary").click()
+    return menu
+
+
 def opened(person: Person) -> Page:
     """Go from the sessions to the images, once the service answers."""
     page = person.page
@@ -100,12 +109,14 @@ def test_image_edit_works_without_scripts(
     expect(flow).to_contain_text("Users can't choose it.")
     expect(flow.get_by_role("link", name="Set its environment: TensorFlow 1.15")).to_be_visible()
     assert not scrolls_sideways(page)
-    torch.get_by_role("button", name="Hide").click()
+    # One menu a row.
+    assert page.locator("table.images td.do").get_by_role("button").count() == 0
+    change(page, "torch").get_by_role("button", name="Hide").click()
     expect(torch.locator(".badge").first).to_have_text("hidden")
     expect(torch).to_contain_text("hidden: yes (in the file: no)")
-    torch.get_by_role("button", name="Up").click()
+    change(page, "torch").get_by_role("button", name="Move up").click()
     expect(page.locator("table.images tbody tr").first).to_have_id("image-torch")
-    torch.get_by_role("link", name="Edit").click()
+    change(page, "torch").get_by_role("link", name="Edit").click()
     # A click does not wait for the page that it leads to, nor for its style sheet.
     expect(page.get_by_role("button", name="Save")).to_be_visible()
     page.wait_for_load_state()
@@ -115,9 +126,47 @@ def test_image_edit_works_without_scripts(
     page.get_by_role("button", name="Save").click()
     expect(torch.locator(".badge").first).to_have_text("enabled")
     expect(torch).to_contain_text("name: Torch (in the file: PyTorch 1.9)")
-    torch.get_by_role("button", name="Back to the file").click()
+    change(page, "torch").get_by_role("button", name="Back to the file").click()
     expect(torch).to_contain_text("PyTorch 1.9")
     expect(page.locator("table.images tbody tr").first).to_have_id("image-python")
+
+
+def test_image_is_copied_checked_written_to_the_file_and_removed(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    page = opened(log_in(hub.url, "admin", ADMIN))
+    file = Path(hub.settings["catalogue"])
+    change(page, "python").get_by_role("link", name="Copy").click()
+    page.get_by_label("Slug").fill("statistics")
+    page.get_by_label("Name", exact=True).fill("Statistics")
+    # Checked while it is typed, by the same rules as the file.
+    page.get_by_label("Image reference").fill("lab/a b; rm -rf /")
+    expect(page.locator("#refused")).to_contain_text("write a Docker image reference")
+    expect(page.get_by_label("Image reference")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Image reference").fill("lab/statistics:1")
+    expect(page.locator("#refused")).to_be_hidden()
+    page.get_by_role("button", name="Add").click()
+    expect(row(page, "statistics")).to_contain_text("not in the file")
+    before = file.read_text()
+    faults.allow(r".*admin/images.*400")
+    # What cannot be written is said, and the change stays.
+    blocked = file.with_name(f".{file.name}.new")
+    blocked.mkdir()
+    page.get_by_role("button", name="Write to the file").click()
+    expect(page.get_by_role("alert")).to_contain_text(
+        "catalogue.toml cannot be written (Is a directory); it is as it was"
+    )
+    blocked.rmdir()
+    assert file.read_text() == before
+    page.get_by_role("button", name="Write to the file").click()
+    expect(row(page, "statistics")).to_contain_text("from the file")
+    assert file.read_text().startswith(before.rstrip())
+    assert 'slug = "statistics"' in file.read_text()
+    menu = change(page, "statistics")
+    menu.get_by_label("Remove: Statistics").click()
+    menu.get_by_role("button", name="Remove now: Statistics").click()
+    expect(row(page, "statistics")).to_have_count(0)
+    assert file.read_text().strip() == before.strip()
 
 
 def test_form_preselects_recommended_amounts_and_keeps_input(

@@ -66,6 +66,8 @@ GET    admin/images                          200 403 403 403 403
 POST   admin/images                          400 403 403 403 403
 GET    admin/images/{id}                     200 403 403 403 403
 POST   admin/images/{id}                     400 403 403 403 403
+GET    admin/new-image                       200 403 403 403 403
+POST   admin/new-image                       400 403 403 403 403
 GET    admin/quotas                          200 200 200 403 403
 POST   admin/quotas                          303 303 403 403 403
 GET    admin/usage                           200 403 403 403 403

@@ -33,6 +33,7 @@ SOURCES = {
 }
 
 FIELD_LABELS = {
+    "slug": "Slug: its name in links and in the API, for good",
     "name": "Name",
     "framework": "Framework",
     "version": "Its version",
@@ -56,7 +57,7 @@ FIELD_LABELS = {
     "hidden": "Hidden: users must know the slug to start it",
     "sudo": "Its users may become root inside it",
 }
-TEXTS = tuple(key for key in KEYS if key in FIELD_LABELS and key not in (*LISTS, *FLAGS))
+TEXTS = tuple(key for key in KEYS if key in FIELD_LABELS and key not in ("slug", *LISTS, *FLAGS))
 
 
 def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
@@ -64,15 +65,13 @@ def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
     found = [
         (Action.DISABLE, "Disable") if image.enabled else (Action.ENABLE, "Enable"),
         (Action.SHOW, "Show") if image.hidden else (Action.HIDE, "Hide"),
-        (Action.UP, "Up"),
-        (Action.DOWN, "Down"),
+        (Action.UP, "Move up"),
+        (Action.DOWN, "Move down"),
     ]
     if not image.default:
         found.insert(2, (Action.DEFAULT, "Make default"))
     if source is Source.EDITED:
         found.append((Action.BACK, "Back to the file"))
-    if source is Source.ADDED:
-        found.append((Action.BACK, "Remove"))
     return tuple((action.value, words) for action, words in found)
 
 
@@ -93,12 +92,31 @@ class CataloguePage(AdminFormPage):
     address = "admin/images"
 
     async def change_images(self, change: Callable[[Draft], Update], slug: str) -> None:
-        """Change the catalogue, and show the image in the table."""
+        """Change the catalogue, and show the image in the table. A script's form is only checked: ``check=1``."""
+        only_check = self.field("check") == "1"
         try:
-            await self.service.reader.change_images(change, self.actor)
+            await self.service.reader.change_images(change, self.actor, only_check=only_check)
+        except CatalogueError as e:
+            if only_check:
+                words = str(e).partition(f" {e.key}: ")[2] if e.key else str(e)
+                self.send_parts({"field": e.key, "message": words})
+                return
+            raise Problem(400, "bad_argument", str(e)) from None
+        if only_check:
+            self.send_parts({"field": "", "message": ""})
+        else:
+            self.back(f"image-{quote(slug)}")
+
+    async def write_file(self, *, without: str = "") -> None:
+        """Write the changes into the catalogue's file, or remove an image from it."""
+        if not self.service.settings.catalogue:
+            words = "the images are those of the package: set c.FGPU.catalogue to a file of your own (fgpu images export)"
+            raise Problem(400, "bad_argument", words)
+        try:
+            await self.service.reader.write_images(self.actor, without=without)
         except CatalogueError as e:
             raise Problem(400, "bad_argument", str(e)) from None
-        self.back(f"image-{quote(slug)}")
+        self.back()
 
 
 class ImagesPage(CataloguePage):
@@ -124,6 +142,8 @@ class ImagesPage(CataloguePage):
             lost=images.listed.lost,
             reordered=images.listed.reordered,
             path=images.path.name,
+            own_file=bool(self.service.settings.catalogue),
+            changed=[one.image.name for one in images.listed.listed if one.source is not Source.FILE],
             scans=reader.engine.own_root,
         )
 
@@ -131,6 +151,15 @@ class ImagesPage(CataloguePage):
         slug, action = self.field("slug"), self.field("action")
         if action == "file-order":
             await self.change_images(Draft.file_order, slug)
+        elif action == "write":
+            await self.write_file()
+        elif action == "remove":
+            listed = self.service.reader.images.listed.listed
+            source = next((one.source for one in listed if one.image.slug == slug), None)
+            if source is Source.ADDED:
+                await self.change_images(lambda draft: draft.do(Action.BACK, slug), slug)
+            else:
+                await self.write_file(without=slug)
         elif action == "fetch" and self.service.reader.catalogue.entry(slug) is not None:
             await self.change(functools.partial(self._fetch, slug))
             self.back(f"image-{quote(slug)}")
@@ -146,19 +175,27 @@ class ImagesPage(CataloguePage):
 
 
 class EditPage(CataloguePage):
+    """The form of an image: changes it."""
+
+    new = False
+
     async def show(self, trouble: Problem | None = None) -> None:
-        slug = self.path_args[0]
-        image = self._image(slug)
-        values = form_values(self._given(slug) if trouble else entry_of(image))
+        entry = self.given() if trouble else self.shown_entry()
+        values = form_values(entry) | {"slug": str(entry.get("slug", ""))}
         # Fields that the engine ignores are shown only if they are set.
         unused = ("environment",) if self.service.reader.engine.own_root else ("reference", "digest", "sudo")
+        # An image needs a reference, which other engines use.
+        shown = [
+            key for key in TEXTS if key not in unused or values[key] or (self.new and key == "reference")
+        ]
         self.render(
             "image.html",
-            slug=slug,
+            slug="" if self.new else self.path_args[0],
+            new=self.new,
             values=values,
             trouble=trouble.message if trouble else None,
             labels=FIELD_LABELS,
-            texts=[key for key in TEXTS if key not in unused or values[key]],
+            texts=[*(["slug"] if self.new else []), *shown],
             lists=LISTS,
             tables={table: [(f"{table}.{key}", FIELD_LABELS[key]) for key in AMOUNTS] for table in TABLES},
             flags=[key for key in FLAGS if key not in unused or values[key]],
@@ -166,19 +203,40 @@ class EditPage(CataloguePage):
         )
 
     async def submit(self) -> None:
-        slug = self.path_args[0]
-        self._image(slug)
-        entry = self._given(slug)
-        await self.change_images(lambda draft: draft.edit(slug, entry), slug)
+        entry = self.given()
+        await self.change_images(lambda draft: draft.edit(self.path_args[0], entry), self.path_args[0])
 
-    def _given(self, slug: str) -> Entry:
+    def shown_entry(self) -> Entry:
+        """Return what the form has at first."""
+        return entry_of(self.image(self.path_args[0]))
+
+    def given(self) -> Entry:
+        """Return the entry that the form was sent with."""
+        slug = self.field("slug") if self.new else self.image(self.path_args[0]).slug
         return entry_from_form(slug, {name: self.field(name) for name in self.request.body_arguments})
 
-    def _image(self, slug: str) -> Image:
-        image = self.service.reader.images.listed.catalogue.entry(slug)
-        if image is None:
+    def image(self, slug: str) -> Image:
+        found = self.service.reader.images.listed.catalogue.entry(slug)
+        if found is None:
             raise Problem(404, "no_such_image", f"there is no image {slug!r}")
-        return image
+        return found
+
+
+class NewPage(EditPage):
+    """The same form, empty or with another image's values (``?copy=SLUG``): adds an image."""
+
+    new = True
+
+    async def submit(self) -> None:
+        entry = self.given()
+        await self.change_images(lambda draft: draft.add([entry]), str(entry["slug"]))
+
+    def shown_entry(self) -> Entry:
+        slug = self.get_query_argument("copy", "")
+        if not slug:
+            return {"python": "3"}
+        entry = entry_of(self.image(slug))
+        return {**entry, "slug": f"{slug[:35]}-copy", "name": f"{entry['name']} (copy)", "default": False}
 
 
 def form_values(entry: Entry) -> dict[str, str]:
