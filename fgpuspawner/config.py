@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -192,6 +193,10 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
     c.Spawner.setdefault("server_token_scopes", scopes)
 
 
+OF_THE_INDEX = re.compile(r"(UV|PIP|SSL_CERT)_|(?i:https?|all|no)_proxy\Z")
+"""Variables that say how the package index is reached."""
+
+
 def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
     hub = c.JupyterHub
     groups = settings.resource_groups()
@@ -208,6 +213,8 @@ def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
                 "FGPU_FORECAST_KEY": ticket.KEY,
                 "FGPU_HUB_PID": str(os.getpid()),
                 "FGPU_ENGINE": able.to_json(),
+                # Where it installs frameworks for local sessions from.
+                **({} if able.own_root else {n: v for n, v in os.environ.items() if OF_THE_INDEX.match(n)}),
             },
             "oauth_no_confirm": True,
             # A caller's token only gets those of these that the caller has anyway.

@@ -77,6 +77,7 @@ def render(
     notice: Notice | None = None,
     own_presets: Mapping[str, Mapping[str, object]] | None = None,
     setups: Mapping[int, SavedSetup] | None = None,
+    installing: Mapping[str, str] | None = None,
 ) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
@@ -93,6 +94,7 @@ def render(
         notice: The administrators' banner.
         own_presets: The user's presets by name.
         setups: The user's saved variables and scripts; None for a viewer who is not the user.
+        installing: How far each framework is that is being installed, by its name.
     """
     if again is not None:
         # An image that is not shown is requested by its name.
@@ -119,6 +121,7 @@ def render(
         notice=notice,
         quick=one_click(offer, presets, sessions, own_presets or {}, setups or {}),
         owner=setups is not None,
+        installing=installing or {},
         groups=groups,
         models=list(dict.fromkeys(model for group in groups for model in group["models"])),
         values=_values(offer, given, setups or {}),

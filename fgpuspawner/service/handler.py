@@ -17,6 +17,7 @@ from fgpuspawner import scopes
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
+from fgpuspawner.service.frameworks import FrameworkInstaller
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.metrics import ERRORS
 from fgpuspawner.service.model import Site, Viewer, World, administered, is_visible
@@ -64,6 +65,7 @@ class Service:
     prefix: str
     forecast_key: str
     background: Background = field(default_factory=lambda: Background(log))
+    frameworks: FrameworkInstaller = field(default_factory=FrameworkInstaller)
     turns: Turns = field(default_factory=lambda: Turns(at_a_time=CONCURRENT_REQUESTS, most=MAX_REQUESTS))
 
 

@@ -20,6 +20,7 @@ from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.images.frameworks import INSTALLING
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.service.app import make_app
 from fgpuspawner.service.handler import LogIns, Service
@@ -145,6 +146,8 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     ip, port = address_from(environment, settings)
     background = Background(log)
     key = environment["FGPU_FORECAST_KEY"]
+    # What an earlier process was installing is not being installed any longer.
+    INSTALLING.write(settings.data_path(), {})
     app = make_app(Service(settings, reader, watcher, hub, site, auth.base_url, key, background))
     bound_bodies(app)
     server = HTTPServer(app, xheaders=True)

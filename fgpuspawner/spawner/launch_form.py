@@ -35,6 +35,7 @@ from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.form.own_setup import GIVEN
 from fgpuspawner.hub.hub_handlers import actor_name
 from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.images.frameworks import INSTALLING
 from fgpuspawner.spawner.failures import NEXT_STEP, end_words, last_end, last_failure
 
 log = logging.getLogger("fgpu")
@@ -136,6 +137,7 @@ class LaunchFormSpawner(HasTraits):
             by_link=sent is not None and sent.by_link,
             fewer_sessions=most < offer.caps.max_count,
             presets=self.runtime.settings.presets,
+            installing=INSTALLING.read(self.runtime.settings.data_path()),
             sessions=recent.sessions,
             advice=recent.advice,
             again=again,

@@ -137,7 +137,7 @@ def test_image_is_copied_checked_written_to_the_file_and_removed(
     page = opened(log_in(hub.url, "admin", ADMIN))
     file = Path(hub.settings["catalogue"])
     change(page, "python").get_by_role("link", name="Copy").click()
-    page.get_by_label("Slug").fill("statistics")
+    page.get_by_role("textbox", name="Slug").fill("statistics")
     page.get_by_label("Name", exact=True).fill("Statistics")
     # Checked while it is typed, by the same rules as the file.
     page.get_by_label("Image reference").fill("lab/a b; rm -rf /")

@@ -15,6 +15,7 @@ from fgpuspawner.images.availability import WANTED, Availabilities, Availability
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Draft, Source, Update
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
+from fgpuspawner.images.frameworks import FRAMEWORKS
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.model import Image, state_words
 from fgpuspawner.images.needs import between_steps, never_held
@@ -131,7 +132,7 @@ class ImagesPage(CataloguePage):
                 never_held(image, world.snapshot.nodes, caps) or between_steps(image, amounts)
             ),
             places=lambda image: places_of(image, world.snapshot.nodes, world.available),
-            moving=world.available.moving,
+            moving=world.available.moving or bool(self.service.frameworks.doing),
             fetches=reader.engine.fetches_images,
             icon=lambda image: icon_svg(icon_name(image)),
             sources=SOURCES,
@@ -145,6 +146,9 @@ class ImagesPage(CataloguePage):
             own_file=bool(self.service.settings.catalogue),
             changed=[one.image.name for one in images.listed.listed if one.source is not Source.FILE],
             scans=reader.engine.own_root,
+            # Local sessions run in Python environments, which can be made here.
+            frameworks=() if reader.engine.own_root else FRAMEWORKS,
+            installer=self.service.frameworks,
         )
 
     async def submit(self) -> None:
@@ -153,6 +157,12 @@ class ImagesPage(CataloguePage):
             await self.change_images(Draft.file_order, slug)
         elif action == "write":
             await self.write_file()
+        elif action == "look":
+            await self.service.frameworks.look()
+            self.back("frameworks")
+        elif action == "install":
+            self._install(slug)
+            self.back("frameworks")
         elif action == "remove":
             listed = self.service.reader.images.listed.listed
             source = next((one.source for one in listed if one.image.slug == slug), None)
@@ -167,6 +177,20 @@ class ImagesPage(CataloguePage):
             await self.change_images(lambda draft: draft.do(Action(action), slug), slug)
         else:
             raise bad_argument("action", "there is no such action")
+
+    def _install(self, slug: str) -> None:
+        """Begin to install a framework whose size was shown."""
+        installer, service, actor = self.service.frameworks, self.service, self.actor
+        if service.reader.engine.own_root or slug not in installer.wheels or slug in installer.doing:
+            raise bad_argument("slug", "it is being installed, or its size was not shown yet")
+
+        async def add(entry: Mapping[str, object]) -> None:
+            await service.reader.change_images(lambda draft: draft.add([entry]), actor)
+
+        service.background.run(
+            installer.install(slug, service.settings.data_path(), add),
+            failed=f"The framework {slug} could not be installed",
+        )
 
     def _fetch(self, slug: str, store: Store, by: str, now_s: int) -> None:
         Audit(store).add(actor=by, action="image.fetch", target=f"image {slug}", now_s=now_s)
