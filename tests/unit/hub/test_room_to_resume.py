@@ -20,7 +20,7 @@ OWN = Session(
 
 
 def use(**held_mib: int | None) -> DeviceUse:
-    """Return a use by processes 1 of another session, 7 of the own one, and 9 of nobody."""
+    """Return a use by process 1 of another session, process 7 of this session and process 9 of no session."""
     pids = {"other": 1, "own": 7, "stranger": 9}
     processes = (
         ProcessUse(pids[n], mib if mib is None else mib * MIB, None, None, 0, None)
