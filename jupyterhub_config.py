@@ -56,5 +56,8 @@ configure(
     service_port=port + 3,
     fgpu_per_gpu=os.environ.get("FGPU_PER_GPU", "2"),
     owners_may_commit=True,
+    # While others wait, idle sessions give their GPU back; their variables stay in this much host memory.
+    parked_memory_mib=8192,
+    reclaim={"*": {"park": "when needed"}},
     simulated_gpus=os.environ.get("SIMULATED_GPUS", "auto"),
 )

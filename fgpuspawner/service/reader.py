@@ -366,7 +366,11 @@ class Reader:
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_state(self) -> World:
-        return World(self._queue.snapshot(self._clock.now_s()), available=self._available())
+        return World(
+            self._queue.snapshot(self._clock.now_s()),
+            isolation=CHOICES.read(self.settings.data_path()),
+            available=self._available(),
+        )
 
     def _available(self) -> Availabilities:
         return AVAILABLE.read(self.settings.data_path()).fresh(self._clock.now_s())

@@ -301,8 +301,8 @@ def parked_words(parked: Parked | None) -> str:
     """Return what a parked session keeps and how it gets its GPU; empty if it is not parked."""
     if parked is None:
         return ""
-    kept = f"{gib_words(parked.memory_mib)} GiB of GPU memory kept; " if parked.memory_mib else ""
-    return f"{kept}{'it waits for its GPU' if parked.wanted else 'a cell that needs the GPU gets it'}"
+    kept = f"{gib_words(parked.memory_mib)} GiB of GPU memory kept. " if parked.memory_mib else ""
+    return f"{kept}{'It waits for its GPU' if parked.wanted else 'A cell that needs the GPU gets it'}"
 
 
 def saving_words(saving: Saving | None) -> str:

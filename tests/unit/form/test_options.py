@@ -72,7 +72,7 @@ NUMBER = "is not a number such as 0.5"
 LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
-    "the options are image, group, account, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, "
+    "the options are image, group, account, gpu, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, "
     "memory_mib, memory_gib, count, time_limit, time_limit_s, priority, name, setup, variables, script"
 )
 
@@ -866,6 +866,17 @@ ACCOUNTS = {"science": {}, "physics": {"parent": "science", "groups": ["phys"]},
 def offer_for(*hub_groups: str, **given: Any) -> Offer:
     own = settings(**given)
     return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), hub_groups=hub_groups)
+
+
+def test_gpu_comes_on_demand_only_where_all_machines_can_park_a_session() -> None:
+    own = offer()
+    parks = replace(own, parking=frozenset(node.id for node in own.nodes))
+    assert not parse({}, parks).on_demand
+    asked = parse({"gpu": "on-demand"}, parks)
+    assert asked.on_demand
+    assert parse(asked.as_options(), parks) == asked
+    with pytest.raises(Refused, match="gpu: there is no 'on-demand'; choose one of at-start"):
+        parse({"gpu": "on-demand"}, own)
 
 
 def test_user_of_several_accounts_chooses_one_or_gets_the_first() -> None:

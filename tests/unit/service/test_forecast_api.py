@@ -55,6 +55,19 @@ def test_forecast_offers_the_soonest_amount_and_names_who_is_ahead() -> None:
 
 
 @pytest.mark.parametrize(
+    ("startable", "text"),
+    [
+        (1, "opens now; a GPU when a cell needs it: one is free now"),
+        (0, "opens now; a GPU when a cell needs it: none is free now: the 1st waits for alice"),
+    ],
+)
+def test_session_on_demand_opens_now_and_says_when_it_would_get_a_gpu(startable: int, text: str) -> None:
+    found = RequestForecast(startable, None, None, "", "the 1st waits for alice", None)
+    told = forecast_object(found, WORLD, ALICE, count=1, simulated=False, on_demand=True)
+    assert (told["starts_now"], told["text"]) == (True, text)
+
+
+@pytest.mark.parametrize(
     ("count", "startable", "text"),
     [
         (1, 1, "starts now"),

@@ -90,6 +90,20 @@ def test_row_offers_the_possible_actions() -> None:
     assert rows["p"].unexpected == "no estimate yet: too few sessions have ended"
 
 
+def test_parked_row_says_what_is_kept_and_offers_the_gpu() -> None:
+    build = Build().running("alice", 500, state=S.PARKED)
+    (session,) = build.sessions
+    kept = "6.2 GiB of GPU memory kept. "
+    for wanted_at_s, mib, words in (
+        (None, 6349, f"{kept}A cell that needs the GPU gets it"),
+        (None, 0, "A cell that needs the GPU gets it"),
+        (130, 6349, f"{kept}It waits for its GPU"),
+    ):
+        build.sessions = [replace(session, parked_at_s=120, parked_mib=mib, wanted_at_s=wanted_at_s)]
+        (row,) = shown(build.world(), ALICE).rows
+        assert (row.why, row.power, bool(row.open_url)) == (words, "End", True)
+
+
 def test_uncertain_start_is_a_five_minute_range() -> None:
     world = Build().running("bob", 1000).pending("alice", 1000).world(typical_length_s=7200)
     (only,) = world.forecasts.values()
