@@ -41,6 +41,7 @@ COMPLETED = {"image": completion.images, "group": completion.groups}
 FIELDS = {
     "image": ("IMAGE", "its slug, or OWNER/NAME:TAG of a private one"),
     "group": ("GROUP", "the resource group"),
+    "account": ("ACCOUNT", "the account for which the use counts"),
     "fgpu": ("FGPU", "how much GPU, such as 0.5"),
     "gpu_memory_mib": ("MIB", "exact GPU memory, in place of --fgpu"),
     "compute_percent": ("PERCENT", "exact compute, beside --gpu-memory-mib"),
