@@ -40,7 +40,6 @@ FULL_REQUEST = Request(
     groups=("a,b", "class", 'Zoë "quoted"'),
     name='Zoë "train"',
     setup=2**33,
-    folders=("data sets", "b,c"),
     on_demand=True,
 )
 FULL_SESSION = Session(

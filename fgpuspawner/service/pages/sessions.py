@@ -40,6 +40,8 @@ from fgpuspawner.text.sessions import end_words, session_name
 from fgpuspawner.text.times import cell, duration
 
 PAST_SHOWN = 5
+FILTERS_FROM = 4
+"""From this many sessions on the list has filters."""
 MOST_AT_ONCE = 200
 """Rows that the page's script may ask for at once."""
 
@@ -60,6 +62,10 @@ COLUMNS = {
     "status": "Status",
     "amount": "Amount",
     "use": "In use now",
+    "cpu": "CPU",
+    "memory": "Memory",
+    "elapsed": "Elapsed",
+    "left": "Time left",
     "started": "Started",
 }
 """The table's columns: sort keys, with titles, which label the cells on a phone."""
@@ -108,6 +114,7 @@ class SessionsPage(SessionsHandler):
             "states": tuple(STATES),
             "columns": {n: title for n, title in COLUMNS.items() if self.everybody or n != "user"},
             "duration": duration,
+            "few": world is not None and len(shown.rows) < FILTERS_FROM and not choice.narrows,
             "memory_words": memory_words,
             # Once for the page: the forms of all rows use it.
             "xsrf": self.xsrf,
@@ -120,9 +127,7 @@ class SessionsPage(SessionsHandler):
             case _:
                 parts = {name: self.render_string(f"{name}.html", **more).decode() for name in PARTS}
                 rows = [[row.session.id, row.digest] for row in shown.rows]
-                self.send_parts(
-                    {"parts": parts, "rows": rows, "total": shown.total, "narrows": choice.narrows}
-                )
+                self.send_parts({"parts": parts, "rows": rows, "total": shown.total, "few": more["few"]})
 
     async def _stream(self, rows: Sequence[SessionRow], more: dict[str, Any]) -> None:
         """Send the page with its rows in portions: a browser shows them early, and other requests are answered in

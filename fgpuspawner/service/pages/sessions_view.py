@@ -57,6 +57,10 @@ SORTS: Mapping[str, Callable[[Session], Key]] = {
     "amount": _amount,
     "use": _used,
     "started": lambda s: None if s.started_at_s is None else (s.started_at_s,),
+    "cpu": lambda s: (parse_milli(s.cpu, field="cpu"),),
+    "memory": lambda s: (s.memory_mib,),
+    "elapsed": lambda s: None if s.started_at_s is None else (-s.started_at_s,),
+    "left": lambda s: None if s.ends_at_s is None else (s.ends_at_s,),
 }
 """Sortable columns."""
 

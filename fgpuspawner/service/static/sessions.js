@@ -36,7 +36,8 @@
       window.fgpu.show(document.getElementById(id), html);
     }
     table.hidden = found.rows.length === 0;
-    choose.hidden = found.total === 0 && !found.narrows;
+    choose.hidden = found.few;
+    document.getElementById("tools").hidden = found.total === 0;
     const lines = new Map(Array.from(rows.children, function (line) { return [line.id, line]; }));
     const wanted = found.rows.filter(function ([id, digest]) {
       const line = lines.get("session-" + id);
@@ -171,11 +172,18 @@
 
   // --- How long is left ---
 
+  function span(seconds) {
+    const minutes = Math.max(0, Math.round(seconds / 60));
+    return minutes < 60 ? minutes + " min" : Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
+  }
+
   function showTimeLeft() {
+    const now = Date.now() / 1000;
+    for (const cell of rows.querySelectorAll("[data-since], [data-until]")) {
+      cell.textContent = span(cell.dataset.since ? now - cell.dataset.since : cell.dataset.until - now);
+    }
     for (const left of rows.querySelectorAll(".left")) {
-      const minutes = Math.max(0, Math.round((Date.parse(left.previousElementSibling.dateTime) - Date.now()) / MINUTE_MS));
-      const words = minutes < 60 ? minutes + " min" : Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
-      left.textContent = ", in " + words;
+      left.textContent = ", in " + span((Date.parse(left.previousElementSibling.dateTime) - Date.now()) / 1000);
     }
   }
 
@@ -225,10 +233,47 @@
     });
   }
 
+  // --- Which columns are shown: kept in this browser ---
+
+  const HIDDEN_AT_FIRST = ["cpu", "memory", "started"];
+  const KEPT_AS = "fgpu-hidden-columns";
+
+  function hiddenColumns() {
+    try {
+      const found = JSON.parse(localStorage.getItem(KEPT_AS));
+      return Array.isArray(found) ? found : HIDDEN_AT_FIRST;
+    } catch (error) {
+      return HIDDEN_AT_FIRST;
+    }
+  }
+
+  function chooseColumns() {
+    const chooser = document.getElementById("chooser");
+    const boxes = Array.from(chooser.querySelectorAll("input"));
+    function show(hidden) {
+      for (const box of boxes) {
+        box.checked = !hidden.includes(box.name);
+        table.classList.toggle("without-" + box.name, hidden.includes(box.name));
+      }
+    }
+    chooser.hidden = false;
+    show(hiddenColumns());
+    chooser.addEventListener("change", function () {
+      const hidden = boxes.filter(function (box) { return !box.checked; }).map(function (box) { return box.name; });
+      show(hidden);
+      try {
+        localStorage.setItem(KEPT_AS, JSON.stringify(hidden));
+      } catch (error) {
+        // A browser that keeps nothing shows them until the page is left.
+      }
+    });
+  }
+
   const page = window.fgpu.keepUpToDate(root, ask, function () { clearTimeout(pulled); });
   window.fgpu.keepInPlace(root, page);
   window.fgpu.askBeforeEnding(root, page);
   chooseInPlace();
+  chooseColumns();
   showTimeLeft();
   setInterval(showTimeLeft, MINUTE_MS / 2);
   setInterval(askMeters, METERS_MS);

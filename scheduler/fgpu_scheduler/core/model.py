@@ -142,7 +142,7 @@ class Request:
     None, without a compute limit. ``gpu_models`` are the accepted models, the preferred one first; empty accepts all.
     The first model on which the request fits now is taken. ``groups`` are the Hub groups of the user at submission,
     in order. ``name`` is the session's name for people; ``setup`` is the id of its own variables and start script, 0 for
-    none; ``folders`` are the names of the chosen shared folders. ``account`` is the path of the account that is charged,
+    none. ``account`` is the path of the account that is charged,
     "" if there are no accounts.
     A session ``on_demand`` starts parked: it waits for no GPU, and gets its shares when it wants them.
     """
@@ -162,7 +162,6 @@ class Request:
     groups: tuple[str, ...] = ()
     name: str = ""
     setup: int = 0
-    folders: tuple[str, ...] = ()
     on_demand: bool = False
     account: str = ""
 

@@ -81,7 +81,6 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     id_, node_id = _key_of(row)
     asked = dict(zip(_REQUEST, _request_of(row), strict=True))
     asked["groups"] = texts_of(asked["groups"])
-    asked["folders"] = texts_of(asked["folders"])
     asked["gpu_models"] = models_of(asked["gpu_models"])
     life = dict(zip(_LIFE, _life_of(row), strict=True))
     for name, word in _ENUMS.items():
@@ -112,8 +111,7 @@ def request_values(request: Request) -> dict[str, Any]:
     """Return the columns of a session's request."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
     models = json.dumps(request.gpu_models) if request.gpu_models else None
-    lists = {name: json.dumps(getattr(request, name)) for name in ("groups", "folders")}
-    return {**values, **lists, "gpu_models": models}
+    return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
 
 
 def life_values(session: Session, before: Session | None = None) -> dict[str, Any]:

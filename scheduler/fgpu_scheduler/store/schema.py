@@ -87,9 +87,9 @@ sessions = sa.Table(
     *_filled(sa.BigInteger, "parked_mib"),
     *_filled(sa.Boolean, "held", "on_demand"),
     *_filled(sa.Integer, "attempt", "priority"),
-    # JSON arrays: Hub groups, chosen folders, the nodes that refused it after placement, and what it held before each
+    # JSON arrays: Hub groups, the nodes that refused it after placement, and what it held before each
     # resize and parking.
-    *_filled(sa.Text, "groups", "folders", "refused", "sizes"),
+    *_filled(sa.Text, "groups", "refused", "sizes"),
     *_optional(sa.Text, "node_id", "wait_reason", "end_cause", "ends_cause", "message", "launched"),
     # A JSON array, most preferred first; null: any.
     *_optional(sa.Text, "gpu_models"),
