@@ -320,12 +320,14 @@ class LaunchFormSpawner(HasTraits):
     def _default_options_from_form(self) -> Any:
         return self._read_form
 
-    async def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
+    def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
         _sent.set(SentForm(form.first_of(fields)))
         try:
             wanted, accepted = parse_to_start(read_fields(fields), self.offer())
-            wanted = await self.with_saved_setup(wanted)
-            return wanted.as_options() | ({ACCEPT_IMAGE: accepted} if accepted else {})
+            own = wanted.own
+            # `start` stores them and takes them out of the options: here the asking user is not known yet.
+            given = {} if own is None else {"variables": dict(own.variables), "script": own.script}
+            return wanted.as_options() | given | ({ACCEPT_IMAGE: accepted} if accepted else {})
         except Refused as e:
             show_refusals(e.refusals)
             raise refusal(e, "; ".join(form.refusal_words(e))) from None

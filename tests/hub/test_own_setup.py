@@ -95,6 +95,22 @@ def test_variables_and_script_reach_kernels_and_terminals_only(
     assert SECRET not in own
     assert "API_SECRET" in own
 
+    # The form stores them, too, and the Hub's options have none of them.
+    browser = hub.browser("alice", leads_to="/hub/spawn/alice/other")
+    proof = {"_xsrf": browser.cookies.get("_xsrf", path="/hub/")}
+    form_data = {
+        "fgpu": "0.1",
+        "cpu": "0.1",
+        "memory_gib": "0.25",
+        "variables": f"OTHER={SECRET}",
+        "script": "",
+    }
+    answer = browser.post(f"{hub.url}/hub/spawn/alice/other", params=proof, data=form_data, timeout=120)
+    assert answer.ok, answer.text
+    until(lambda: hub.sessions()["alice/other"].request.setup > 1, what="it has a setup of its own")
+    assert SECRET not in hub.api("GET", "users/alice?include_stopped_servers=1").text
+    hub.stop("alice", "other")
+
     # A start again has the same; a name alone keeps its value.
     setup = hub.sessions()["alice/"].request.setup
     hub.stop("alice")
