@@ -7,8 +7,9 @@ users. Users of no account share the account `DEFAULT`. Without accounts all use
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import add
 
 #: The account of users who are in no other one.
@@ -161,42 +162,51 @@ def _pairs(line: Sequence[_Branch]) -> Iterator[tuple[_Branch, _Branch]]:
 def fair_ranks(
     accounts: Accounts,
     used: Mapping[Member, Sequence[float]],
-    waiting: Iterable[tuple[Member, Sequence[float]]],
+    waiting: Sequence[Member],
+    asked: Sequence[Sequence[float]],
 ) -> list[int]:
     """Return the rank of each waiting request: from the root down, the branch goes first that has least for its weight.
 
-    Amounts are of one or more resources, and the largest counts. Each request adds its own to its user and accounts, so
-    the next one of the same account ranks behind. ``waiting`` is in the order of positions, which decides between equals.
+    ``asked`` has for each resource the amounts of all requests, and the largest resource counts. Each request adds its
+    own to its user and accounts, so the next one of the same account ranks behind. ``waiting`` is in the order of
+    positions, which decides between equals.
     """
+    if not waiting:
+        return []
     sums: dict[_Branch, list[float]] = {}
     for member, amounts in used.items():
         for branch in accounts.line(member):
             sums[branch] = list(map(add, sums[branch], amounts)) if branch in sums else list(amounts)
-    asked: list[Sequence[float]] = []
-    own: dict[_Branch, list[int]] = {}
-    children: dict[_Branch, dict[_Branch, None]] = {}
-    lines: dict[Member, tuple[_Branch, ...]] = {}
-    for n, (member, amounts) in enumerate(waiting):
-        asked.append(amounts)
-        if member not in lines:
-            lines[member] = accounts.line(member)
-            for parent, branch in _pairs(lines[member]):
-                children.setdefault(parent, {})[branch] = None
-        own.setdefault(lines[member][0], []).append(n)
+    own: dict[Member, list[int]] = {}
+    for n, member in enumerate(waiting):
+        if member in own:
+            own[member].append(n)
+        else:
+            own[member] = [n]
+    children: dict[_Branch, dict[_Branch, list[int]]] = {}
+    for member, numbers in own.items():
+        leaf, *above = (line := accounts.line(member))
+        for parent, branch in _pairs(line):
+            children.setdefault(parent, {}).setdefault(branch, [])
+        # An account has several names after a move.
+        children[above[0] if above else _ROOT][leaf] += numbers
 
     def in_order(parent: _Branch) -> list[int]:
-        found = []
-        for branch in children[parent]:
+        found: list[tuple[int, int]] = []
+        for branch, numbers in children[parent].items():
+            numbers = sorted(numbers) or in_order(branch)
+            has = sums.get(branch) or [0] * len(asked)
+            totals = [
+                accumulate(map(column.__getitem__, numbers), initial=start)
+                for column, start in zip(asked, has, strict=True)
+            ]
             weight = accounts.weight(branch)
-            numbers = own[branch] if branch in own else in_order(branch)
-            has = sums.get(branch) or [0] * len(asked[numbers[0]])
-            for n in numbers:
-                # Rounded, because the order of the additions changes the last digits.
-                found.append((int(max(has) / weight + 0.5), n))
-                has = list(map(add, has, asked[n]))
+            most = map(max, *totals) if len(totals) > 1 else totals[0]
+            # Rounded, because the order of the additions changes the last digits.
+            found += [(int(amount / weight + 0.5), n) for amount, n in zip(most, numbers, strict=False)]
         return [n for _, n in sorted(found)]
 
-    ranks = [0] * len(asked)
-    for rank, n in enumerate(in_order(_ROOT) if asked else ()):
+    ranks = [0] * len(waiting)
+    for rank, n in enumerate(in_order(_ROOT)):
         ranks[n] = rank
     return ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from operator import attrgetter
+from operator import attrgetter, mul
 
 from fgpu_scheduler.core.accounts import Accounts, Member, Standings, fair_ranks
 from fgpu_scheduler.core.lifecycle import HOLDING, holds_shares
@@ -170,9 +170,8 @@ def fair_share(queue: QueueSnapshot) -> Sequence[float]:
     So a user's second request stands behind the first ones of all users with as little usage.
     """
     used = {m: (amount,) for m, amount in used_by_member(queue.snapshot, queue.resource_group).items()}
-    asked = zip(queue.waiting, asked_milli(queue), lengths_s(queue), strict=True)
-    waiting = ((member_of(session), (milli * length_s,)) for session, milli, length_s in asked)
-    return fair_ranks(queue.accounts, used, waiting)
+    asked = list(map(mul, asked_milli(queue), lengths_s(queue)))
+    return fair_ranks(queue.accounts, used, [member_of(s) for s in queue.waiting], [asked])
 
 
 # Set on seeds 1 to 12 of bench/scheduler/lab.py (docs/decisions/0027).
@@ -227,16 +226,18 @@ def drf(queue: QueueSnapshot) -> Sequence[float]:
     cpu = 10**6 / max(1, sum(n.cpu_milli for n in nodes))
     memory = 10**6 / max(1, sum(n.memory_mib for n in nodes))
 
-    def share(session: Session, milli: int) -> tuple[float, float, float]:
-        return milli * fgpu, session.request.cpu_milli * cpu, session.request.memory_mib * memory
-
-    taken: dict[Member, tuple[float, float, float]] = {}
+    taken: dict[Member, list[float]] = {}
     for session in snapshot.sessions:
-        if session.state in HOLDING and session.request.resource_group == group:
-            milli = taken_milli(session) if holds_shares(session) else 0
-            member, own = member_of(session), share(session, milli)
-            a, b, c = taken.get(member, (0, 0, 0))
-            taken[member] = a + own[0], b + own[1], c + own[2]
-    asked = zip(queue.waiting, asked_milli(queue), strict=True)
-    waiting = ((member_of(session), share(session, milli)) for session, milli in asked)
-    return fair_ranks(queue.accounts, taken, waiting)
+        asked = session.request
+        if session.state in HOLDING and asked.resource_group == group:
+            own = taken.setdefault(member_of(session), [0, 0, 0])
+            own[0] += taken_milli(session) * fgpu if holds_shares(session) else 0
+            own[1] += asked.cpu_milli * cpu
+            own[2] += asked.memory_mib * memory
+    requests = [session.request for session in queue.waiting]
+    shares = (
+        [milli * fgpu for milli in asked_milli(queue)],
+        [asked.cpu_milli * cpu for asked in requests],
+        [asked.memory_mib * memory for asked in requests],
+    )
+    return fair_ranks(queue.accounts, taken, [member_of(s) for s in queue.waiting], shares)
