@@ -68,13 +68,13 @@ PROGRAM = """
 class Parkable:
     """A session that can be parked, as the Hub does it; and a program in it."""
 
-    def __init__(self, session: Slice, mib: int) -> None:
+    def __init__(self, session: Slice, mib: int, *, code: str = PROGRAM, closed: int = 0) -> None:
         self.session = session
-        (session.folder / "revision").write_bytes(bytes(16))
+        (session.folder / "revision").write_bytes(bytes(8) + closed.to_bytes(8, "little"))
         (session.folder / "lending").mkdir()
         self.word = session.folder / "lending" / "wanted"
         self.word.write_bytes(bytes(8))
-        self.program = session.start(PROGRAM, str(mib))
+        self.program = session.start(code, str(mib))
 
     def says(self, *, within_s: float = 90) -> str:
         assert self.program.stdout is not None
@@ -188,3 +188,42 @@ def test_parked_program_is_answered_what_needs_no_gpu_and_can_be_stopped(
     assert found.says(within_s=10) == "0"
     found.tell("all")
     assert found.says() == "wrong 0"
+
+
+PYTORCH = """
+    import sys
+    try:
+        import torch
+    except ImportError:
+        sys.exit(print("none", flush=True))
+    print("available", torch.cuda.is_available(), flush=True)
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_pytorch_of_a_session_that_is_parked_from_birth_waits_and_holds_nothing(
+    slice_of: Callable[..., Slice], gpu: Gpu, nvml: Nvml, record_property: Callable[..., None]
+) -> None:
+    if gpu.simulated:
+        pytest.skip("PyTorch needs a real GPU")
+    found = Parkable(slice_of(4096), 0, code=PYTORCH, closed=1)
+    try:
+        if (first := found.says()) == "none":
+            pytest.skip("PyTorch is not installed")
+        assert first == "available True"
+        end = time.monotonic() + 30
+        while found.word.read_bytes() == bytes(8):
+            assert time.monotonic() < end, "its first call did not say that it waits"
+            time.sleep(0.05)
+        # CUDA's runtime may make its context by a function that cannot be hooked, before the first call that waits.
+        held_mib = nvml.process_bytes(gpu.uuid).get(found.program.pid, 0) / 2**20
+        record_property("held_mib", held_mib)
+        found.set_gate(0)
+        assert found.says() == "done"
+        assert held_mib == 0
+    finally:
+        found.program.kill()
+        found.program.communicate()
