@@ -342,7 +342,7 @@ def held_shares(session: Session) -> Sequence[Share]:
 
 
 def on_gpu_without_shares(after: dict[int, Session], containers: Sequence[Container]) -> Iterator[str]:
-    """No session has memory on a GPU of which it holds no share."""
+    """A session has memory on a GPU only while it holds a share of it."""
     for container in containers:
         owner = after.get(container.session_id)
         if owner is None or not container.alive or not container.on_gpu or owner.attempt != container.attempt:
