@@ -12,7 +12,7 @@ from fgpu_scheduler import SessionState, Store
 from hubprocess import until
 
 MIB = 2**20
-HELD_MIB = 256
+HELD_MIB = 32
 PROGRAM = f"""
 import ctypes, os, time
 cuda = ctypes.CDLL("libcuda.so.1")
