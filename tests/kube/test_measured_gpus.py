@@ -16,6 +16,7 @@ import pytest
 from deviceplugin import LIBRARIES, RESOURCE, DevicePlugin
 from hubs import PODS, SMALL, Cluster, on
 from test_docker_compute_watch import HERE, SIMULATED
+from test_gpu_injection import check
 
 from fgpuspawner.isolation import native
 from fgpuspawner.meter.model import METERS
@@ -96,6 +97,14 @@ def plugin(
         cluster.change_node({"metadata": {"labels": {"fgpu.group": None}}})
         cluster.ask("DELETE", f"{CLASSES}/{CLASS}")
         cluster.ask("DELETE", PODS, query=[("labelSelector", "fgpu.lease")], body={"gracePeriodSeconds": 1})
+
+
+def test_check_says_whether_use_can_be_measured(cluster: Cluster, tmp_path: Path) -> None:
+    status, (measured, session) = check(cluster, tmp_path, SETTINGS)
+    assert measured.startswith("OK: start: the use of GPU-")
+    assert measured.endswith("can be measured; it has 0 processes now")
+    assert session.endswith('alone with gpu_injection "cdi"')
+    assert status == 0
 
 
 @pytest.fixture(scope="module")

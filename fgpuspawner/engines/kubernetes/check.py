@@ -46,6 +46,7 @@ from fgpuspawner.engines.kubernetes.dialects.lease import (
     gpu_of,
 )
 from fgpuspawner.engines.kubernetes.inventory import pruned
+from fgpuspawner.engines.kubernetes.lease_readers import LeasePodsReader
 from fgpuspawner.engines.kubernetes.leases import MOST_BYTES, gpus_of
 from fgpuspawner.engines.kubernetes.placeholders import Placeholder
 from fgpuspawner.engines.kubernetes.pods import only_on
@@ -332,9 +333,24 @@ class _Check:
                 uuid, visible = gpu_of(pod, text).uuid, given_as(text)
                 self._dialect.given_as[uuid] = visible
                 held = f"start: the lease on node {node} holds {uuid} (NVIDIA_VISIBLE_DEVICES={visible!r})"
-                return [ok(held), await self._session_sees(node, image, uuid, self._dialect.way_of(uuid))]
+                measured = [await self._measures(pod, uuid)] if self._dialect.measures else []
+                seen = await self._session_sees(node, image, uuid, self._dialect.way_of(uuid))
+                return [ok(held), *measured, seen]
         except (TrialFailed, GpuUnknown, Refused) as e:
             return [fail(f"start: no GPU can be leased: {e}")]
+
+    async def _measures(self, lease: str, uuid: str) -> Finding:
+        """Return whether NVML answers in a lease pod."""
+        path = f"{self._path}/pods"
+        pod = await self._api.ask("GET", f"{path}/{lease}")
+        loop = asyncio.get_running_loop()
+        reader = LeasePodsReader("", api=self._api, path=path, pods=lambda: {uuid: pod}, loop=loop)
+        answer = (await reader.ask({"do": "uses", "uuids": [uuid], "since_us": {}}))["devices"][uuid]
+        if "error" in answer:
+            return fail(f"start: the use of {uuid} cannot be measured: {answer['error']}")
+        return ok(
+            f"start: the use of {uuid} can be measured; it has {len(answer['processes'])} processes now"
+        )
 
     def _may_lease(self, node: Manifest, session: Manifest) -> bool:
         return (

@@ -67,6 +67,10 @@ class LeasePodsReader(NvmlReader):
         """Return the answer for each device, "error" for one that could not be asked."""
         return self._wait(self._each(question))
 
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Do as `ask_here`, in the Hub's event loop."""
+        return await self._each(question)
+
     def pods_of(self, pids: Sequence[int]) -> dict[int, str]:
         """Return the uid of the pod of each process that runs in one. Blocks; raises NvmlUnknown."""
         found = self._wait(self._any({"do": "cgroups", "pids": list(pids)}))["cgroups"]
