@@ -16,11 +16,15 @@ from fgpuspawner.engines.kubernetes.inventory import (
     digest,
     is_closed,
     is_ours,
+    is_ready,
     machine_of,
     pod_requests,
     pruned,
+    told_node,
+    untold,
     usage_of,
 )
+from fgpuspawner.engines.kubernetes.leases import gpus_of
 from fgpuspawner.settings.nodes import Machine
 
 LEASE = Lease("lab")
@@ -184,6 +188,26 @@ def test_only_labelled_or_named_nodes_are_ours() -> None:
     plain["metadata"]["labels"] = {GROUP: "class"}
     assert is_ours(plain, ())
     assert machine(plain).group == "class"
+
+
+def test_a_node_that_may_not_be_read_is_as_told_and_ready_unless_our_pods_there_are_cut_off() -> None:
+    spec = {"name": "gpu1", "cpu": 4, "memory_mib": 8192}
+    conditions = {"ContainersReady": "True", "Ready": "True"}
+
+    def ready_with(**changed: str) -> bool:
+        pod = lease("lease-0")
+        own = [{"type": kind, "status": value} for kind, value in {**conditions, **changed}.items()]
+        return is_ready(told_node(spec, [{**pod, "status": {"phase": "Running", "conditions": own}}]))
+
+    assert ready_with()
+    assert ready_with(ContainersReady="False", Ready="False"), "its own container is not ready"
+    assert not ready_with(Ready="False"), "the cluster has marked the pod, not its kubelet"
+    assert is_ready(told_node(spec, []))
+    gpus = [gpus_of(told_node({**spec, **more}, [lease("lease-0")])) for more in ({}, {"gpus": ["GPU-1f"]})]
+    assert gpus == [2, 1], "one lease more looks for GPUs that are not listed"
+    assert untold([spec]) == ""
+    assert "has no cpu and memory_mib for gpu1" in untold([{"name": "gpu1", "cpu": 4}])
+    assert "is empty" in untold([])
 
 
 TEAM = {"key": "team", "value": "vision", "effect": "NoSchedule"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
-from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
+from fgpuspawner.engines.kubernetes.rights import REACHES, RIGHTS, manifests, rights_of
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "kubernetes.md").read_text()
 
@@ -26,6 +26,16 @@ def test_cluster_role_only_reads() -> None:
     assert {verb for rule in whole["rules"] for verb in rule["verbs"]} == {"list", "watch"}
     for bound in (binding, whole_binding):
         assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "hub", "namespace": "jhub"}]
+
+
+def test_a_smaller_reach_leaves_out_rights_in_the_cluster() -> None:
+    def everywhere(reach: str) -> list[str]:
+        made = manifests(rights_of("lease", reach), namespace="jhub", account="hub")
+        assert made[0]["rules"] == manifests(rights_of("lease"), namespace="jhub", account="hub")[0]["rules"]
+        return [rule["resources"][0] for one in made if one["kind"] == "ClusterRole" for rule in one["rules"]]
+
+    assert [everywhere(reach) for reach in REACHES] == [[], ["nodes"], ["nodes", "pods"]]
+    assert all(bool(right.else_) is right.everywhere for right in RIGHTS)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda kind: kind.name)
