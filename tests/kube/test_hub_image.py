@@ -33,6 +33,7 @@ VALUES = ROOT / "images/hub/values.yaml"
 SETTINGS = """
 c.KubernetesFGPUSpawner.files_image = {files!r}
 c.KubernetesFGPUSpawner.lease_image = ""
+c.KubernetesFGPUSpawner.measure_gpus = False
 """
 NODES = 'c.FGPU.nodes = [{{"name": {node!r}, "gpus": {{"simulated": 1}}}}]'
 # What the chart's configuration sets besides: where the proxy's pod is, and who may log in.
