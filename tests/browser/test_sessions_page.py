@@ -275,3 +275,19 @@ def test_phone_menu_works_with_the_keyboard(service: Standing, open_as: Callable
     page.keyboard.press("Escape")
     expect(site).to_be_hidden()
     expect(menu).to_be_focused()
+
+
+def test_chosen_columns_stay_in_this_browser_and_few_sessions_have_no_filters(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    some(service)
+    page = open_as(service, "ann")
+    expect(page.get_by_role("columnheader", name="Elapsed")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="CPU")).to_have_count(0)
+    page.locator("#chooser > summary").click()
+    page.get_by_role("checkbox", name="CPU").check()
+    page.get_by_role("checkbox", name="Image").uncheck()
+    page.reload()
+    expect(page.get_by_role("columnheader", name="CPU")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Image")).to_have_count(0)
+    expect(page.get_by_role("searchbox", name="Search")).to_have_count(0)
