@@ -73,7 +73,7 @@ def names(quota: Quota, asked: Request) -> list[str]:
 
 
 def guaranteed(session: Session, now: Snapshot) -> set[str]:
-    """Return the accounts that would hold no more than their guarantee with a waiting session."""
+    """Return the accounts with a guarantee that covers a waiting session, too."""
     found = set()
     for quota in now.quotas:
         for name in names(quota, session.request):
