@@ -51,6 +51,8 @@ PROVED_WITHIN_S = 5.0
 MIB_A_SECOND = 500
 """A driver that moves memory more slowly than this has failed. On the H100 it moves several GiB a second."""
 LEAST_TIME_S = 60
+SETTLED_AFTER_S = 5.0
+"""A program that an earlier Hub has started in a session has begun its work, and holds its lock, after this time."""
 RELEASED_AFTER_S = 30.0
 """A session on demand without a CUDA context gives its slice back after this time."""
 ROOM_MIB = 64
@@ -100,7 +102,12 @@ class Parker:
         self._wanted: set[int] = set()
 
     def begin(self, background: Background) -> None:
-        background.every(LOOK_EVERY_S, self.look, failed="Sessions are neither parked nor resumed now")
+        background.every(
+            LOOK_EVERY_S,
+            self.look,
+            failed="Sessions are neither parked nor resumed now",
+            first_after_s=SETTLED_AFTER_S,
+        )
 
     async def observe(self, snapshot: GpuSnapshot, live: Sequence[Session]) -> None:
         """Note what each session holds of its GPUs."""

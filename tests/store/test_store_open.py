@@ -38,7 +38,7 @@ def refused(url: str, *, readonly: bool = False) -> str:
 LATER = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "2099.01", "2026.11.28"
+revision, down_revision = "2099.01", "2026.11.28.2"
 def upgrade():
     op.add_column("fgpu_nodes", sa.Column("rack", sa.Text))
 """
