@@ -268,7 +268,7 @@ class GpuPoller:
 
 
 def on_gpus(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
-    """Return the sessions whose server runs and whose GPUs are among these, also those that are parked."""
+    """Return the sessions with a running server and with one of these GPUs, also the parked ones."""
     return frozenset(
         s.id
         for s in live

@@ -27,7 +27,7 @@ static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uin
         launch.kind = (kind_); \
         launch.stream = (stream_); \
         launch.per_thread = (per_thread_); \
-        fgpu_launch_begin(&launch); /* may wait for a slot, and the session be parked meanwhile */ \
+        fgpu_launch_begin(&launch); /* may wait for a slot; the session can be parked during that time */ \
         CUresult result = fgpu_pass_gate() ? (call) : CUDA_ERROR_DEVICE_UNAVAILABLE; \
         fgpu_launch_end(&launch, (int)result); \
         return result; \

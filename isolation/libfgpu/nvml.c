@@ -247,7 +247,7 @@ static nvmlReturn_t utilization_info(__typeof__(&nvmlDeviceGetProcessesUtilizati
     return information->processSamplesCount > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* A list that is too short for all sessions' processes is refused with the total number, which reveals no more than the
+/* A list that is too short for all sessions' processes is refused with the total number, which reveals only the
  * number of processes that the device has seen. */
 static nvmlReturn_t accounting_pids(__typeof__(&nvmlDeviceGetAccountingPids) real, nvmlDevice_t device,
                                     unsigned int *count, unsigned int *pids) {

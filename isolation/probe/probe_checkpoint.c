@@ -48,7 +48,7 @@ static void pause_ms(long ms)
 
 /* ---- one process ---- */
 
-/* Notes the result of a step; a process that has ended meanwhile has nothing more to move. */
+/* Notes the result of a step; a process that has ended since has nothing left to move. */
 static bool took(struct process *process, CUresult result, CUprocessState then)
 {
     process->error = result;

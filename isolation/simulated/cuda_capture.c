@@ -1,4 +1,4 @@
-/* Stream capture: work put into a graph instead of being run, and what is forbidden meanwhile. */
+/* Stream capture: work put into a graph instead of being run, and what is forbidden during it. */
 #include "cuda_driver.h"
 
 #include <stdlib.h>

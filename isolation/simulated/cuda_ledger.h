@@ -18,7 +18,7 @@ bool ledger_wait_unlocked(void);
 /* Counts what cannot be checkpointed. */
 void ledger_count_obstacle(int change);
 
-/* Held while a process changes its checkpoint state, so that no memory is taken meanwhile. */
+/* Held while a process changes its checkpoint state, so that no memory is taken at the same time. */
 void ledger_lock_memory(void);
 void ledger_unlock_memory(void);
 

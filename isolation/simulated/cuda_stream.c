@@ -137,7 +137,7 @@ CUresult stream_run(CUstream stream, uint64_t duration, uint64_t kernels)
 {
     pthread_mutex_lock(&stream->lock);
     uint64_t *place = &stream->ends[stream->queued % QUEUE_DEPTH];
-    /* So many were queued before that the first of these has to be done. */
+    /* The queue is full, so the first of these has to be done. */
     if (stream->queued >= QUEUE_DEPTH && *place > machine_now())
         wait_until(*place);
     uint64_t end = ledger_queue(stream->context->device->machine, stream_ready_at(stream), duration, kernels);
@@ -176,7 +176,7 @@ static void *run_calls(void *ignored)
             continue;
         }
         if (call->time > now) {
-            /* An earlier one may come in meanwhile, so by short steps. */
+            /* By short steps, because an earlier one may arrive. */
             uint64_t step = call->time - now < 200000 ? call->time : now + 200000;
             pthread_mutex_unlock(&calls_lock);
             wait_until(step);

@@ -47,7 +47,7 @@ static int open_file(void)
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        /* Whoever makes it, each user's processes write it. */
+        /* The processes of every user write it. */
         if (fd >= 0)
             fchmod(fd, 0666);
     }
