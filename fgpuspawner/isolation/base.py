@@ -197,6 +197,8 @@ class Backend:
             CannotPrepare: with words for the owner.
         """
         assert session.placement is not None
+        if session.request.on_demand and self.unparkable:
+            raise CannotPrepare(f"no GPU on demand: {self.unparkable}; ask for the GPU at the start")
         try:
             found = limits_file.limits_of(
                 session,

@@ -178,6 +178,16 @@ def session(*shares: Share, session_id: int = 7) -> Session:
     return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
 
 
+def test_a_session_on_demand_is_refused_where_none_can_be_parked(host: Host) -> None:
+    """Its GPU would be open to it, and others have its share."""
+    asked = session(Share.of(SIMULATED, 500))
+    asked = replace(asked, request=replace(asked.request, on_demand=True))
+    for one in (host, replace(host, elsewhere=True), replace(host, parks=True, driver="565.1")):
+        for backend in make_backends(one).values():
+            with pytest.raises(CannotPrepare, match=r"no GPU on demand: .*; ask for the GPU at the start"):
+                backend.prepare(asked, (SIMULATED,), ())
+
+
 Prepare = Callable[..., Prepared]
 
 
