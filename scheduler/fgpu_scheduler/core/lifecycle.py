@@ -145,6 +145,8 @@ def moved(
         raise InvalidTransition(f"session {session.id}: {to} needs an end_cause")
     ends = session.end_cause is None and to in (S.TERMINATING, S.CANCELLED)
     parks = to is S.PARKED or (to is S.SCHEDULED and session.request.on_demand)
+    # What kept it from its GPU is over when it runs.
+    before = None if to is S.RUNNING and session.state is S.RESUMING else session.message
     sizes = session.sizes
     if to is S.RESUMING:
         sizes = with_size(session, Size(now_s, 0, 0, 0, 0))
@@ -158,7 +160,7 @@ def moved(
         started_at_s=now_s if to in UP and session.started_at_s is None else session.started_at_s,
         ended_at_s=now_s if to in ENDED else None,
         end_cause=session.end_cause or (cause if to in (S.TERMINATING, *ENDED) else None),
-        message=message if ends else session.message or message,
+        message=message if ends else before or message,
         refused=session.refused if to in (S.PENDING, S.SCHEDULED, *LAUNCHING) else (),
         sizes=sizes,
         parked_at_s=now_s if parks else None if to in (S.PENDING, S.RESUMING) else session.parked_at_s,

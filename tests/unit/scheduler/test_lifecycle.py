@@ -170,6 +170,11 @@ def test_the_first_cause_and_message_stay() -> None:
     assert (ended.end_cause, ended.message) == (EndCause.OOM, "out of memory")
 
 
+def test_a_session_that_got_its_gpu_back_says_no_longer_why_it_did_not() -> None:
+    back = moved(session(S.RESUMING, message="the GPU could not be given back"), S.RUNNING, now_s=9)
+    assert back.message is None
+
+
 def test_the_message_of_an_end_takes_the_place_of_a_warning() -> None:
     warned = session(S.RUNNING, message="above its limit")
     ending = moved(warned, S.TERMINATING, now_s=9, cause=EndCause.ISOLATION_FAILED, message="was above it")
