@@ -127,7 +127,12 @@ class Parker:
         world = await self._queue.snapshot()
         live = {s.id: s for s in world.sessions}
         self._forget(live)
-        free = [s for s in world.sessions if s.id not in self._busy]
+        now_s = time.monotonic()
+        free = [
+            s
+            for s in world.sessions
+            if s.id not in self._busy and self._refused_until_s.get(s.id, 0.0) <= now_s
+        ]
         for session in free:
             match session.state:
                 case SessionState.RESUMING:
@@ -154,7 +159,9 @@ class Parker:
                 and where.node_id not in self._parking.values()
             ):
                 self._parking[session.id] = where.node_id
-                self._begin(session, self._park(session))
+                there = (s for s in world.sessions if s.placement and s.placement.node_id == where.node_id)
+                left_mib = self._settings.parked_memory_mib - sum(s.parked_mib for s in there)
+                self._begin(session, self._park(session, 0 if session in released else left_mib))
 
     async def done(self) -> None:
         """Wait for all tasks, for tests."""
@@ -170,13 +177,10 @@ class Parker:
         self._wanted &= live.keys()
 
     def _parkable_mib(self, sessions: Sequence[Session]) -> Mapping[int, int]:
-        now_s = time.monotonic()
         return {
             s.id: self._held_mib[s.id]
             for s in sessions
-            if s.id in self._held_mib
-            and self._refused_until_s.get(s.id, 0.0) <= now_s
-            and self._isolation.parks(s) is None
+            if s.id in self._held_mib and self._isolation.parks(s) is None
         }
 
     def _has_released(self, session: Session) -> bool:
@@ -192,8 +196,6 @@ class Parker:
 
     async def _note_wanted(self, session: Session) -> None:
         """Tell the scheduler whether a CUDA call of a parked session waits."""
-        if self._refused_until_s.get(session.id, 0.0) > time.monotonic():
-            return
         calls = await asyncio.to_thread(self._isolation.gpu_is_wanted, session.id)
         if calls and session.wanted_at_s is None:
             self._wanted.add(session.id)
@@ -224,13 +226,18 @@ class Parker:
 
     # -- the steps ----------------------------------------------------------------------------------------
 
-    async def _park(self, session: Session) -> None:
+    async def _park(self, session: Session, most_mib: int) -> None:
+        """Park a session that holds at most ``most_mib``: it may have taken more since it was measured."""
         began_s = time.monotonic()
-        await asyncio.to_thread(limits.close_gate, self._isolation.folder(session.id))
+        await asyncio.to_thread(self._isolation.close_gate, session.id)
         try:
             held = await self._held_now(session)
             if held is None:
                 raise CannotPark("the driver does not tell how much GPU memory it holds")
+            if held > most_mib:
+                raise CannotPark(
+                    f"it holds {held} MiB of GPU memory now, and {most_mib} MiB of the host's are left"
+                )
             # The driver keeps the contents in the memory of the session's own processes.
             await self._engine.set_memory(session, session.request.memory_mib + held + ROOM_MIB)
             await self._checkpoint(session, "park", held)
@@ -250,11 +257,13 @@ class Parker:
     async def _resume(self, session: Session) -> None:
         began_s = time.monotonic()
         try:
-            await asyncio.to_thread(self._isolation.rejoin, session)
             await self._checkpoint(session, "resume", session.parked_mib)
         except (FGPUError, OSError, TimeoutError) as e:
             self._refused_until_s[session.id] = time.monotonic() + LEAST_TIME_S
             log.warning("Session %d cannot get its GPU back now: %s", session.id, e)
+            # What was done may be unknown, or an earlier Hub's: with memory on the GPU the session keeps its share.
+            await asyncio.to_thread(self._isolation.close_gate, session.id)
+            await self._check_nothing_held(session)
             words = f"the GPU could not be given back ({e}); it is tried again in {LEAST_TIME_S} s"
             await self._queue.park(session.id, session.parked_mib, words[:500])
             self._wanted.discard(session.id)
@@ -280,8 +289,9 @@ class Parker:
         await self._open(session)
 
     async def _open(self, session: Session) -> None:
-        await asyncio.to_thread(limits.open_gate, self._isolation.folder(session.id))
+        # The gate comes last: while it is closed, a crash or a failure before has all of this done again.
         await self._engine.set_memory(session, session.request.memory_mib)
+        await asyncio.to_thread(self._isolation.open_gate, session)
 
     async def _checkpoint(self, session: Session, what: str, mib: int) -> None:
         """Have the driver move the memory of all processes of a session.

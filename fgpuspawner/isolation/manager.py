@@ -217,7 +217,8 @@ class Isolation:
             self._prune(live)
             neighbours = self._neighbours(session.id)
             prepared = self.backend_of(session).prepare(session, self.devices_of(session), neighbours)
-            self._publish_lenders([*neighbours, prepared.limits])
+            own = prepared.limits
+            self._publish_lenders([*neighbours, limits.parked(own) if session.request.on_demand else own])
             return prepared
 
     def resizes(self, session: Session) -> str | None:
@@ -253,8 +254,19 @@ class Isolation:
         """Return whether a CUDA call of a parked session waits for its GPU now."""
         return lending.is_wanted(self.host.memory, str(session_id))
 
-    def rejoin(self, session: Session) -> None:
-        """Give a session that was parked slots beside its present neighbours. Call it before its gate opens.
+    def close_gate(self, session_id: int) -> None:
+        """Make a session's CUDA calls wait, from their next one on, until `open_gate`; idempotent.
+
+        Raises:
+            BadLimits, OSError: it has no gate, or no files any longer.
+        """
+        with self._preparing:
+            limits.close_gate(self.folder(session_id))
+
+    def open_gate(self, session: Session) -> None:
+        """Let a session's CUDA calls go on, in slots beside those of its present neighbours; idempotent.
+
+        While its gate was closed, neighbours may have taken the slots that it had.
 
         Raises:
             BadLimits, OSError: the limits cannot change.
@@ -263,6 +275,7 @@ class Isolation:
             own, neighbours = self.folder(session.id), self._neighbours(session.id)
             after = limits.rejoined(limits.read(own), neighbours)
             limits.change(own, after)
+            limits.open_gate(own)
             self._publish_lenders([*neighbours, after])
 
     def charge_code(self, session_id: int, counted_mib: Mapping[str, int]) -> None:
