@@ -1,4 +1,4 @@
-"""Parks idle sessions and brings them back. docs/decisions/0066-parking.md has the order of the steps and its reasons.
+"""Parks idle sessions and brings them back. docs/decisions/0066 has the order of the steps and its reasons.
 
 Parking: the gate closes, so new CUDA calls wait; the driver moves the memory of all processes to the host; NVML shows
 that they hold nothing; the state PARKED is committed, which frees the share.

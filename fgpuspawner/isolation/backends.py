@@ -187,6 +187,7 @@ class DriverCgroup(Interposer):
     """
 
     name = "driver-cgroup"
+    parks = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         if any(d.simulated for d in devices):

@@ -73,6 +73,11 @@ def is_wanted(memory: Path, name: str) -> bool:
     return len(word) == WORD_BYTES and 0 <= age_ms <= WANTED_FOR_S * 1000
 
 
+def has_word(memory: Path, name: str) -> bool:
+    """Return whether a session was given the word by which it asks for its GPU."""
+    return (folder_of(memory, name) / WANTED).is_file()
+
+
 def take_over(memory: Path, name: str, session_id: int) -> None:
     """Turn a warm container's folder into its session's; its mounts stay."""
     if folder_of(memory, name).is_dir():

@@ -246,9 +246,12 @@ class Isolation:
     def parks(self, session: Session) -> str | None:
         """Return why a session cannot be parked, in words for its owner, or None if it can."""
         try:
-            return self.backend_of(session).unparkable or None
+            why = self.backend_of(session).unparkable
         except CannotPrepare as e:
             return str(e)
+        if not why and not lending.has_word(self.host.memory, str(session.id)):
+            return "it was started before sessions could be parked here, and could not ask for its GPU"
+        return why or None
 
     def gpu_is_wanted(self, session_id: int) -> bool:
         """Return whether a CUDA call of a parked session waits for its GPU now."""

@@ -318,6 +318,8 @@ def why_not_parked(session: Session, world: World) -> str | None:
     """Return why a session cannot be parked now, or None."""
     if session.state is not SessionState.RUNNING or session.placement is None:
         return "Only a running session can be parked."
+    if not session.placement.shares:
+        return "It has no GPU."
     own = next((c for c in world.isolation if c.node_id == session.placement.node_id), None)
     why = "it is not known whether its machine can do it" if own is None else own.unparkable
     return f"It can't be parked: {why}." if why else None

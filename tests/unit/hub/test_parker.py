@@ -234,3 +234,13 @@ async def test_a_session_gets_slots_beside_those_that_took_its_own_meanwhile(
     await looked(lab.parker())
     own = limits.read(lab.isolation.folder(OWN))
     assert sorted((*own.devices[0].slots, *other.devices[0].slots)) == [(0, 50), (50, 100)]
+
+
+async def test_a_session_that_could_not_ask_for_its_gpu_is_never_parked(tmp_path: Path) -> None:
+    """It was started while no host memory was set aside for parked sessions."""
+    lab = Lab(tmp_path, session(OWN, S.RUNNING, park_asked_at_s=40))
+    (lab.isolation.words_folder(str(OWN)) / "wanted").unlink()
+    parker = lab.parker()
+    await seen(lab, parker)
+    await looked(parker)
+    assert (lab.own.state, lab.asked) == (S.RUNNING, [])

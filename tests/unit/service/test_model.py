@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from worlds import ADMIN, ALICE, Build, node
 
+from fgpu_scheduler import Placement
+from fgpuspawner.isolation.choice import StoredChoice
 from fgpuspawner.service.api.capacity import capacity_object, queue_object
+from fgpuspawner.service.model import why_not_parked
 
 
 def test_users_see_their_groups_and_administrators_all() -> None:
@@ -26,3 +31,12 @@ def test_users_get_no_names_or_ids_of_others() -> None:
     ]
     assert "bob" not in str((queue, capacity))
     assert [e["user"] for e in queue_object("default", world, ADMIN)["entries"]] == ["bob"]
+
+
+def test_only_a_session_with_a_gpu_can_be_parked() -> None:
+    world = Build().running("alice", 500).running("alice", 500, server="cpu").world()
+    world = replace(world, isolation=(StoredChoice("n1", "interposer", "libfgpu holds memory"),))
+    first, second = world.snapshot.sessions
+    assert why_not_parked(first, world) is None
+    without = replace(second, placement=Placement("n1", ()))
+    assert why_not_parked(without, world) == "It has no GPU."
