@@ -54,6 +54,9 @@ FIELDS = {
     "time_limit": ("H:MM", "how long it may run, such as 2:30"),
     "time_limit_s": ("SECONDS", "the same in seconds"),
     "priority": ("NUMBER", "higher ones go first"),
+    "setup": ("NUMBER", "saved variables and script, by their number"),
+    "variables": ("LINES", "variables of kernels and terminals: NAME=value, one a line"),
+    "script": ("LINES", "a bash script that runs at the session's start"),
     "name": ("NAME", "the session's name; default: the image and a number"),
 }
 """The fields of a request that have an option, with its value and its help."""

@@ -210,6 +210,8 @@ async def session_log(handler: Handler, session_id: str, *, lines: int) -> list[
         status, text = await handler.service.hub.log(session.id, token=handler.hub_auth.api_token)
     except HubUnreachable as e:
         raise hub_unavailable() from e
+    if status == HTTPStatus.NOT_FOUND:
+        raise Problem(404, "no_log", "JupyterHub has no log of this session")
     if status != HTTPStatus.OK:
         raise Problem(503, "no_log", "the session's log cannot be read now; try again in a moment")
     await audit_action(handler, session, "session.log")

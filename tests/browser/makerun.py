@@ -33,6 +33,7 @@ KEPT = {
     "hub-urls.json",
     "images.json",
     "installation",
+    "installing.json",
     "isolation.json",
     "jupyterhub.sqlite",
     "jupyterhub_cookie_secret",

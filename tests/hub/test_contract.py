@@ -330,7 +330,7 @@ def test_several_sessions_in_one_submission_queue_together_as_named_servers(make
         ({"group": "class"}, "group: there is no 'class'; choose one of default"),
         (
             {"mem_limit": "1T"},
-            "'mem_limit': no such option; the options are image, group, account, fgpu, ",
+            "'mem_limit': no such option; the options are image, group, account, gpu, fgpu, ",
         ),
         ({"cpu": "1e9"}, "cpu: 1e9 is too large; at most 1000000 is possible"),
         ({"memory_mib": -5}, "memory_mib: -5 is not a whole number such as 12032"),

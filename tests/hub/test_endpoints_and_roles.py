@@ -32,6 +32,13 @@ GET    end/{id}                            302 403 403 404 200 200 200
 POST   end/{id}                            401 403 403 404 403 303 303
 POST   keep/{id}                           401 403 403 404 403 409 409
 POST   extend/{id}                         401 403 403 404 403 409 409
+POST   park/{id}                            401 403 403 404 403 409 409
+POST   wake/{id}                            401 403 403 404 403 409 409
+GET    rename/{id}                          302 403 403 404 403 200 200
+POST   rename/{id}                          401 403 403 404 403 400 403
+GET    log/{id}                             302 403 403 404 404 404 404
+GET    presets/                             302 403 403 200 403 200 200
+POST   presets/                             401 403 403 400 403 400 400
 GET    resize/{id}                         302 403 403 404 403 200 200
 POST   resize/{id}                         401 403 403 404 403 400 400
 GET    save/{id}                           302 403 403 404 403 409 200
@@ -51,6 +58,10 @@ DELETE api/v1/sessions/{id}                401 403 403 404 403 202 202
 PATCH  api/v1/sessions/{id}                401 403 403 404 403 400 400
 POST   api/v1/sessions/{id}/keep           401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/extend         401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/park            401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/wake            401 403 403 404 403 409 409
+GET    api/v1/sessions/{id}/log             401 403 403 404 404 404 404
+GET    api/v1/sessions/{id}/setup           401 403 403 404 404 403 403
 POST   api/v1/sessions/{id}/image          401 403 403 404 403 403 409
 GET    api/v1/sessions/{id}/meter          401 403 403 404 200 200 200
 GET    api/v1/sessions/{id}/receipt        401 403 403 404 200 200 200

@@ -287,7 +287,7 @@ def test_a_local_administrators_token_comes_from_the_hub_into_a_file_that_only_t
     assert err == f"fgpu: others can read {file}, which has a token in it: chmod 600 {file}\n"
     file.chmod(0o600)
     out, _ = admin.fgpu("list", "--all", "--token-file", str(file), JUPYTERHUB_API_TOKEN="")
-    assert "alice/" in out
+    assert "alice: Python 1" in out
 
 
 def test_a_token_that_is_wrong_a_scope_that_is_missing_and_an_address_that_is_none_are_one_line(

@@ -196,7 +196,11 @@ def test_a_killed_run_leaves_no_hub_and_no_session(built: Path, tmp_path: Path) 
     deadline = time.monotonic() + 120
 
     def servers() -> list[psutil.Process]:
-        return [p for p in of_folder(tmp_path) if "jupyterhub.singleuser" in p.cmdline()]
+        found = []
+        for process in of_folder(tmp_path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if "jupyterhub.singleuser" in process.cmdline() else []
+        return found
 
     while not servers():
         assert time.monotonic() < deadline

@@ -29,7 +29,7 @@ def test_dying_server_lives_until_its_status_is_known(
     monkeypatch.setattr(processes, "_server", lambda handle: None)
     assert processes.exit_status(session) is None
     child.communicate(b"\n")
-    assert processes.exit_status(session) == (3, "")
+    assert processes.exit_status(session) == (3, b"")
 
 
 def test_stored_numbers_of_ended_servers_are_removed(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_endless_output_keeps_its_newest_lines(tmp_path: Path, monkeypatch: pyte
     assert found[0] == f"{lines - len(found) + 2:09}", "whole lines, without a gap"
     processes.cut_logs_back()
     assert log.read_text().splitlines() == found, "one that is small enough stays"
-    assert processes.exit_status(session) == (0, log.read_text()[-4096:])
+    assert processes.exit_status(session) == (0, log.read_bytes()[-4096:])
 
 
 def test_old_logs_of_ended_servers_are_removed(
