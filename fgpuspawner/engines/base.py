@@ -48,7 +48,6 @@ class Capabilities:
     ``machines``: nodes may be other machines. ``finds_nodes``: the engine lists all nodes, and ``c.FGPU.nodes`` only
     overrides what it found. ``sees_processes``: it tells which session a process belongs to, which the watchdog needs.
     ``reads_logs``: it returns what a session's server has printed.
-    ``parks``: a session's GPU memory can go to the host's memory, and its memory limit can change.
     """
 
     kind: str
@@ -63,7 +62,6 @@ class Capabilities:
     fetches_images: bool = False
     warm_pool: bool = False
     reads_logs: bool = False
-    parks: bool = False
     queue: WhoseQueue = WhoseQueue.OURS
 
     @property

@@ -28,6 +28,7 @@ from fgpu_scheduler import (
     SessionState,
     due_for_parking,
     duration,
+    no_room_to_park,
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Engine
@@ -100,6 +101,8 @@ class Parker:
         self._refused_until_s: dict[int, float] = {}
         #: The parked sessions with a waiting call, as this process has told the scheduler.
         self._wanted: set[int] = set()
+        #: The sessions that are due and for which the host's memory has no room.
+        self._without_room: set[int] = set()
 
     def begin(self, background: Background) -> None:
         background.every(
@@ -133,22 +136,23 @@ class Parker:
             for s in world.sessions
             if s.id not in self._busy and self._refused_until_s.get(s.id, 0.0) <= now_s
         ]
+        closed = await asyncio.to_thread(self._with_closed_gate, free)
         for session in free:
             match session.state:
                 case SessionState.RESUMING:
                     self._begin(session, self._resume(session))
                 case SessionState.PARKED:
                     await self._note_wanted(session)
-                case SessionState.RUNNING if await asyncio.to_thread(self._gate_is_closed, session):
+                case SessionState.RUNNING if session.id in closed:
                     self._begin(session, self._repair(session))
         idle_since_s = {s.id: self._idle_times.idle_since_s(s.id) for s in free}
-        due = due_for_parking(
-            world,
-            self._rules,
-            gpu_idle_since_s={i: since_s for i, since_s in idle_since_s.items() if since_s is not None},
-            held_mib=self._parkable_mib(free),
-            host_mib={node.id: self._settings.parked_memory_mib for node in world.nodes},
-        )
+        measured: dict[str, Any] = {
+            "gpu_idle_since_s": {i: since_s for i, since_s in idle_since_s.items() if since_s is not None},
+            "held_mib": self._parkable_mib(free),
+            "host_mib": {node.id: self._settings.parked_memory_mib for node in world.nodes},
+        }
+        due = due_for_parking(world, self._rules, **measured)
+        self._log_no_room(no_room_to_park(world, self._rules, **measured))
         released = [s for s in free if self._has_released(s)]
         for session in (*released, *due):
             # One after the other on each node: the first may be enough for the sessions that wait.
@@ -205,8 +209,22 @@ class Parker:
             self._wanted.discard(session.id)
             await self._queue.want(session.id, False)
 
-    def _gate_is_closed(self, session: Session) -> bool:
-        return limits.gate_closed(self._isolation.folder(session.id))
+    def _with_closed_gate(self, sessions: Sequence[Session]) -> frozenset[int]:
+        """Return the running sessions on this machine with a closed gate. Blocks."""
+        return frozenset(
+            s.id
+            for s in sessions
+            if s.state is SessionState.RUNNING
+            and s.placement is not None
+            and not self._isolation.is_elsewhere(s.placement.node_id)
+            and limits.gate_closed(self._isolation.folder(s.id))
+        )
+
+    def _log_no_room(self, found: Mapping[int, str]) -> None:
+        """Log once for each session why the host's memory has no room for it."""
+        for session_id in found.keys() - self._without_room:
+            log.warning("Session %d: %s", session_id, found[session_id])
+        self._without_room = set(found)
 
     def _begin(self, session: Session, step: Coroutine[Any, Any, None]) -> None:
         self._busy[session.id] = asyncio.create_task(self._guarded(session, step))
@@ -235,9 +253,7 @@ class Parker:
             if held is None:
                 raise CannotPark("the driver does not tell how much GPU memory it holds")
             if held > most_mib:
-                raise CannotPark(
-                    f"it holds {held} MiB of GPU memory now, and {most_mib} MiB of the host's are left"
-                )
+                raise CannotPark(f"it holds {held} MiB of GPU memory by now, more than {most_mib} MiB")
             # The driver keeps the contents in the memory of the session's own processes.
             await self._engine.set_memory(session, session.request.memory_mib + held + ROOM_MIB)
             await self._checkpoint(session, "park", held)

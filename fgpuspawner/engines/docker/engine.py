@@ -88,7 +88,6 @@ class DockerEngine(Engine):
         fetches_images=True,
         warm_pool=True,
         reads_logs=True,
-        parks=True,
     )
 
     def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:

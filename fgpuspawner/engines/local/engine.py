@@ -88,7 +88,7 @@ def availability(image: Image, server: str) -> Availability:
 class LocalEngine(Engine):
     """Runs sessions as processes beside each other, not separated. CPU and memory limits are counted, not enforced."""
 
-    capabilities = Capabilities("local processes, all of one system user", parks=True, reads_logs=True)
+    capabilities = Capabilities("local processes, all of one system user", reads_logs=True)
 
     def __init__(self, installation: Installation, *, stop_timeout_s: float, server: str = SERVER) -> None:
         settings = installation.settings

@@ -1,8 +1,9 @@
-"""The Hub's Parker: whatever fails, a session whose memory is on a GPU holds its share, and each step is done again."""
+"""The Hub's Parker: a session with memory on a GPU holds its share, and a step that failed is done again."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -244,3 +245,18 @@ async def test_a_session_that_could_not_ask_for_its_gpu_is_never_parked(tmp_path
     await seen(lab, parker)
     await looked(parker)
     assert (lab.own.state, lab.asked) == (S.RUNNING, [])
+
+
+async def test_a_session_that_does_not_fit_into_the_hosts_memory_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("fgpu").propagate = True
+    lab = Lab(tmp_path, session(OWN, S.RUNNING, park_asked_at_s=40))
+    parker = lab.parker()
+    lab.held_mib = 2000
+    await seen(lab, parker)
+    await looked(parker)
+    await looked(parker)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "fgpu.parking"]
+    assert said.startswith("Session 7: it is not parked: it holds")
+    assert lab.asked == []

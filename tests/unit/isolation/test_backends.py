@@ -178,6 +178,11 @@ def session(*shares: Share, session_id: int = 7) -> Session:
     return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
 
 
+def test_only_the_interposer_parks_sessions(host: Host) -> None:
+    backends = make_backends(replace(host, parks=True))
+    assert [name for name, backend in backends.items() if not backend.unparkable] == ["interposer"]
+
+
 def test_a_session_on_demand_is_refused_where_none_can_be_parked(host: Host) -> None:
     """Its GPU would be open to it, and others have its share."""
     asked = session(Share.of(SIMULATED, 500))
