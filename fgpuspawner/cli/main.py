@@ -86,7 +86,15 @@ class Commands(Group):
 @click.group(cls=Commands)
 @click.version_option(__version__, message="fgpu %(version)s")
 def cli() -> None:
-    """Start and end your GPU sessions, or look after an installation."""
+    """Start and end your GPU sessions, or look after an installation.
+
+    \b
+    Start a session with half an fGPU and wait until it runs; give its GPU back while you think:
+      fgpu run --image pytorch --fgpu 0.5 --wait
+      fgpu park 12
+
+    For your sessions set FGPU_HUB_URL (the Hub's address) and JUPYTERHUB_API_TOKEN (from the page Tokens).
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

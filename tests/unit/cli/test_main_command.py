@@ -29,7 +29,9 @@ def test_help_lists_users_commands_first(
 ) -> None:
     _, out, _ = fgpu(capsys, "--help")
     users, _, administrators = out.partition("For administrators:")
-    assert all(f"\n  {name} " in users for name in ("run", "list", "show", "grow", "end", "forecast"))
+    assert all(f"\n  {name} " in users for name in ("run", "list", "show", "park", "wake", "end", "forecast"))
+    assert "\n    fgpu run --image pytorch --fgpu 0.5 --wait\n" in users
+    assert "FGPU_HUB_URL" in users
     assert all(f"\n  {name} " in administrators for name in ("setup", "check", "audit"))
 
 
