@@ -200,7 +200,7 @@ def test_an_old_driver_without_cugetprocaddress_is_not_blamed(
     assert set(texts.values()) == {"the driver has no cuGetProcAddress"}
 
 
-def test_the_table_names_every_check_and_wraps(session_folder: MakePath) -> None:
+def test_the_report_begins_with_what_holds_and_folds_known_bypasses(session_folder: MakePath) -> None:
     folder = session_folder(devices=[(UUID, 2048)])
     done = verify(folder, COLUMNS="40")
     assert done.returncode == 0, done.stdout
@@ -209,10 +209,42 @@ def test_the_table_names_every_check_and_wraps(session_folder: MakePath) -> None
         f"fgpu-verify: session 17, a local process, which can leave its limits; limits in {folder}/limits"
     )
     assert lines[1] == f"  {UUID}: 2048 of 8192 MiB, compute not limited"
-    names = [line.split()[0] for line in lines[4:] if line and not line.startswith(" ")]
-    assert names == [*every_check(), "Everything"]
-    assert max(map(len, lines[4:])) <= 80
+    assert lines[3] == f"Holds ({len(HELD)})"
+    assert lines[4].split()[0] == "visible-dlsym"
+    folded = done.stdout[done.stdout.index("known ways around libfgpu") :]
+    known, untried = folded.split("not tried here")
+    assert all(name in known for name in (*LOCAL_ESCAPES, *KNOWN_ESCAPES, "limits-file"))
+    assert "8192 MiB" not in folded
+    assert all(name in untried for name in (*IN_CONTAINERS_ONLY, "raw-ioctl", "compute"))
+    assert all(name in done.stdout for name in every_check())
+    assert lines[-1] == "Your limits are in force."
+    assert max(map(len, lines[3:])) <= 80
     assert done.stdout.isascii()
+
+
+def test_details_show_what_a_known_bypass_saw(session_folder: MakePath) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    lines = verify(folder, "--details", "--only", "env-cleared").stdout.splitlines()
+    assert lines[3] == "1 known way around libfgpu; containers close some, MIG all"
+    assert lines[4].split() == [
+        "env-cleared",
+        "env",
+        "-i:",
+        "8192",
+        "MiB",
+        "by",
+        "cuDeviceTotalMem,",
+        "cuMemGetInfo",
+    ]
+
+
+def test_a_failed_check_comes_first(session_folder: MakePath) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    done = verify(folder, "--only", "visible-dlsym", libfgpu=False)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[3] == "DOES NOT HOLD (1)"
+    assert lines[-1] == "Your limits are NOT fully in force: tell your administrator what does not hold."
 
 
 @pytest.mark.parametrize(
