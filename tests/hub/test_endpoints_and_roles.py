@@ -286,6 +286,9 @@ def test_writes_from_browsers_need_an_xsrf_token(
 UNLIKE = (
     # Nothing here has one.
     "api/v1/private-images/{id}/recipe",
+    "api/v1/sessions/{id}/log",
+    # For the session's own token alone.
+    "api/v1/sessions/{id}/setup",
     # These tell how long something has lasted by now.
     "api/v1/admin/overview",
     "api/v1/admin/queue",
