@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -53,7 +54,7 @@ def has_state(hub: DockerHub, state: SessionState) -> None:
 def park(hub: DockerHub, half: Running) -> None:
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
     store.connect()
-    store.ask_to_park(half.session.id, now_s=0)
+    store.ask_to_park(half.session.id, now_s=int(time.time()))
     store.close()
     has_state(hub, SessionState.PARKED)
 

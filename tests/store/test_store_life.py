@@ -169,3 +169,10 @@ def test_change_is_refused_in_other_states(store: Store, state: S) -> None:
             with pytest.raises(InvalidTransition):
                 change(store, session.id)
     assert store.session(session.id) == session
+
+
+def test_wish_to_park_can_be_repeated(store: Store) -> None:
+    session = session_in(store, S.RUNNING)
+    assert store.ask_to_park(session.id, now_s=5).park_asked_at_s == 5
+    assert store.ask_to_park(session.id, now_s=900).park_asked_at_s == 900
+    assert store.park(session.id, 512, now_s=901).park_asked_at_s is None

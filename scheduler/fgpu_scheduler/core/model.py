@@ -276,7 +276,7 @@ class Session:
     sizes: tuple[Size, ...] = ()
     #: Since when it is parked: it holds no share, and its placement says where it had one. It stays set after its end.
     parked_at_s: int | None = None
-    #: Since when a person asks to have it parked, until it is.
+    #: When a person last asked to have it parked, until it is.
     park_asked_at_s: int | None = None
     #: Since when it wants its shares back, until it runs again.
     wanted_at_s: int | None = None

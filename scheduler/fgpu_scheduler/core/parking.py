@@ -17,6 +17,8 @@ from fgpu_scheduler.core.units import memory_words
 
 #: The idle time after which a session on demand is parked for others where the rules park no session.
 ON_DEMAND_AFTER_S = 600
+#: For how long a person's wish stands: else the driver's refusal would stop the session again and again.
+ASKED_FOR_S = 600
 #: The wait reasons of sessions that other shares could start.
 WAITS_FOR_SHARES = (WaitReason.RESOURCES, WaitReason.RESERVED, WaitReason.PRIORITY)
 
@@ -83,8 +85,9 @@ def _wished_or_idle(
     for session in snapshot.sessions:
         if session.state is not SessionState.RUNNING or not session.placement or not session.placement.shares:
             continue
-        if session.park_asked_at_s is not None:
-            found.append((0, session.park_asked_at_s, session.id, session))
+        asked_at_s = session.park_asked_at_s
+        if asked_at_s is not None and now_s < asked_at_s + ASKED_FOR_S:
+            found.append((0, asked_at_s, session.id, session))
             continue
         own, since_s = rules.of(session.request.resource_group), gpu_idle_since_s.get(session.id)
         after_s = own.park_after_s

@@ -225,7 +225,7 @@ class SessionStore(StoreConnection):
         """Store that a running session shall be parked, however busy it is. The Hub parks it if its engine can."""
         with self.writing(now_s=now_s) as write:
             old = expected(write.one(session_id), (S.RUNNING,))
-            if old.park_asked_at_s is not None:
+            if old.park_asked_at_s == now_s:
                 return old
             return write.save_one(replace(old, park_asked_at_s=now_s), "park")
 

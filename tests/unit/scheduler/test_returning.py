@@ -246,6 +246,9 @@ def test_a_session_is_parked_first_if_a_person_asks_for_it_and_whatever_the_rule
     lab = changed(lab, "b", park_asked_at_s=NOW_S, kept_until_s=NOW_S + 1)
     assert due(lab, ALWAYS, a=9000) == ["b", "a"]
     assert due(lab, AllRules()) == ["b"]
+    assert due(changed(lab, "b", park_asked_at_s=NOW_S - 600), AllRules()) == [], (
+        "the wish stands for ten minutes"
+    )
 
 
 def test_no_session_is_parked_that_the_host_memory_does_not_hold() -> None:
