@@ -339,6 +339,12 @@ def test_usage_is_exact_for_known_sessions_as_json_and_csv(world: World) -> None
     }
     assert found["complete_from"] is not None
     assert "older sessions were deleted" in world.hub.ask("GET", f"admin/usage?{span}", world.admin).text
+    page = world.hub.ask("GET", "admin/usage?from=2020-09-01&to=2020-09-14", world.admin).text
+    assert (">2020-09-13<" in page, ">2020-09-12<" in page, "12 days without use are not listed" in page) == (
+        True,
+        False,
+        True,
+    )
     assert world.get("admin/usage")["complete_from"] is None
     part = world.hub.ask("GET", "api/v1/history.csv?all=1&limit=1", world.admin)
     assert (len(part.text.splitlines()), part.links["next"]["url"].startswith("?all=1&limit=1&before=")) == (

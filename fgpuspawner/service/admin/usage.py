@@ -181,12 +181,15 @@ class UsagePage(AdminPage):
             today = day_of(SystemClock().now_s())
             asked, trouble = Days(today - timedelta(days=USUAL_DAYS - 1), today, By.DAY), e
         found = await report_for(self, asked)
+        lines = tuple(line for line in found.lines if line.sessions)
         drawn: Plot | None = plot(found.lines) if asked.by is By.DAY and found.total.sessions else None
         self.render(
             "admin_usage.html",
             asked=asked,
             found=found,
-            lines=found.lines[:MOST_LINES],
+            lines=lines[:MOST_LINES],
+            more=max(0, len(lines) - MOST_LINES),
+            unused=len(found.lines) - len(lines),
             most=max((line.gpu_hours for line in found.lines), default=0.0),
             plot=drawn,
             number=number,
