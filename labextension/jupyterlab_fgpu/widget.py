@@ -37,7 +37,14 @@ class GPUWidget(object):
             except ImportError:
                 self.backend = "ipywidgets"
         if self.backend == "ipywidgets":
-            self._made = _make_ipywidgets()
+            try:
+                self._made = _make_ipywidgets()
+            except ImportError as error:
+                missing = "anywidget" if backend == "anywidget" else "ipywidgets"
+                words = (
+                    "GPUWidget(backend={!r}) lacks a package here: run %pip install {}, or use GPUWidget()"
+                )
+                raise ImportError(words.format(backend, missing)) from error
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Dict[str, Any]:
         """Return all forms in which a front end can show it; IPython calls it."""

@@ -318,7 +318,7 @@ def test_without_anywidget_it_is_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.backend == "ipywidgets"
     assert found._made.value.startswith("<table>")
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    with pytest.raises(ImportError, match="ipywidgets"):
+    with pytest.raises(ImportError, match="run %pip install anywidget"):
         GPUWidget(backend="anywidget")
 
 
@@ -338,3 +338,13 @@ def test_the_script_builds_text_and_never_markup() -> None:
     script = (Path(jupyterlab_fgpu.__file__).parent / "widget.js").read_text()
     for word in ("innerHTML", "insertAdjacentHTML", "eval(", "document.write"):
         assert word not in script
+
+
+@pytest.mark.parametrize("backend", ["anywidget", "ipywidgets"])
+def test_a_kernel_without_a_widget_library_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(ImportError, match=f"run %pip install {backend}, or use"):
+        GPUWidget(backend=backend)
