@@ -63,6 +63,8 @@ def address(pattern: str, planted: Planted) -> str:
     where = {
         "end": planted.running,
         "keep": planted.running,
+        "log": planted.running,
+        "rename": planted.running,
         "resize": planted.running,
         "save": planted.running,
         "history": planted.ended,
