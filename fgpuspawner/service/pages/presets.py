@@ -11,7 +11,7 @@ from fgpuspawner.service.model import is_mine
 from fgpuspawner.service.pages.base import FormPage
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.text.fields import BAD_NAME, clean_name
-from fgpuspawner.text.sessions import amount_words, session_name
+from fgpuspawner.text.sessions import amount_words, isolated, session_name
 
 LAUNCHES_READ, LAUNCHES_SHOWN = 50, 10
 
@@ -38,7 +38,7 @@ class PresetsPage(FormPage):
             "presets.html",
             presets={name: self._words(options) for name, options in presets.items()},
             launches=list(launches.values())[:LAUNCHES_SHOWN],
-            words=lambda asked: f"{self._image(asked.image)}, {amount_words(asked)}",
+            words=lambda asked: f"{isolated(self._image(asked.image))}, {amount_words(asked)}",
             session_name=session_name,
             refused="" if trouble is None else trouble.message.removeprefix(f"{trouble.field}: "),
             xsrf=self.xsrf,
@@ -52,7 +52,7 @@ class PresetsPage(FormPage):
         amount = options.get("fgpu")
         gpu = f"{options.get('gpu_memory_mib')} MiB of GPU memory" if amount is None else f"{amount} fGPU"
         own = ["own variables or script"] if options.get("setup") else []
-        return ", ".join([self._image(str(options.get("image"))), gpu, *own])
+        return ", ".join([isolated(self._image(str(options.get("image")))), gpu, *own])
 
     async def submit(self) -> None:
         user, name = self.user, self.field("name")
