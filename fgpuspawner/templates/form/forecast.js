@@ -213,7 +213,8 @@ function describeAnswer(f) {
     return " never";
   }
   if (f.starts_now) {
-    add("strong", f.count > 1 ? "All " + f.count + " start now." : "Starts now.");
+    // "Starts now", "all 3 start now", or that a session on demand opens now and when it would get its GPU.
+    add("strong", sentence(f.text));
     return " now";
   }
   const start = startWords(f);
