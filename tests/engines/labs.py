@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from dockerhub import BASE
 from dockerhub import Engine as Docker
-from kubeapi import ApiError, KubeApi
+from kubeapi import ApiError, KubeApi, wait_for
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 from machines import PORT, Machine
@@ -41,6 +41,7 @@ from fgpu_scheduler import (
     plan,
 )
 from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine
@@ -511,6 +512,13 @@ class KubeLab(Lab):
                     self.ask("GET", own)
                 except ApiError:
                     break
+
+    def close(self) -> None:
+        """End the pods that a test left, and wait for it: the next test needs their CPU."""
+        super().close()
+        own = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={marks.INSTALLATION}%3D{self.id}"
+        self.ask("DELETE", own, body={"gracePeriodSeconds": 0})
+        wait_for("no pod of this test", lambda: not self.ask("GET", own)["items"] or None, timeout_s=60)
 
     def pid_of(self, engine: Engine, session: Session) -> int | None:
         return None
