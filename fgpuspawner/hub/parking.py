@@ -106,7 +106,8 @@ class Parker:
 
     def begin(self, background: Background) -> None:
         background.every(
-            LOOK_EVERY_S,
+            # With parking turned off, sessions that were parked before still get their GPU back.
+            LOOK_EVERY_S if self._settings.parked_memory_mib else SETTLED_AFTER_S,
             self.look,
             failed="Sessions are neither parked nor resumed now",
             first_after_s=SETTLED_AFTER_S,
